@@ -1,0 +1,1 @@
+"""Train deep networks on many machines: DistBelief on today's PyTorch."""

@@ -1,0 +1,1 @@
+"""The benchmarks that the command `bench` runs."""

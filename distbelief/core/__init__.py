@@ -1,0 +1,1 @@
+"""Integers and decisions: nothing here knows tensors, clocks, threads, sockets or chance."""

@@ -1,0 +1,145 @@
+"""Effects: what machines and stories ask of the driver, and what it answers them.
+
+A machine returns a list of effects from `handle`. A story yields them one by one; `Receive`, `Compute`, `Measure` and `Sleep` are answered, the
+others are answered with None at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol
+
+import msgspec
+
+from distbelief.core.messages import Event, Message
+from distbelief.core.portions import Position
+from distbelief.core.records import Record as RecordOf
+from distbelief.core.settings import Plan
+
+
+class Payload(Protocol):
+    """Bytes of a flat vector, or a stand-in that knows only how many they are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        ...
+
+
+class Phantom(msgspec.Struct, frozen=True, gc=False):
+    """A payload of no bytes that counts as `nbytes`: for simulations that compute nothing."""
+
+    nbytes: int
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """One minibatch of the epoch's permutation, by number."""
+
+    epoch: int
+    index: int
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send a message; a payload stays as it is until it is acknowledged (a push) or the sender is next told something (an answer)."""
+
+    to: str
+    message: Message
+    payload: Payload | None = None
+
+
+class Receive(msgspec.Struct, frozen=True, gc=False):
+    """Wait for the next arrival; answered by an `Arrival`."""
+
+
+RECEIVE = Receive()
+
+
+class Compute(msgspec.Struct, frozen=True, gc=False):
+    """Compute the gradient of a minibatch at the current parameters; answered by `Computed`."""
+
+    batch: Batch
+
+
+class Measure(msgspec.Struct, frozen=True, gc=False):
+    """Measure the current parameters on the test set; answered by `Measured`."""
+
+
+class Sleep(msgspec.Struct, frozen=True, gc=False):
+    """Do nothing for a while."""
+
+    seconds: float
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """Write down something that happened."""
+
+    record: RecordOf
+
+
+class Save(msgspec.Struct, frozen=True, gc=False):
+    """Write a shard's arrays as its part of checkpoint `number`; the store answers `Saved`."""
+
+    number: int
+    part: str
+    arrays: dict[str, Any]
+    facts: dict[str, Any]
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """Make checkpoint `number` the newest, all its parts being on disk; the store answers `Saved`."""
+
+    number: int
+    plan: Plan
+    position: Position
+    samples: int
+
+
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """Read a shard's part of a checkpoint; the store answers `Loaded`."""
+
+    checkpoint: str
+    plan: Plan
+    shard: int
+
+
+class End(msgspec.Struct, frozen=True, gc=False):
+    """The role that yields it is done."""
+
+    reason: str
+
+
+Effect = Send | Receive | Compute | Measure | Sleep | Record | Save | Commit | Load | End
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """Something that a role is told: by whom, what, and the bytes behind it."""
+
+    sender: str
+    event: Event
+    payload: Payload | None = None
+
+
+class Computed(msgspec.Struct, frozen=True, gc=False):
+    """A gradient is in place: the mean loss of the minibatch (None where unknown), its samples, the seconds it took."""
+
+    loss: float | None
+    samples: int
+    seconds: float
+
+
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """Mean loss and accuracy (0 to 1) on the test set."""
+
+    loss: float
+    accuracy: float
+
+
+Story = Generator[Effect, Any, None]
+
+
+class Machine(Protocol):
+    """Answers messages; waits for nobody, and does no I/O."""
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event and say what is to be done."""
+        ...

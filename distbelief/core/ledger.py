@@ -1,0 +1,48 @@
+"""The ledger: which pushes a shard has taken from whom, so that each is applied at most once.
+
+The rules of the file:
+1. A replica numbers its pushes 1, 2, 3, ... within one incarnation, and links keep their order: a gap is a fault of the protocol.
+2. A push that was taken before is acknowledged again and not applied.
+3. A push of an incarnation older than one already seen comes from the dead and is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from distbelief.errors import RemoteProtocolError
+
+
+class Verdict(NamedTuple):
+    """What to do with a push, and the sentence that says why."""
+
+    action: Literal["apply", "acknowledge", "refuse"]
+    reason: str
+
+
+APPLY = Verdict("apply", "the next push of this replica")
+
+
+class Ledger:
+    """The last clock taken of each replica's newest incarnation."""
+
+    def __init__(self) -> None:
+        self.clocks: dict[str, tuple[int, int]] = {}
+
+    def judge(self, who: str, incarnation: int, clock: int) -> Verdict:
+        """Decide on a push and, where it is to be applied, note it.
+
+        Raises:
+            RemoteProtocolError: a push is missing before this one.
+        """
+        known, last = self.clocks.get(who, (incarnation, 0))
+        if incarnation < known:
+            return Verdict("refuse", f"{who} incarnation {incarnation} was replaced by {known}")
+        if incarnation > known:
+            last = 0
+        if clock == last + 1:
+            self.clocks[who] = (incarnation, clock)
+            return APPLY
+        if clock <= last:
+            return Verdict("acknowledge", f"push {clock} of {who} was applied before")
+        raise RemoteProtocolError(f"{who} sent push {clock} after push {last}: a push in between is missing")

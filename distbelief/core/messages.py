@@ -1,0 +1,254 @@
+"""The messages that roles send each other, and what transports tell a role beside them.
+
+`Bulk` messages carry bytes [start, stop) of a flat vector: a push or an initialisation from the replica's gradient vector number `slot`, a fetch's
+answer into its parameter vector number `slot`. How those bytes travel is the transport's affair.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from distbelief.core.layout import Layout
+from distbelief.core.portions import Portion
+from distbelief.core.settings import Plan
+
+
+class Version(NamedTuple):
+    """How many updates a shard has applied, within one incarnation of the shard."""
+
+    incarnation: int
+    updates: int
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Anything that one role sends another."""
+
+
+class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A message with bytes [start, stop) of a flat vector behind it."""
+
+    slot: int
+    start: int
+    stop: int
+
+
+# any role to any, first on a link
+
+
+class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of parameters."""
+
+    job: str
+    role: str
+    incarnation: int
+    size: int = 0
+    gradients: int = 0
+    parameters: int = 0
+
+
+# replica to coordinator
+
+
+class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set; 0 from the evaluator."""
+
+    incarnation: int
+    layout: Layout
+    samples: int
+
+
+class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The shards hold the initial parameters that this replica sent them."""
+
+
+class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What a replica has done since its last report; `wants` asks for a portion."""
+
+    steps: int
+    """Steps whose pushes all shards acknowledged."""
+    samples: int
+    pushes: int
+    loss: float
+    """Sum over the steps computed since the last report."""
+    losses: int
+    """How many steps that sum covers."""
+    pushed: int
+    """Bytes pushed."""
+    fetched: int
+    """Bytes fetched."""
+    wants: bool
+
+
+class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has nothing more to do and goes in peace."""
+
+
+class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The evaluator's measure of the server's model."""
+
+    number: int
+    loss: float
+    accuracy: float
+
+
+# coordinator to replica
+
+
+class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The settings and the plan of the job; the first replica of a fresh job initialises the shards."""
+
+    plan: Plan
+    initialise: bool
+
+
+class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A role may not take part."""
+
+    reason: str
+
+
+class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The next minibatches of a replica."""
+
+    portion: Portion
+
+
+class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Nothing to deal at present: push what is accrued, report it and wait."""
+
+
+class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The job is over: push what is accrued, report it and leave."""
+
+    reason: str
+
+
+class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Fetch the server's model and measure it."""
+
+    number: int
+
+
+# coordinator to shard
+
+
+class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it."""
+
+    plan: Plan
+    checkpoint: str
+
+
+class Snapshot(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Save your slice as part of checkpoint `number`."""
+
+    number: int
+
+
+class Describe(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Tell what you have applied."""
+
+
+class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """End in peace: to a shard or the evaluator from the coordinator, to the coordinator from whoever runs the job."""
+
+    reason: str
+
+
+# shard to coordinator
+
+
+class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The shard knows its range; `loaded` where it also holds parameters."""
+
+    loaded: bool
+
+
+class SnapshotDone(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The shard's part of a checkpoint is on disk, or the error that kept it from there."""
+
+    number: int
+    error: str
+
+
+class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What a shard has applied: updates, and how many pushes had each staleness."""
+
+    version: Version
+    samples: int
+    staleness: dict[int, int]
+
+
+# replica to shard
+
+
+class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """The initial values of a range of the vector."""
+
+
+class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value."""
+
+    incarnation: int
+    clock: int
+    version: Version
+    """The version of this shard from which the oldest of the accrued gradients was computed."""
+    steps: int
+    samples: int
+
+
+class Fetch(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Send bytes [start, stop) into my parameter vector `slot`."""
+
+    slot: int
+    start: int
+    stop: int
+
+
+# shard to replica
+
+
+class Initialised(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The shard holds the range that was sent."""
+
+    version: Version
+
+
+class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A push was applied, or had been before; its slot may be written again."""
+
+    slot: int
+    clock: int
+    version: Version
+    """The version of the shard with this push in it."""
+
+
+class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """The parameters as of a version; they lie in the slot that was asked for."""
+
+    version: Version
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """From the transport, never on a wire: the link to a peer is gone."""
+
+    reason: str
+
+
+class Saved(msgspec.Struct, frozen=True, gc=False):
+    """From the store beside a machine, never on a wire: what became of a `Save` or `Commit`."""
+
+    number: int
+    error: str
+
+
+Wired = (
+    Hello | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
+    | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
+)  # fmt: skip
+"""Every message that may stand on a wire."""
+
+Event = Message | Lost | Saved
+"""Everything a role may be told."""

@@ -1,0 +1,119 @@
+"""Portions: the minibatches of an epoch, dealt to replicas on demand, and dealt again when a replica dies.
+
+An epoch is one seeded permutation of the samples, cut at multiples of the batch size; a portion is a run of its minibatches. Every minibatch is
+dealt once while nobody dies, and counts as done only when all shards have acknowledged the push that holds its gradient.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from distbelief.errors import RemoteProtocolError
+
+PORTION_LIMIT = 32
+"""Most minibatches in one portion: bounds what a death costs and how long a fast replica waits at the end."""
+
+
+class Portion(msgspec.Struct, frozen=True, array_like=True):
+    """Minibatches `first` up to, not including, `first + count` of an epoch."""
+
+    epoch: int
+    first: int
+    count: int
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """Where a job stands in its data: dealt from here on, after what was dealt before and is not done."""
+
+    epoch: int
+    batch: int
+    undone: tuple[Portion, ...]
+
+
+START = Position(0, 0, ())
+
+
+class Dealer:
+    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas.
+
+    >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
+    >>> dealer.deal("replica 0"), dealer.deal("replica 0")
+    (Portion(epoch=0, first=0, count=1), Portion(epoch=0, first=1, count=1))
+    >>> dealer.done("replica 0", 1), dealer.lost("replica 0"), dealer.deal("replica 1")
+    ([], 1, Portion(epoch=0, first=1, count=1))
+    """
+
+    def __init__(self, batches: int, epochs: int, replicas: int, position: Position = START) -> None:
+        self.batches, self.epochs, self.replicas = batches, epochs, replicas
+        self._epoch, self._batch = position.epoch, position.batch
+        self._again: deque[Portion] = deque(position.undone)
+        self._held: dict[str, deque[Portion]] = {}
+        self._left: dict[int, int] = {}
+        for portion in position.undone:
+            self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
+        if position.epoch < epochs:
+            self._left[position.epoch] = self._left.get(position.epoch, 0) + batches - position.batch
+
+    def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
+        """The next portion for a replica; None when all is dealt."""
+        if self._again:
+            portion = self._take(self._again.popleft(), at_most)
+        elif self._epoch < self.epochs:
+            left = self.batches - self._batch
+            count = max(1, min(left // (2 * self.replicas), PORTION_LIMIT, at_most))
+            portion = Portion(self._epoch, self._batch, count)
+            self._batch += count
+            if self._batch == self.batches:
+                self._epoch, self._batch = self._epoch + 1, 0
+                if self._epoch < self.epochs:
+                    self._left[self._epoch] = self.batches
+        else:
+            return None
+        self._held.setdefault(who, deque()).append(portion)
+        return portion
+
+    def _take(self, portion: Portion, at_most: int) -> Portion:
+        """The first `at_most` minibatches of a portion; the rest waits to be dealt again."""
+        if portion.count > at_most:
+            self._again.appendleft(Portion(portion.epoch, portion.first + at_most, portion.count - at_most))
+        return Portion(portion.epoch, portion.first, min(portion.count, at_most))
+
+    def done(self, who: str, steps: int) -> list[int]:
+        """Note that a replica's next `steps` minibatches are applied at all shards; returns the epochs this completes.
+
+        Raises:
+            RemoteProtocolError: more steps than the replica was dealt.
+        """
+        completed: list[int] = []
+        held = self._held.get(who, deque())
+        while steps:
+            if not held:
+                raise RemoteProtocolError(f"{who} reports {steps} more steps than it was dealt")
+            portion = held.popleft()
+            taken = min(steps, portion.count)
+            if taken < portion.count:
+                held.appendleft(Portion(portion.epoch, portion.first + taken, portion.count - taken))
+            steps -= taken
+            self._left[portion.epoch] -= taken
+            if not self._left[portion.epoch]:
+                del self._left[portion.epoch]
+                completed.append(portion.epoch)
+        return completed
+
+    def lost(self, who: str) -> int:
+        """Put back what a dead replica held; returns how many minibatches that is."""
+        held = self._held.pop(who, deque())
+        self._again.extend(held)
+        return sum(portion.count for portion in held)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every minibatch of every epoch is done."""
+        return not self._left
+
+    def position(self) -> Position:
+        """Where the data stands now, for a checkpoint."""
+        held = [portion for portions in self._held.values() for portion in portions]
+        return Position(self._epoch, self._batch, (*self._again, *held))

@@ -1,0 +1,94 @@
+"""Records: what a job says about itself while it runs; metrics, the live view and the result are made of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, tag_field="event", gc=False):
+    """Something that happened; whoever writes it down adds the time."""
+
+
+class Started(Record, frozen=True, tag=True, gc=False):
+    """The shards hold parameters and the first minibatches are dealt. `samples` and `updates` were done before, in a resumed job."""
+
+    replicas: int
+    shards: int
+    parameters: int
+    samples_per_epoch: int
+    batch_size: int
+    epochs: int
+    samples: int = 0
+
+
+class Joined(Record, frozen=True, tag=True, gc=False):
+    """A replica takes part."""
+
+    role: str
+
+
+class Stepped(Record, frozen=True, tag=True, gc=False):
+    """A replica reports steps that are applied at all shards; `loss` is the mean over the steps it computed since, None where unknown."""
+
+    role: str
+    steps: int
+    samples: int
+    pushes: int
+    loss: float | None
+    pushed: int
+    fetched: int
+
+
+class EpochDone(Record, frozen=True, tag=True, gc=False):
+    """Every minibatch of an epoch (counted from 1) is applied."""
+
+    epoch: int
+
+
+class Tested(Record, frozen=True, tag=True, gc=False):
+    """The server's model was measured after `epoch` epochs."""
+
+    epoch: int
+    loss: float
+    accuracy: float
+
+
+class Gone(Record, frozen=True, tag=True, gc=False):
+    """A replica left, or died and lost `lost` minibatches, which are dealt again."""
+
+    role: str
+    lost: int
+    reason: str
+    died: bool
+
+
+class Checkpointed(Record, frozen=True, tag=True, gc=False):
+    """A checkpoint was written, or could not be: then the last good one stays."""
+
+    number: int
+    error: str
+
+
+class Applied(Record, frozen=True, tag=True, gc=False):
+    """What one shard applied in all."""
+
+    role: str
+    updates: int
+    samples: int
+    staleness: dict[int, int]
+
+
+class Note(Record, frozen=True, tag=True, gc=False):
+    """A sentence for whoever watches."""
+
+    text: str
+
+
+class Finished(Record, frozen=True, tag=True, gc=False):
+    """The job is over: `done`, `target`, `interrupted` or `failed`, and the sentence that says why."""
+
+    outcome: str
+    reason: str
+
+
+Any = Started | Joined | Stepped | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Finished

@@ -1,0 +1,40 @@
+"""Roles: the names of those who take part in a job, as they stand in addresses, titles and messages."""
+
+from __future__ import annotations
+
+COORDINATOR = "coordinator"
+EVALUATOR = "evaluator"
+STORE = "store"  # the disk beside a role: answers `Saved` to the machine that yielded `Save`
+
+
+def replica(index: int) -> str:
+    """The role of replica `index`.
+
+    >>> replica(2)
+    'replica 2'
+    """
+    return f"replica {index}"
+
+
+def shard(index: int) -> str:
+    """The role of shard `index`.
+
+    >>> shard(0)
+    'shard 0'
+    """
+    return f"shard {index}"
+
+
+def index_of(role: str) -> int:
+    """The number in a role's name; -1 for a role that there is only one of.
+
+    >>> index_of("replica 12"), index_of("coordinator")
+    (12, -1)
+    """
+    _, _, number = role.partition(" ")
+    return int(number) if number.isdigit() else -1
+
+
+def is_replica(role: str) -> bool:
+    """Whether a role computes gradients."""
+    return role.startswith("replica ")

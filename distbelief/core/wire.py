@@ -1,0 +1,64 @@
+"""The wire: one frame is a prefix (version, length), and a message of that length; a `Bulk` message's bytes follow it raw.
+
+Every length is bounded before memory is taken, and everything that does not decode is the peer's error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import msgspec
+
+from distbelief.core.messages import Message, Wired
+from distbelief.errors import LocalProtocolError, RemoteProtocolError
+
+VERSION = 1
+PREFIX = struct.Struct("<BxxxI")
+MESSAGE_LIMIT = 16 << 20
+"""Longest message in bytes; a layout of 100,000 tensors fits."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired).decode
+
+
+def encode(message: Message) -> bytes:
+    """The frame of a message, without the raw bytes behind it.
+
+    Raises:
+        LocalProtocolError: the message is longer than `MESSAGE_LIMIT`.
+    """
+    body = _encode(message)
+    if len(body) > MESSAGE_LIMIT:
+        raise LocalProtocolError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MESSAGE_LIMIT}")
+    return PREFIX.pack(VERSION, len(body)) + body
+
+
+def length(prefix: bytes | bytearray | memoryview) -> int:
+    """The length of the message behind a prefix.
+
+    Raises:
+        RemoteProtocolError: another version, or a length over the limit.
+    """
+    version, size = PREFIX.unpack(prefix)
+    if version != VERSION:
+        raise RemoteProtocolError(f"the peer speaks version {version} of the wire, this is {VERSION}: install the same distbelief everywhere")
+    if size > MESSAGE_LIMIT:
+        raise RemoteProtocolError(f"a message of {size} bytes is over the limit of {MESSAGE_LIMIT}")
+    return int(size)
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """The message of a frame.
+
+    Raises:
+        RemoteProtocolError: not a message that we know.
+
+    >>> from distbelief.core.messages import Describe
+    >>> decode(encode(Describe())[PREFIX.size:])
+    Describe()
+    """
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a message of this protocol: {error}") from error

@@ -1,0 +1,70 @@
+"""The errors of distbelief: one small tree, every message with the value it got and the remedy.
+
+DistbeliefError
+├── UsageError             an option, name or value that cannot be used
+├── DataError              a data file that is missing, corrupt or of another kind
+├── LayoutError            a model whose parameters differ from the server's
+├── CheckpointError        a checkpoint that is missing, truncated or of another job
+├── ProtocolError
+│   ├── LocalProtocolError     this process broke a rule of the protocol: a bug of ours
+│   └── RemoteProtocolError    the peer broke one: its link is closed, the job goes on
+├── TrainingError          the user's model raised, or its loss is not a number
+└── JobFailed              a job ended before its time: who ended it, and why
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DistbeliefError(Exception):
+    """The root of the tree."""
+
+
+class UsageError(DistbeliefError):
+    """An option, a name or a value that cannot be used."""
+
+
+class DataError(DistbeliefError):
+    """A data file that is missing, corrupt or of another kind."""
+
+
+class LayoutError(DistbeliefError):
+    """A model whose parameters differ from the server's, by name, shape or dtype."""
+
+
+class CheckpointError(DistbeliefError):
+    """A checkpoint that is missing, truncated, or of another job."""
+
+
+class ProtocolError(DistbeliefError):
+    """A rule of the protocol was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """A rule of the protocol was broken by this process."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke a rule of the protocol; its link is closed and the job goes on."""
+
+
+class TrainingError(DistbeliefError):
+    """The user's model raised, or its loss is not a number."""
+
+
+class JobFailed(DistbeliefError):
+    """A job ended before its time."""
+
+
+def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:
+    """A `UsageError` for a wrong word, naming the nearest right one and all others.
+
+    >>> print(unknown("optimizer", "adagrd", ["sgd", "adagrad"]))
+    unknown optimizer 'adagrd'; did you mean 'adagrad'? Known: adagrad, sgd
+    """
+    known = sorted(choices)
+    near = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"unknown {kind} {got!r}; {hint}Known: {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""The stories of those who compute. They yield effects and do no I/O."""

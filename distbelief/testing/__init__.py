@@ -1,0 +1,1 @@
+"""Conformance suites for those who write a transport of their own. Nothing that is shipped imports this."""

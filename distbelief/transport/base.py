@@ -1,0 +1,95 @@
+"""The promises of every transport; `distbelief.testing.check_transport` holds a new one to them.
+
+1. **Order.** What one role sends another arrives in the order it was sent, once.
+2. **Payloads of pushes** (`Initialise`, `Push`) are read where they lie: the sender leaves a slot alone until it is acknowledged.
+3. **Payloads of answers** (`Fetched`) lie in the asker's arena, in the slot and range they name, when the message is delivered. The sender may
+   write to its own copy once it has called `settle`.
+4. **Bounds.** A frame that is too long, garbage, or names bytes outside the arena costs the link that it came on, and no other.
+5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost` once, after all that came before it.
+6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no file, socket or shared-memory segment left.
+7. `send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from distbelief.core.effects import Arrival, Payload
+from distbelief.core.messages import Message
+
+
+class Arena(NamedTuple):
+    """The flat vectors of one replica, as bytes (1-D uint8 tensors of one length), which its peers may read and write."""
+
+    gradients: tuple[torch.Tensor, ...]
+    """Slots of pushes: the replica writes, shards read."""
+    parameters: tuple[torch.Tensor, ...]
+    """Slots of fetches: shards write, the replica reads."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of one vector; 0 for an empty arena."""
+        return self.parameters[0].nbytes if self.parameters else 0
+
+
+EMPTY = Arena((), ())
+
+
+def plain_arena(size: int, gradients: int, parameters: int) -> Arena:
+    """An arena in ordinary memory, zeroed."""
+    vectors = [torch.zeros(size, dtype=torch.uint8) for _ in range(gradients + parameters)]
+    return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
+
+
+class Endpoint(ABC):
+    """One role's end of a transport. Its driver sets `deliver`, and is handed every arrival through it."""
+
+    deliver: Callable[[Arrival], None]
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.arena = EMPTY
+
+    def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
+        """Make this role's arena, of vectors of `size` bytes, zeroed; once, before links that need it are opened."""
+        self.arena = plain_arena(size, gradients, parameters)
+        return self.arena
+
+    @abstractmethod
+    def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
+        """Send a message, and bytes behind a `Bulk` one. To a peer that is gone, it is dropped: `Lost` has told or will tell."""
+
+    def settle(self) -> None:
+        """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
+
+
+class NetworkEndpoint(Endpoint):
+    """An endpoint between processes."""
+
+    @abstractmethod
+    def listen(self, address: str = "") -> str:
+        """Accept links; returns the address to advertise.
+
+        Raises:
+            UsageError: the address is in use or cannot be bound; the message names it.
+        """
+
+    @abstractmethod
+    def connect(self, role: str, address: str) -> None:
+        """Open the link to a role that listens at an address; it is there when this returns.
+
+        Raises:
+            JobFailed: nobody answers there.
+        """
+
+    @abstractmethod
+    def poll(self, timeout: float | None) -> None:
+        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all that has."""
