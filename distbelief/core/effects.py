@@ -1,7 +1,7 @@
 """Effects: what machines and stories ask of the driver, and what it answers them.
 
-A machine returns a list of effects from `handle`. A story yields them one by one; `Receive`, `Compute`, `Measure` and `Sleep` are answered, the
-others are answered with None at once.
+A machine returns a list of effects from `handle`. A story yields them one by one; `Receive`, `Compute` and `Measure` are answered, the others
+are answered with None at once.
 """
 
 from __future__ import annotations
@@ -64,10 +64,12 @@ class Measure(msgspec.Struct, frozen=True, gc=False):
     """Measure the current parameters on the test set; answered by `Measured`."""
 
 
-class Sleep(msgspec.Struct, frozen=True, gc=False):
-    """Do nothing for a while."""
+class Attach(msgspec.Struct, frozen=True, gc=False):
+    """Make the vectors that a plan asks for, and open the links to its shards."""
 
-    seconds: float
+    plan: Plan
+    gradients: int
+    parameters: int
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +97,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """Read a shard's part of a checkpoint; the store answers `Loaded`."""
+    """Read a shard's part of a checkpoint, cut to the plan; the store answers `Loaded`."""
 
     checkpoint: str
     plan: Plan
@@ -108,7 +110,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Effect = Send | Receive | Compute | Measure | Sleep | Record | Save | Commit | Load | End
+Effect = Send | Receive | Compute | Measure | Attach | Record | Save | Commit | Load | End
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ answer into its parameter vector number `slot`. How those bytes travel is the tr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -52,11 +52,14 @@ class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set; 0 from the evaluator."""
+    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set; 0 from the evaluator.
+    `batch_size` is the user's where his own loop names it, else 0: the job's.
+    """
 
     incarnation: int
     layout: Layout
     samples: int
+    batch_size: int = 0
 
 
 class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -244,11 +247,18 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
     error: str
 
 
+class Loaded(msgspec.Struct, frozen=True, gc=False):
+    """From the store beside a machine, never on a wire: a shard's part of a checkpoint."""
+
+    arrays: dict[str, Any]
+    facts: dict[str, Any]
+
+
 Wired = (
     Hello | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
     | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message that may stand on a wire."""
 
-Event = Message | Lost | Saved
+Event = Message | Lost | Saved | Loaded
 """Everything a role may be told."""

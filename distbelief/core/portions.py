@@ -102,6 +102,10 @@ class Dealer:
                 completed.append(portion.epoch)
         return completed
 
+    def held(self, who: str) -> int:
+        """How many minibatches a replica was dealt and has not done."""
+        return sum(portion.count for portion in self._held.get(who, ()))
+
     def lost(self, who: str) -> int:
         """Put back what a dead replica held; returns how many minibatches that is."""
         held = self._held.pop(who, deque())

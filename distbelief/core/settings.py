@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from distbelief.core import learning_rate
 from distbelief.core.layout import Layout
 from distbelief.core.sharding import Assignment
+from distbelief.errors import UsageError, unknown
 
 
 class Optimizer(msgspec.Struct, frozen=True):
@@ -14,6 +16,27 @@ class Optimizer(msgspec.Struct, frozen=True):
     name: str = "sgd"
     lr: float = 0.1
     options: dict[str, float | bool | tuple[float, ...]] = {}
+
+
+LEARNING_RATES = {
+    "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
+    "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002,
+}  # fmt: skip
+"""The learning rate of each optimizer where none is given."""
+
+
+def optim(name: str, lr: float | None = None, **options: float | bool | tuple[float, ...]) -> Optimizer:
+    """An optimizer by name; other options are those of torch's class.
+
+    Raises:
+        UsageError: an unknown name, with the nearest known one.
+
+    >>> optim("adagrad", lr=0.05, eps=1e-8)
+    Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08})
+    """
+    if name not in LEARNING_RATES:
+        raise unknown("optimizer", name, LEARNING_RATES)
+    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -36,10 +59,37 @@ class Settings(msgspec.Struct, frozen=True):
     read_in_place: bool = False
     """Replicas read the shards' memory itself, torn, and fetch nothing."""
     warm_start_steps: int = 0
-    evaluate: bool = True
+    evaluate_every: int = 1
+    """Epochs between evaluations; 0 evaluates never."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; 0 writes one at the end only."""
     target_accuracy: float = 0.0
     """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
     keep_checkpoints: int = 2
+
+    def check(self) -> None:
+        """Refuse settings that no job can have.
+
+        Raises:
+            UsageError: naming the option, its value and what it may be.
+        """
+        least = {"replicas": 1, "shards": 1, "epochs": 1, "batch_size": 1, "push_every": 1, "fetch_every": 1, "warm_start_steps": 0,
+                 "evaluate_every": 0, "checkpoint_every": 0, "keep_checkpoints": 1, "clip_norm": 0, "local_lr": 0, "target_accuracy": 0}  # fmt: skip
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if not bound <= value < float("inf"):
+                raise UsageError(f"{option(name)} {value}: must be {bound} or more")
+        if self.target_accuracy > 1:
+            raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
+        if self.prefetch not in (0, 1):
+            raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
+        if not 0 <= self.optimizer.lr < float("inf"):
+            raise UsageError(f"--lr {self.optimizer.lr}: must be 0 or more, and finite")
+        if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
+            raise UsageError("--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no meaning with it")
+        if self.target_accuracy and not self.evaluate_every:
+            raise UsageError("--target-accuracy needs evaluations: set --evaluate-every to 1 or more")
+        learning_rate.check(self.lr_schedule)
 
     @property
     def slots(self) -> int:
@@ -50,6 +100,15 @@ class Settings(msgspec.Struct, frozen=True):
     def landings(self) -> int:
         """Parameter vectors a replica holds: one, or two where a fetch is in flight during compute."""
         return 2 if self.prefetch else 1
+
+
+def option(name: str) -> str:
+    """How a setting is spelled on the command line.
+
+    >>> option("push_every")
+    '--push-every'
+    """
+    return "--" + name.replace("_", "-")
 
 
 class Plan(msgspec.Struct, frozen=True):

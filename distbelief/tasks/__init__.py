@@ -1,1 +1,8 @@
 """Tasks: model, data, loss and metric, by name or by a user's own function."""
+
+from distbelief.tasks.digits import digits
+from distbelief.tasks.mnist import mnist, mnist_lenet
+from distbelief.tasks.registry import BUILTINS, available, resolve
+from distbelief.tasks.task import Data, Task, TensorData, as_data
+
+__all__ = ["BUILTINS", "Data", "Task", "TensorData", "as_data", "available", "digits", "mnist", "mnist_lenet", "resolve"]

@@ -67,6 +67,10 @@ class Endpoint(ABC):
         """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""
 
     @abstractmethod
+    def drop(self, peer: str, reason: str) -> None:
+        """Close the link to a peer that broke the protocol; `Lost(reason)` is delivered for it."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
 
@@ -89,6 +93,10 @@ class NetworkEndpoint(Endpoint):
         Raises:
             JobFailed: nobody answers there.
         """
+
+    @abstractmethod
+    def watch(self, fileno: int, ready: Callable[[], None]) -> None:
+        """Call `ready` from `poll` whenever a file descriptor of somebody else (the supervisor's channel) can be read; fileno stays theirs."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:

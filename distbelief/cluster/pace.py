@@ -1,0 +1,75 @@
+"""How long simulated steps take: a distribution of compute times, replicas that are always slow, and steps that now and then straggle."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+
+from distbelief.errors import UsageError, unknown
+
+SPREADS = ("constant", "lognormal", "exponential")
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """The compute times of a simulated cluster."""
+
+    step: float = 1e-3
+    """Mean seconds of a step."""
+    spread: str = "lognormal"
+    """constant, lognormal or exponential around the mean."""
+    variation: float = 0.2
+    """Standard deviation of the lognormal, as a fraction of the mean."""
+    slow: dict[int, float] = {}
+    """Replicas that are always slower, and how many times."""
+    straggle_chance: float = 0.0
+    """Chance that a step takes `straggle_factor` times as long."""
+    straggle_factor: float = 10.0
+
+    def check(self) -> None:
+        """Refuse an impossible pace.
+
+        Raises:
+            UsageError: naming the value.
+        """
+        if self.spread not in SPREADS:
+            raise unknown("spread of compute times", self.spread, SPREADS)
+        if not (0 <= self.step < math.inf and 0 <= self.variation < math.inf):
+            raise UsageError(f"a step of {self.step} s with variation {self.variation}: both must be 0 or more")
+        if not (0 <= self.straggle_chance <= 1 and self.straggle_factor >= 0):
+            raise UsageError(f"stragglers {self.straggle_chance}x{self.straggle_factor}: a chance from 0 to 1 and a factor of 0 or more")
+        for replica, factor in self.slow.items():
+            if factor <= 0:
+                raise UsageError(f"replica {replica} slower {factor} times: must be more than 0")
+
+    def stopwatch(self, replica: int, seed: int) -> Stopwatch:
+        """The times of one replica's steps, from a seed."""
+        return Stopwatch(self, replica, seed)
+
+
+class Stopwatch:
+    """Draws one replica's compute times.
+
+    >>> Pace(step=2.0, spread="constant", slow={1: 4.0}).stopwatch(1, seed=0).draw()
+    8.0
+    """
+
+    def __init__(self, pace: Pace, replica: int, seed: int) -> None:
+        self._pace = pace
+        self._chance = random.Random(f"{seed}/{replica}")
+        self._mean = pace.step * pace.slow.get(replica, 1.0)
+        # a lognormal of mean 1 and the standard deviation asked for
+        self._sigma = math.sqrt(math.log1p(pace.variation**2))
+        self._mu = -(self._sigma**2) / 2
+
+    def draw(self) -> float:
+        """Seconds of the next step."""
+        pace, seconds = self._pace, self._mean
+        if pace.spread == "lognormal":
+            seconds *= self._chance.lognormvariate(self._mu, self._sigma)
+        elif pace.spread == "exponential":
+            seconds *= self._chance.expovariate(1.0)
+        if pace.straggle_chance and self._chance.random() < pace.straggle_chance:
+            seconds *= pace.straggle_factor
+        return seconds

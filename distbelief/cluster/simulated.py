@@ -1,0 +1,278 @@
+"""The simulated cluster: every role of a job in one process, on virtual time, from one seed.
+
+The machines and stories are those of a real job, and so is the driver; only the clock and the network are others. With `phantom` nothing is
+computed and payloads know only their length, so that thousands of replicas fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Pace, Stopwatch
+from distbelief.cluster.sitting import Sitting, View
+from distbelief.core import roles
+from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.layout import Layout
+from distbelief.core.messages import Message
+from distbelief.core.records import Record
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.restore import load_part, load_weights
+from distbelief.replica.downpour import Downpour as DownpourStory
+from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.vectors import PhantomVectors, Vectors
+from distbelief.runtime.clock import VirtualClock
+from distbelief.runtime.driver import Driver
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.shard import Shard
+from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.strategy import Downpour
+from distbelief.tasks import Data, Task, as_data, resolve
+from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.worker import Trainer, build_model, measure
+from distbelief.transport.base import Arena
+from distbelief.transport.virtual import VirtualNetwork, Weather
+
+
+class Crash(msgspec.Struct, frozen=True):
+    """A replica dies, as by kill -9: as it is about to send its `message`-th message."""
+
+    replica: int
+    message: int
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A virtual cluster.
+
+    >>> import distbelief as db
+    >>> result = db.run(db.Job(task="digits", strategy=db.Downpour(replicas=4)), on=Simulated())
+    >>> result["steps"], round(result["staleness"]["mean"], 1)
+    (23, 2.5)
+    """
+
+    weather: Weather = Weather()
+    """The network."""
+    pace: Pace = Pace()
+    """The compute times."""
+    crashes: tuple[Crash, ...] = ()
+    """Replicas that die, and when."""
+    phantom: bool = False
+    """Compute nothing, move no bytes: only the time that passes."""
+    keep: bool = False
+    """Leave a run folder with metrics, checkpoints and the model."""
+
+    def run(self, job: Job, view: View = View()) -> dict[str, Any]:
+        """Run a job to its end; returns what `result.json` holds, with `seconds` of virtual time.
+
+        Raises:
+            UsageError: a strategy or option that has no meaning here.
+        """
+        settings = self._settings(job)
+        sitting = Sitting(
+            job, settings, view, 0.0, self.keep or job.out is not None, {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))}
+        )
+        simulation = Simulation(job, settings, self, sitting.record, sitting)
+        simulation.run()
+        return {**sitting.finish(), "events": simulation.clock.events}
+
+    def _settings(self, job: Job) -> Settings:
+        if not isinstance(job.strategy, Downpour):
+            raise UsageError(f"strategy {job.strategy.name} has nothing to simulate; downpour with --replicas 1 is the same arithmetic on a server")
+        settings = job.settings()
+        if settings.read_in_place:
+            raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
+        if self.phantom:
+            settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
+        self.weather.check()
+        self.pace.check()
+        return settings
+
+
+@dataclass
+class Simulation:
+    """One run of a simulated cluster; tests reach into its network, driver and shards."""
+
+    job: Job
+    settings: Settings
+    cluster: Simulated
+    sink: Callable[[float, str, Record], None]
+    sitting: Sitting | None = None
+    clock: VirtualClock = field(default_factory=VirtualClock)
+
+    def __post_init__(self) -> None:
+        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed)
+        self.driver = Driver(self.clock, self.sink)
+        self.task = resolve(self.job.reference, self.job.data_dir) if isinstance(self.job.task, str) else self.job.task
+        self._data = as_data(self.task.train())
+        self.evaluates = self.settings.evaluate_every > 0 and self.task.test is not None and not self.cluster.phantom
+        self.shards = [Shard(i, self._slice) for i in range(self.settings.shards)]
+        self._cast()
+        self._plan_crashes()
+
+    def run(self) -> None:
+        """Play every role to its end."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.job.threads)
+        try:
+            self.driver.run()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _cast(self) -> None:
+        sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
+        store = _Store(sitting.folder.path) if keep and sitting and sitting.folder else _NoStore()
+        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
+        self.coordinator = Coordinator(self.settings, self.evaluates, *resume)
+        self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), store)
+        for i, shard in enumerate(self.shards):
+            self.driver.add_machine(roles.shard(i), shard, self.network.endpoint(roles.shard(i)), store)
+        for i in range(self.settings.replicas):
+            self._add_replica(i)
+        if self.evaluates:
+            evaluated = FlatModule(self._model())
+            story = Evaluator(evaluated).story()
+            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
+
+    def _model(self) -> nn.Module:
+        model = build_model(self.task, self.job.seed, self.job.device)
+        if self.job.init_from:
+            model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
+        return model
+
+    def _add_replica(self, index: int) -> None:
+        role, samples = roles.replica(index), len(self._data)
+        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed)
+        vectors: Vectors
+        worker: _Worker | _Phantom
+        if self.cluster.phantom:
+            vectors = PhantomVectors(self._layout())
+            worker = _Phantom(self.clock, stopwatch, samples, self.settings.batch_size)
+        else:
+            model = self._model()
+            vectors = FlatModule(model)
+            worker = _Worker(
+                self.clock,
+                stopwatch,
+                vectors,
+                Trainer(_with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
+            )
+        self.driver.add_story(role, DownpourStory(role, vectors, samples).story(), self.network.endpoint(role), worker)
+
+    def _layout(self) -> Layout:
+        if not hasattr(self, "_known_layout"):
+            self._known_layout = layout_of(self._model())
+        return self._known_layout
+
+    def _slice(self, plan: Plan, shard: int) -> Slice:
+        return PhantomSlice(plan, shard) if self.cluster.phantom else TorchSlice(plan, shard)
+
+    def _plan_crashes(self) -> None:
+        """Kill replicas as they are about to send the message that their crash names."""
+        due = {roles.replica(crash.replica): crash.message for crash in self.cluster.crashes}
+        for crash in self.cluster.crashes:
+            if not 0 <= crash.replica < self.settings.replicas:
+                raise UsageError(f"replica {crash.replica} cannot crash: there are replicas 0 to {self.settings.replicas - 1}")
+        sent: dict[str, int] = {}
+
+        def strike(sender: str, to: str, message: Message) -> None:
+            if sender in due:
+                sent[sender] = sent.get(sender, 0) + 1
+                if sent[sender] == due[sender]:
+                    self.kill(sender)
+
+        if due:
+            self.network.before_send = strike
+
+    def kill(self, role: str) -> None:
+        """End a role as kill -9 does."""
+        self.network.crash(role)
+        self.clock.call_later(0.0, self.driver.remove, role)
+
+
+def _with_data(task: Task, data: Data) -> Task:
+    """The task with its training set loaded, shared by all simulated replicas."""
+    import dataclasses
+
+    return dataclasses.replace(task, train=lambda: data)
+
+
+class _Worker:
+    """Computes real gradients at once, and answers when the simulated step is over."""
+
+    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, vectors: FlatModule, trainer: Trainer) -> None:
+        self._clock, self._stopwatch, self._vectors, self._trainer = clock, stopwatch, vectors, trainer
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        self._vectors.bind(arena.gradients, arena.parameters)
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
+        self._clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
+        return None
+
+    def measure(self) -> Measured:
+        raise UsageError("a replica measures nothing")
+
+
+class _Phantom:
+    """Computes nothing, and answers when the simulated step is over."""
+
+    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, samples: int, batch_size: int) -> None:
+        self._clock, self._stopwatch, self._samples, self._batch_size = clock, stopwatch, samples, batch_size
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        """Nothing to bind."""
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        seconds = self._stopwatch.draw()
+        samples = min(self._batch_size, self._samples - batch.index * self._batch_size)
+        self._clock.call_later(seconds, answer, Computed(None, samples, seconds))
+        return None
+
+    def measure(self) -> Measured:
+        raise UsageError("a phantom measures nothing")
+
+
+class _Watcher:
+    """Measures for the evaluator; in no simulated time, as it is outside every clock."""
+
+    def __init__(self, task: Task, vectors: FlatModule) -> None:
+        self._task, self._vectors = task, vectors
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        self._vectors.bind(arena.gradients, arena.parameters)
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        raise UsageError("the evaluator computes no gradients")
+
+    def measure(self) -> Measured:
+        return measure(self._task, self._vectors.module)
+
+
+class _Store(Checkpoints):
+    """The run folder's checkpoints, read back too."""
+
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return load_part(checkpoint, plan, shard)
+
+
+class _NoStore:
+    """Keeps nothing: for simulations without a run folder."""
+
+    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Nothing is kept."""
+
+    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> None:
+        """Nothing is kept."""
+
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        raise UsageError(f"{checkpoint}: a simulation without a run folder loads nothing")

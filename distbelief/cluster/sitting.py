@@ -1,0 +1,108 @@
+"""One sitting of a job: its run folder, what it goes on from, and whoever writes down and shows what happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import msgspec
+
+from distbelief.core.portions import START, Position
+from distbelief.core.records import Record
+from distbelief.core.settings import Settings
+from distbelief.errors import CheckpointError
+from distbelief.job import Job
+from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
+from distbelief.record.folder import RunFolder, versions
+from distbelief.record.live import Live
+from distbelief.record.recorder import Recorder
+
+
+class View(msgspec.Struct, frozen=True):
+    """How a job is shown while it runs."""
+
+    quiet: bool = True
+    json: bool = False
+
+
+class Sitting:
+    """A run folder opened for a job; `record` is handed everything that happens, `finish` gives the result.
+
+    Args:
+        job: what is run.
+        settings: of it.
+        view: how it is shown.
+        began: the time, on the clock of the records, at which it begins.
+        kept: whether there is a folder at all.
+        more: what else `job.json` is to hold (the simulated cluster, say).
+    """
+
+    def __init__(self, job: Job, settings: Settings, view: View, began: float, kept: bool = True, more: dict[str, Any] | None = None) -> None:
+        self.job, self.settings, self._began = job, settings, began
+        self.folder: RunFolder | None = None
+        self.manifest: Manifest | None = None
+        self.checkpoint = ""
+        description = self._describe(more or {})
+        if job.resume:
+            self._resume(str(job.out))
+        elif kept:
+            self.folder = RunFolder.create(job.out, f"{job.reference.replace(':', '.')}-{job.strategy.name}")
+            self.folder.write_job(description)
+        self.live = Live(sys.stdout, view.quiet, view.json, f"{job.strategy.name} on {job.reference}")
+        self.recorder = Recorder(self.folder, description)
+
+    def _describe(self, more: dict[str, Any]) -> dict[str, Any]:
+        own = {field.name: getattr(self.job, field.name) for field in dataclasses.fields(self.job) if field.name not in ("task", "strategy")}
+        return {
+            "task": self.job.reference,
+            "strategy": self.job.strategy.name,
+            "settings": msgspec.to_builtins(self.settings),
+            "seed": self.job.seed,
+            "device": self.job.device,
+            "options": own,
+            **more,
+            "versions": versions(),
+        }
+
+    def _resume(self, out: str) -> None:
+        self.folder = RunFolder.open(out)
+        before = self.folder.read_job()
+        if before.get("task") != self.job.reference:
+            raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
+        newest = Checkpoints(self.folder.path).latest()
+        if newest is None:
+            raise CheckpointError(f"{out} has no checkpoint to resume from: train anew into another folder")
+        self.checkpoint, self.manifest = str(newest), read_manifest(newest)
+        kept = self.manifest.plan.settings
+        for name in ("batch_size", "seed"):
+            if getattr(kept, name) != getattr(self.settings, name):
+                was, asked = getattr(kept, name), getattr(self.settings, name)
+                raise CheckpointError(f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would change; use {was}")
+
+    @property
+    def position(self) -> Position:
+        """Where the data stands."""
+        return self.manifest.position if self.manifest else START
+
+    @property
+    def samples(self) -> int:
+        """Samples done before this sitting."""
+        return self.manifest.samples if self.manifest else 0
+
+    @property
+    def number(self) -> int:
+        """Of the next checkpoint."""
+        return self.manifest.number + 1 if self.manifest else 1
+
+    def record(self, moment: float, role: str, record: Record) -> None:
+        """Write down and show what a role recorded at a moment."""
+        seconds = moment - self._began
+        self.recorder.take(seconds, record)
+        self.live.take(seconds, record)
+
+    def finish(self) -> dict[str, Any]:
+        """End the view and write the result."""
+        self.live.close()
+        result = self.recorder.finish()
+        return {**result, "run": str(self.folder.path) if self.folder else None}

@@ -1,0 +1,80 @@
+"""A job: what is trained, how, and what is kept of it; frozen, checked, and the same wherever it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import msgspec
+
+from distbelief.core.settings import Settings
+from distbelief.errors import UsageError
+from distbelief.strategy import Downpour, Strategy
+from distbelief.tasks import Task
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job. `db.run(job)` runs it here, `db.run(job, on=db.Simulated(...))` on a virtual cluster.
+
+    >>> Job(task="digits", strategy=Downpour(replicas=3), epochs=2).settings().replicas
+    3
+    """
+
+    task: str | Task
+    """A built-in task, `module:function` of your own, or a `Task`."""
+    strategy: Strategy = Downpour()
+    """How it is trained."""
+    epochs: int = 1
+    """Passes over the training set."""
+    batch_size: int = 64
+    """Samples in a minibatch of one replica."""
+    lr_schedule: str = "constant"
+    """The learning rate over the samples applied: constant, linear, cosine, step."""
+    clip_norm: float = 0.0
+    """Global norm to which each step's gradient is clipped; 0 clips nothing."""
+    seed: int = 0
+    """Of the initial parameters, the order of the data and all other chance."""
+    target_accuracy: float = 0.0
+    """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
+    evaluate_every: int = 1
+    """Epochs between evaluations of the server's model; 0 evaluates never."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; one is written at the end in any case."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept."""
+    init_from: str | None = None
+    """A safetensors state dict, a checkpoint or a run folder to start from."""
+    device: str = "cpu"
+    """Where replicas compute: cpu, cuda, cuda:1."""
+    threads: int = 1
+    """Torch threads of each process."""
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    out: str | None = None
+    """Run folder; a new one under runs/ where none is given."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run folder `out`."""
+
+    @property
+    def reference(self) -> str:
+        """The task's name."""
+        return self.task if isinstance(self.task, str) else self.task.reference
+
+    def settings(self) -> Settings:
+        """What every role of the job is told.
+
+        Raises:
+            UsageError: an option has a value that it cannot have.
+        """
+        if self.threads < 1:
+            raise UsageError(f"--threads {self.threads}: must be 1 or more")
+        if self.resume and not self.out:
+            raise UsageError("--resume needs the run folder to go on with: name it with --out")
+        strategy = {field.name: getattr(self.strategy, field.name) for field in dataclasses.fields(self.strategy)}
+        shared = {name: getattr(self, name) for name in Settings.__struct_fields__ if name not in strategy and hasattr(self, name)}
+        settings = Settings(**strategy, **shared)
+        if not isinstance(self.strategy, Downpour):
+            settings = msgspec.structs.replace(settings, replicas=1, shards=1)
+        settings.check()
+        return settings

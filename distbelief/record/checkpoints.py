@@ -1,0 +1,274 @@
+"""The store of checkpoints: each a folder of one file per shard, the model's weights, and a manifest that seals them.
+
+A checkpoint comes to be in `.making-<number>` and gets its name only when all of it is on disk, so that a folder with a number for a name is whole.
+Nothing here is pickled, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from distbelief.core.layout import Layout
+from distbelief.core.portions import Position
+from distbelief.core.settings import Plan
+from distbelief.errors import CheckpointError, LocalProtocolError
+from distbelief.record.folder import RunFolder, sync, write_atomically
+
+FORMAT = 1
+"""The version of the format; another one is refused."""
+MODEL = "model.safetensors"
+MANIFEST = "manifest.json"
+_PART = re.compile(r"shard[- ](\d+)")
+_NUMBER = re.compile(r"\d{6,}")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One file of a checkpoint: its length in bytes, its CRC-32, and what its shard said beside its arrays."""
+
+    file: str
+    size: int
+    crc32: int
+    facts: dict[str, Any] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds."""
+
+    format: int
+    number: int
+    samples: int
+    """Samples applied when it was made."""
+    position: Position
+    plan: Plan
+    parts: tuple[Part, ...]
+    """One per shard, in the order of the plan's assignments."""
+    model: Part
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    crc32: int
+    manifest: msgspec.Raw
+
+
+class Checkpoints:
+    """The checkpoints of one run; a shard's process saves parts, the coordinator's commits.
+
+    Args:
+        run: the run folder; checkpoints lie in `run/checkpoints`.
+    """
+
+    def __init__(self, run: str | Path) -> None:
+        folder = RunFolder(Path(run))
+        self.folder, self._model = folder.checkpoints, folder.model
+
+    def save_part(self, number: int, part: str, arrays: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        """Write a shard's arrays as its part of checkpoint `number`, and wait until they are on disk.
+
+        Args:
+            number: of the checkpoint, from 0.
+            part: `shard-<index>`.
+            arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and of each section of parameters in it
+                `master.<section>` and `state.<section>.<key>`: 1-D, one element per parameter in the shard's range, or of one element (`step`).
+            facts: whatever JSON can hold (`updates`, `samples`, `staleness`); `load_part` gives it back.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; what was made of this checkpoint is removed, the last good one stays.
+        """
+        index = _PART.fullmatch(part)
+        if index is None:
+            raise LocalProtocolError(f"part {part!r} of checkpoint {number} is none; parts are named 'shard-0', 'shard-1', ...")
+        making = self._making(number)
+        path = making / f"shard-{index[1]}.safetensors"
+        with self._whole_or_nothing(number):
+            making.mkdir(parents=True, exist_ok=True)
+            save_file({name: array.detach().cpu().contiguous() for name, array in arrays.items()}, path)
+            write_atomically(path.with_suffix(".json"), msgspec.json.encode(sealed(path, facts)))
+
+    def commit(self, number: int, plan: Plan, position: Position, samples: int) -> Path:
+        """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
+
+        Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a course that a resumed job went back on.
+
+        Args:
+            number: of the checkpoint.
+            plan: of the job.
+            position: where the job stands in its data.
+            samples: applied so far.
+
+        Raises:
+            CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the last good one stays.
+        """
+        making, final = self._making(number), self.folder / f"{number:06d}"
+        with self._whole_or_nothing(number):
+            parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
+            save_file(weights(gather(making, plan, parts), plan.layout), making / MODEL, metadata={"format": "pt"})
+            manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL))
+            body = msgspec.json.encode(manifest)
+            write_atomically(making / MANIFEST, msgspec.json.encode(_Sealed(zlib.crc32(body), msgspec.Raw(body))))
+            known = {MODEL, MANIFEST, *(part.file for part in parts)}
+            for path in making.iterdir():
+                if path.name not in known:
+                    path.unlink()
+            sync(making)
+            self._install(making, final)
+        self._tidy(number, max(plan.settings.keep_checkpoints, 1))
+        self._place(final / MODEL)
+        return final
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, None where there is none yet."""
+        return max(self._all(), key=lambda path: int(path.name), default=None)
+
+    def _all(self) -> list[Path]:
+        return [path for path in self.folder.glob("*") if _NUMBER.fullmatch(path.name)]
+
+    def _making(self, number: int) -> Path:
+        return self.folder / f".making-{number}"
+
+    @contextlib.contextmanager
+    def _whole_or_nothing(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError, CheckpointError) as error:
+            shutil.rmtree(self._making(number), ignore_errors=True)
+            last = self.latest()
+            kept = f"{last} stays the last good one" if last else "there is no earlier one"
+            remedy = "" if isinstance(error, CheckpointError) else "; make room on that disk or mend it"
+            raise CheckpointError(f"checkpoint {number} was not written to {self.folder}: {error}; {kept}{remedy}") from error
+
+    def _install(self, making: Path, final: Path) -> None:
+        """Rename into place; one of the same number, of a course that was abandoned, steps aside first."""
+        aside = final.with_name(f".making-{final.name}-aside")
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(final, aside)
+        try:
+            os.rename(making, final)
+        except OSError:
+            if aside.exists():
+                os.rename(aside, final)
+            raise
+        sync(self.folder)
+
+    def _tidy(self, number: int, keep: int) -> None:
+        numbers = sorted((int(path.name) for path in self._all()), reverse=True)
+        kept = [other for other in numbers if other <= number][:keep]
+        for path in self._all():
+            if int(path.name) not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(".making-*"):
+            other = path.name.removeprefix(".making-")
+            if not other.isdigit() or int(other) <= number:  # a larger one may be in the making now
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _place(self, model: Path) -> None:
+        temporary = self._model.with_name(f".{MODEL}.new")
+        try:
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(model, temporary)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(model, temporary)
+                sync(temporary)
+            os.replace(temporary, self._model)
+            sync(self._model.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise CheckpointError(f"{self._model} could not be replaced: {error}; the same weights are in {model}. Make room on that disk") from error
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of the checkpoint in folder `path`.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or its manifest is corrupt or of another version of the format.
+    """
+    file = Path(path) / MANIFEST
+    try:
+        outer = msgspec.json.decode(file.read_bytes(), type=_Sealed)
+        if zlib.crc32(outer.manifest) != outer.crc32:
+            raise corrupt(file, "its checksum does not match")
+        version = msgspec.json.decode(outer.manifest, type=dict[str, Any]).get("format")
+        if version != FORMAT:
+            raise CheckpointError(f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that wrote it")
+        return msgspec.json.decode(outer.manifest, type=Manifest)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}; name a checkpoint, a folder like RUN/checkpoints/000003") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise corrupt(file, str(error)) from error
+
+
+def corrupt(file: Path, how: str) -> CheckpointError:
+    """The error for a file of a checkpoint that is not as it was written, with the remedy."""
+    older = f"delete {file.parent} to go on from the next older checkpoint in {file.parent.parent}"
+    return CheckpointError(f"{file} is corrupt: {how}; {older}, or start anew without --resume")
+
+
+def sealed(path: Path, facts: Mapping[str, Any] | None = None) -> Part:
+    """What a manifest says of a file, which is put on disk first.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    sync(path)
+    return Part(path.name, path.stat().st_size, checksum(path), dict(facts or {}))
+
+
+def checksum(path: Path) -> int:
+    """The CRC-32 of a file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _part(making: Path, index: int) -> Part:
+    path = making / f"shard-{index}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Part)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"the part of shard {index} is missing ({error})") from error
+
+
+def gather(folder: Path, plan: Plan, parts: tuple[Part, ...]) -> torch.Tensor:
+    """The whole flat vector (1-D uint8, `plan.layout.total` long) out of the shards' files.
+
+    Raises:
+        CheckpointError: a shard's range has another length than the plan's.
+    """
+    flat = torch.zeros(plan.layout.total, dtype=torch.uint8)
+    for part, own in zip(parts, plan.assignments, strict=True):
+        with safe_open(folder / part.file, framework="pt") as file:
+            for name, within in (("vector.moving", own.moving), ("vector.frozen", own.frozen)):
+                values = file.get_tensor(name)
+                if values.dtype != torch.uint8 or values.shape != (within.size,):
+                    raise CheckpointError(f"{name} of {part.file} is {values.dtype} {list(values.shape)} where the plan has {within.size} bytes")
+                flat[within.start : within.stop] = values
+    return flat
+
+
+def weights(flat: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
+    """The state dict in a flat vector (1-D uint8): each name of the layout with its shape and dtype, as a view; tied names as copies."""
+    named: dict[str, torch.Tensor] = {}
+    for entry in layout.entries:
+        tensor = entry.tensor
+        named[tensor.name] = flat[entry.start : entry.start + tensor.size].view(getattr(torch, tensor.dtype)).view(tensor.shape)
+    return {**named, **{alias: named[name].clone() for alias, name in layout.aliases.items()}}

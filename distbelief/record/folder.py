@@ -1,0 +1,159 @@
+"""The run folder: all that a run leaves behind, and the one way in which a file that matters is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from distbelief.errors import CheckpointError, UsageError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path`: readers see the old file or the whole new one, also after a power cut.
+
+    Raises:
+        OSError: the disk is full or cannot be written; what was at `path` is still there.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk.
+
+    Raises:
+        OSError: they cannot be.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def versions() -> dict[str, str]:
+    """What ran: the versions of distbelief, torch and Python."""
+    return {"distbelief": metadata.version("distbelief"), "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+class RunFolder:
+    """The folder of one run, and where each thing lies in it; TensorBoard events lie in `path` itself.
+
+    >>> import tempfile
+    >>> folder = RunFolder.create(Path(tempfile.mkdtemp()) / "run", "mnist-downpour")
+    >>> folder.write_job({"task": "mnist", "seed": 3})
+    >>> RunFolder.open(folder.path).read_job()
+    {'task': 'mnist', 'seed': 3}
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.job = path / "job.json"
+        self.metrics = path / "metrics.jsonl"
+        self.result = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model.safetensors"
+
+    @classmethod
+    def create(cls, path: str | Path | None, name: str) -> RunFolder:
+        """A new folder: `path` (the option `--out`), or `runs/<name>-<yyyymmdd-hhmmss>` where that is None.
+
+        Raises:
+            UsageError: the folder exists and is not empty, is a file, or cannot be written.
+        """
+        try:
+            folder = cls(_fresh(name) if path is None else Path(path))
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if any(folder.path.iterdir()):
+                raise UsageError(f"--out {folder.path} is not empty; name another folder, or go on with that run: --resume {folder.path}")
+            with tempfile.TemporaryFile(dir=folder.path):
+                pass
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UsageError(f"--out {path}: {error.filename} is a file, not a folder; name another folder") from error
+        except OSError as error:
+            raise UsageError(f"--out {path or 'runs'} cannot be written: {error.strerror}; name another folder with --out") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder of an earlier run.
+
+        Raises:
+            UsageError: there is no run at `path`.
+        """
+        folder = cls(Path(path))
+        if not folder.job.is_file():
+            missing = "it has no job.json" if folder.path.is_dir() else "there is no such folder"
+            raise UsageError(f"{path} is not a run folder: {missing}; name the folder that `distbelief train` made (by default under runs/)")
+        return folder
+
+    def write_job(self, job: Mapping[str, Any]) -> None:
+        """Write `job.json`: what was asked for, before anything happens.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        try:
+            write_atomically(self.job, msgspec.json.format(msgspec.json.encode(dict(job)), indent=2) + b"\n")
+        except OSError as error:
+            raise UsageError(f"{self.job} cannot be written: {error.strerror}; name another folder with --out") from error
+
+    def read_job(self) -> dict[str, Any]:
+        """What `write_job` was given, as plain JSON values.
+
+        Raises:
+            CheckpointError: the file is missing or corrupt.
+        """
+        return self._read(self.job)
+
+    def read_result(self) -> dict[str, Any]:
+        """The contract of a finished run.
+
+        Raises:
+            CheckpointError: the file is missing (the run has not finished) or corrupt.
+        """
+        return self._read(self.result)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}; is {self.path} a run that got that far?") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} is corrupt: {error}; restore it from a backup, or train anew into another folder") from error
+
+
+def _fresh(name: str) -> Path:
+    """A folder under `runs` that this call made, so that two runs of one second do not share it."""
+    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    first.parent.mkdir(exist_ok=True)
+    path, number = first, 1
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            path = first.with_name(f"{first.name}-{number}")
+        else:
+            return path

@@ -1,0 +1,227 @@
+"""What a person sees of a job: a live table on a terminal, plain lines elsewhere, JSON lines, or nothing; and the lines at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from distbelief.core import records, roles
+from distbelief.record.recorder import line
+from distbelief.record.summary import Mean, Summary
+
+PERIOD = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+FRAME = 0.25
+"""Least seconds between two pictures on a terminal, and before replicas that joined are told."""
+NAMES = 8
+"""Most replicas told by name in one line."""
+ROWS = 16
+"""Most replicas in the table."""
+
+
+class Live:
+    """Shows the records of a job as they come; a stream that breaks is written to no more, and the job goes on.
+
+    Args:
+        stream: where to show: standard output.
+        quiet: show nothing.
+        json: write records as lines of JSON, the same as in `metrics.jsonl`, and nothing else.
+        title: of the job, such as "downpour on mnist".
+        now: the clock of the wall, in seconds.
+    """
+
+    def __init__(self, stream: TextIO, quiet: bool = False, json: bool = False, title: str = "", now: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._json, self._title, self._now = stream, json, title, now
+        self._silent = quiet and not json
+        self._summary = Summary({})
+        self._loss = Mean()
+        self._joined: list[str] = []
+        self._last = now()
+        self._table: Any = None  # rich's, imported only where there is a terminal
+        self._terminal = not json and not quiet and stream.isatty()
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def take(self, seconds: float, record: records.Record) -> None:
+        """Show a record that happened `seconds` after the job began."""
+        if self._silent:
+            return
+        try:
+            if self._json:
+                self._stream.write(line(seconds, record).decode())
+                self._stream.flush()
+            else:
+                self._show(seconds, record)
+        except (OSError, ValueError):  # the pipe is closed, the terminal is gone
+            self._silent, self._table = True, None
+
+    def close(self) -> None:
+        """Leave the last picture standing and give the terminal back."""
+        if self._silent or self._json:
+            return
+        try:
+            self._tell_joined()
+            if self._table is not None:
+                self._table.update(self._picture(), refresh=False)
+                self._table.stop()
+        except (OSError, ValueError):
+            self._silent = True
+        self._table = None
+
+    def _show(self, seconds: float, record: records.Record) -> None:
+        self._summary.take(seconds, record)
+        now, due = self._now(), FRAME if self._terminal else PERIOD
+        if isinstance(record, records.Joined):
+            self._joined.append(record.role)
+        elif self._joined and (now - self._last >= FRAME or not isinstance(record, records.Stepped)):
+            self._tell_joined()
+        if isinstance(record, records.Stepped) and record.loss is not None:
+            self._loss.add(record.loss, max(record.steps, 1))
+        text = self._told(record)
+        if text:
+            self._print(text)
+        if now - self._last >= due and not self._terminal and isinstance(record, records.Stepped):
+            self._print(self._progress())
+            self._last = now
+        if self._terminal and (now - self._last >= due or isinstance(record, records.Started)):
+            self._refresh()
+            self._last = now
+
+    def _told(self, record: records.Record) -> str:
+        """The line for a record; empty for those that only move the numbers."""
+        match record:
+            case records.Started():
+                size = f"{_many(record.replicas, 'replica')}, {_many(record.shards, 'shard')}, {record.parameters:,} parameters"
+                resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
+                work = f"{_many(record.epochs, 'epoch')} of {record.samples_per_epoch:,} samples in batches of {record.batch_size}"
+                return f"{self._title or 'training'}: {size}; {work}{resumed}"
+            case records.EpochDone():
+                return self._progress(record.epoch)
+            case records.Tested():
+                return f"tested after {_many(record.epoch, 'epoch')}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
+            case records.Gone():
+                again = f"; its {_many(record.lost, 'minibatch', 'es')} are dealt again" if record.lost else ""
+                return f"{record.role} {'died' if record.died else 'left'}: {record.reason}{again}" if record.died or record.lost else ""
+            case records.Checkpointed():
+                return f"checkpoint {record.number} failed: {record.error}" if record.error else ""
+            case records.Note():
+                return record.text
+            case records.Finished():
+                return f"{record.outcome}: {record.reason}"
+            case _:
+                return ""
+
+    def _tell_joined(self) -> None:
+        if self._joined:
+            more = f" and {len(self._joined) - NAMES} more" if len(self._joined) > NAMES else ""
+            names, self._joined = ", ".join(self._joined[:NAMES]), []
+            self._print(f"joined: {names}{more}")
+
+    def _progress(self, epoch: int = 0) -> str:
+        """Where the job stands; the loss is the mean since the last such line."""
+        started, loss = self._summary.started, self._loss.take()
+        per_epoch = started.samples_per_epoch if started else 0
+        epochs = started.epochs if started else 0
+        where = f"epoch {epoch}/{epochs} done" if epoch else f"epoch {min(self._summary.samples // max(per_epoch, 1) + 1, max(epochs, 1))}/{epochs}"
+        share = f"{self._summary.samples:,}/{per_epoch * epochs:,} samples"
+        trained = "" if loss is None else f", train loss {loss:.4f}"
+        return f"{where}: {share}, {_time(self._summary.seconds)}, {self._summary.rate:,.0f} samples/s{trained}"
+
+    def _print(self, text: str) -> None:
+        if self._terminal:
+            self._rich().console.print(text, markup=False, highlight=False)
+        else:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def _rich(self) -> Any:
+        if self._table is None:
+            from rich.console import Console
+            from rich.live import Live as Table
+
+            self._table = Table(console=Console(file=self._stream), auto_refresh=False)
+            self._table.start()
+        return self._table
+
+    def _refresh(self) -> None:
+        self._rich().update(self._picture(), refresh=True)
+
+    def _picture(self) -> Any:
+        """The bar and the table of replicas, as rich draws them."""
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        summary = self._summary
+        whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started else 0
+        bar = Table.grid(padding=(0, 2))
+        row = summary.history[-1] if summary.history else {}
+        accuracy = row.get("test_accuracy")
+        staleness = summary.staleness()["mean"]
+        bar.add_row(
+            ProgressBar(total=max(whole, 1), completed=summary.samples, width=30),
+            f"{summary.samples:,}/{whole:,} samples",
+            f"{summary.rate:,.0f}/s",
+            _time(summary.seconds),
+            "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
+            "" if staleness is None else f"staleness {staleness:.2f}",
+        )
+        table = Table.grid(padding=(0, 2))
+        total, fair = max(summary.steps, 1), 1 / max(len(summary.replicas), 1)
+        for index, one in sorted(summary.replicas.items())[:ROWS]:
+            share = one.steps / total
+            state = f"gone: {escape(one.gone)}" if one.gone else "slow" if share < fair / 2 and summary.steps > 10 else ""
+            speed = one.steps / summary.seconds if summary.seconds > 0 else 0.0
+            lost = f"lost {one.lost}" if one.lost else ""
+            table.add_row(f" {roles.replica(index)}", f"{one.steps:,} steps", f"{speed:,.1f}/s", f"{100 * share:.0f} %", lost, state)
+        if len(summary.replicas) > ROWS:
+            table.add_row(f" and {len(summary.replicas) - ROWS} more")
+        return Group(bar, table)
+
+
+def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
+    """The few lines that end a run, out of what `result.json` holds.
+
+    Args:
+        result: as `Recorder.result` returns it.
+        folder: the run folder, where there is one.
+    """
+    rows = [("outcome", f"{result.get('outcome') or 'unknown'}: {result.get('reason', '')}".rstrip(": "))]
+    if result["test_accuracy"] is not None:
+        loss = "" if result["test_loss"] is None else f", loss {result['test_loss']:.4f}"
+        rows.append(("accuracy", f"{100 * result['test_accuracy']:.2f} %{loss}"))
+    target = result["target"]
+    if target["accuracy"]:
+        reached = f"reached after {_time(target['seconds'])}, {_many(target['epochs'], 'epoch')}" if target["reached"] else "not reached"
+        rows.append(("target", f"{100 * target['accuracy']:.2f} % {reached}"))
+    work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {_many(result['pushes'], 'push', 'es')}"
+    rows.append(("time", f"{_time(result['seconds'])}, {result['samples_per_second']:,.0f} samples/s ({work})"))
+    if result["staleness"]["mean"] is not None:
+        rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
+    lost = [f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}" for one in result["per_replica"] if one["lost"]]
+    if lost:
+        more = f" and {len(lost) - NAMES} more" if len(lost) > NAMES else ""
+        rows.append(("dealt again", ", ".join(lost[:NAMES]) + more))
+    if folder is not None:
+        rows.append(("run folder", str(folder)))
+    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _many(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count:,} {noun}{plural if count != 1 else ''}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,127 @@
+"""The recorder: writes every record down as it comes, and the result at the end."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distbelief.core import records
+from distbelief.record.curves import Curves
+from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.record.summary import Summary, course
+
+_encode = msgspec.json.Encoder().encode
+
+
+def line(seconds: float, record: records.Record) -> bytes:
+    r"""One line of `metrics.jsonl`: the record's fields as JSON, after `seconds` and `event`.
+
+    >>> line(1.5, records.Note("hello"))
+    b'{"seconds":1.500000,"event":"Note","text":"hello"}\n'
+    """
+    return b'{"seconds":%.6f,' % seconds + _encode(record)[1:] + b"\n"
+
+
+def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
+    """The records of a `metrics.jsonl`, with their seconds; torn lines (a full disk, a kill) are left out.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        for text in file:
+            try:
+                fields = msgspec.json.decode(text, type=dict[str, Any])
+                if fields.get("event") == "Tested":  # JSON has no NaN: it was written as null
+                    fields = {key: math.nan if value is None else value for key, value in fields.items()}
+                yield float(fields.pop("seconds")), msgspec.convert(fields, records.Any)
+            except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+                continue
+
+
+class Recorder:
+    """Takes the records of a job in the order of time.
+
+    In a resumed run the metrics are appended to; the sums and the history go on from the samples that `Started` names, without what came after them.
+
+    Args:
+        folder: where to write; None writes nothing.
+        job: what `job.json` holds (see `Summary`).
+        warn: is told, once each, that the metrics or the result cannot be written; by default it goes to stderr.
+    """
+
+    def __init__(self, folder: RunFolder | None, job: Mapping[str, Any], warn: Callable[[str], None] | None = None) -> None:
+        self.folder, self.job = folder, dict(job)
+        self.summary = Summary(self.job)
+        self._warn = warn or _to_stderr
+        self._file: io.FileIO | None = None
+        self._curves = Curves(folder.path, self._warn) if folder else None
+        self._earlier: list[tuple[float, records.Record]] = []
+        self._torn = self._warned = False
+        if folder:
+            self._open(folder.metrics)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._earlier = list(read_metrics(path)) if path.exists() else []
+            self._torn = bool(self._earlier)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            self._complain(error)
+
+    def take(self, seconds: float, record: records.Record) -> None:
+        """Write a record down; `seconds` count from the beginning of this sitting of the job. A full disk is noted once and does not stop it."""
+        if isinstance(record, records.Started) and self._earlier:
+            self.summary = Summary(self.job)
+            for then, earlier in course([*self._earlier, (seconds, record)]):
+                self.summary.take(then, earlier)
+            self._earlier = []
+        else:
+            self.summary.take(seconds, record)
+        self._write(line(seconds, record))
+        if self._curves:
+            self._curves.take(seconds, record, self.summary)
+
+    def _write(self, text: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            whole = b"\n" + text if self._torn else text
+            self._torn = self._file.write(whole) != len(whole)
+        except OSError as error:
+            self._torn = True
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._warned and self.folder:
+            self._warned = True
+            self._warn(f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job goes on without them")
+
+    def result(self) -> dict[str, Any]:
+        """What `result.json` holds, or would hold if the run ended now."""
+        return self.summary.result()
+
+    def finish(self) -> dict[str, Any]:
+        """Write `result.json` and the last of the curves, close the files, and return the result."""
+        result = self.result()
+        if self.folder:
+            try:
+                write_atomically(self.folder.result, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+            except OSError as error:
+                self._warn(f"{self.folder.result} cannot be written: {error.strerror}; the result is only shown")
+        if self._file:
+            self._file.close()
+            self._file = None
+        if self._curves:
+            self._curves.close()
+        return result
+
+
+def _to_stderr(text: str) -> None:
+    print(f"distbelief: {text}", file=sys.stderr)

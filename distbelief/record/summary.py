@@ -1,0 +1,210 @@
+"""The summary: what the records of a run add up to, while it runs and in `result.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from distbelief.core import records, roles
+from distbelief.record.folder import versions
+
+
+class Replica(msgspec.Struct):
+    """What one replica has done; `lost` are minibatches that died with it and were dealt again."""
+
+    steps: int = 0
+    samples: int = 0
+    pushes: int = 0
+    lost: int = 0
+    gone: str = ""
+    """Why it is gone; empty while it takes part."""
+
+
+class Mean:
+    """A mean that is taken and begun anew.
+
+    >>> mean = Mean()
+    >>> mean.add(2.0, 3), mean.add(6.0, 1), mean.take(), mean.take()
+    (None, None, 3.0, None)
+    """
+
+    def __init__(self) -> None:
+        self._sum, self._weight = 0.0, 0
+
+    def add(self, value: float, weight: int) -> None:
+        """Add a value that counts `weight` times."""
+        self._sum, self._weight = self._sum + value * weight, self._weight + weight
+
+    def take(self) -> float | None:
+        """The mean since the last call, None where nothing was added."""
+        mean = self._sum / self._weight if self._weight else None
+        self._sum, self._weight = 0.0, 0
+        return mean
+
+
+class Summary:
+    """The sums over records taken in the order of time.
+
+    Args:
+        job: what `job.json` holds: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device, versions.
+    """
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.job = job
+        self.settings: Mapping[str, Any] = job.get("settings") or {}
+        self.started: records.Started | None = None
+        self.replicas: dict[int, Replica] = {}
+        self.history: list[dict[str, Any]] = []
+        self.applied: dict[str, records.Applied] = {}
+        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = 0
+        self.seconds = 0.0
+        """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
+        self.reached: dict[str, Any] | None = None
+        self.outcome, self.reason = "", ""
+        self._loss = Mean()
+        self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
+        self._began = self._before = 0.0
+
+    def take(self, seconds: float, record: records.Record) -> None:
+        """Add a record that happened `seconds` after its sitting of the job began."""
+        match record:
+            case records.Started():
+                self.started, self.samples = record, record.samples
+                self.epochs = max(self.epochs, record.samples // max(record.samples_per_epoch, 1))
+                self._began, self._before = seconds, self.seconds
+                self.applied, self.outcome, self.reason = {}, "", ""
+                for replica in self.replicas.values():
+                    replica.gone = ""
+            case records.Joined():
+                if roles.is_replica(record.role):
+                    self._replica(record.role).gone = ""
+            case records.Stepped():
+                self._stepped(seconds, record)
+            case records.EpochDone():
+                self.epochs = max(self.epochs, record.epoch)
+                if not self.settings.get("evaluate_every", 1):
+                    self._row(seconds, record.epoch, None, None)
+            case records.Tested():
+                self._tested(seconds, record)
+            case records.Gone():
+                if roles.is_replica(record.role):
+                    replica = self._replica(record.role)
+                    replica.lost += record.lost
+                    replica.gone = record.reason or "gone"
+            case records.Applied():
+                self.applied[record.role] = record
+            case records.Finished():
+                self.outcome, self.reason = record.outcome, record.reason
+
+    def _replica(self, role: str) -> Replica:
+        return self.replicas.setdefault(roles.index_of(role), Replica())
+
+    def _stepped(self, seconds: float, record: records.Stepped) -> None:
+        replica = self._replica(record.role)
+        for sums in (self, replica):
+            sums.steps += record.steps
+            sums.samples += record.samples
+            sums.pushes += record.pushes
+        self._counted += record.samples
+        self.pushed += record.pushed
+        self.fetched += record.fetched
+        self.seconds = self._training(seconds)
+        if record.loss is not None:
+            self._loss.add(record.loss, max(record.steps, 1))
+
+    def _tested(self, seconds: float, record: records.Tested) -> None:
+        self._row(seconds, record.epoch, record.loss, record.accuracy)
+        target = self.settings.get("target_accuracy", 0.0)
+        if target and self.reached is None and record.accuracy >= target:
+            self.reached = {"seconds": self.history[-1]["seconds"], "epochs": record.epoch}
+
+    def _row(self, seconds: float, epoch: int, loss: float | None, accuracy: float | None) -> None:
+        row = {"seconds": self._training(seconds), "epoch": epoch, "samples": self.samples, "updates": self.pushes}
+        self.history.append({**row, "train_loss": _finite(self._loss.take()), "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)})
+
+    def _training(self, seconds: float) -> float:
+        return self._before + seconds - self._began
+
+    @property
+    def rate(self) -> float:
+        """Samples per second of training so far; 0 before anything is known."""
+        return self._counted / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def updates(self) -> int:
+        """The largest shard version; the pushes reported, until the shards have told."""
+        return max((applied.updates for applied in self.applied.values()), default=self.pushes)
+
+    def staleness(self) -> dict[str, Any]:
+        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where nothing is known."""
+        histogram: dict[int, int] = {}
+        for applied in self.applied.values():
+            for staleness, count in applied.staleness.items():
+                histogram[staleness] = histogram.get(staleness, 0) + count
+        count = sum(histogram.values())
+        mean = sum(staleness * times for staleness, times in histogram.items()) / count if count else None
+        return {"mean": mean, "max": max(histogram, default=None), "histogram": {str(key): histogram[key] for key in sorted(histogram)}}
+
+    def result(self) -> dict[str, Any]:
+        """What `result.json` holds, in JSON's own types; numbers that are not finite become null."""
+        tested: dict[str, Any] = next((row for row in reversed(self.history) if row["test_accuracy"] is not None), {})
+        started, target = self.started, self.settings.get("target_accuracy", 0.0) or None
+        replicas = started.replicas if started else self.settings.get("replicas", 0)
+        known = {**{index: Replica() for index in range(replicas)}, **self.replicas}
+        return {
+            **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
+            "replicas": replicas,
+            "shards": started.shards if started else self.settings.get("shards", 0),
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "samples": self.samples,
+            "pushes": self.pushes,
+            "updates": self.updates,
+            "seconds": self.seconds,
+            "samples_per_second": self.rate,
+            "test_accuracy": tested.get("test_accuracy"),
+            "test_loss": tested.get("test_loss"),
+            "target": {"accuracy": target, "reached": self.reached is not None, **(self.reached or {"seconds": None, "epochs": None})},
+            "staleness": self.staleness(),
+            "bytes": {"pushed": self.pushed, "fetched": self.fetched},
+            "per_replica": [
+                {"id": index, "steps": one.steps, "samples": one.samples, "pushes": one.pushes, "lost": one.lost}
+                for index, one in sorted(known.items())
+            ],
+            "dropped": 0,
+            "history": self.history,
+            "versions": self.job.get("versions") or versions(),
+            "outcome": self.outcome,
+            "reason": self.reason,
+        }
+
+
+def course(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, records.Record]]:
+    """The records without those that a resumed job went back on: it goes on from its checkpoint's samples.
+
+    >>> step = records.Stepped("replica 0", 1, 10, 1, None, 0, 0)
+    >>> begin = [(0.0, records.Started(1, 1, 1, 100, 10, 1)), (1.0, step), (2.0, step)]
+    >>> [seconds for seconds, _ in course([*begin, (0.5, records.Started(1, 1, 1, 100, 10, 1, samples=10))])]
+    [0.0, 1.0, 0.5]
+    """
+    kept: list[tuple[float, records.Record]] = []
+    totals: list[int] = []
+    total = 0
+    for seconds, record in taken:
+        if isinstance(record, records.Started):
+            total = record.samples
+            while totals and totals[-1] > total:
+                totals.pop()
+                kept.pop()
+        elif isinstance(record, records.Stepped):
+            total += record.samples
+        kept.append((seconds, record))
+        totals.append(total)
+    return kept
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,280 @@
+"""The story of a Downpour replica: Algorithm 1.1 of the paper.
+
+Beside the paper's listing: gradients are pushed after every `push_every` steps, so that each push holds as many (the listing pushes one at step 0),
+and a fetch lands only between steps. With `prefetch` the fetch for the next step is in flight while this one computes, and pushes are not waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+from distbelief.core import messages, roles
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
+from distbelief.core.layout import Range
+from distbelief.core.messages import Version
+from distbelief.core.portions import Portion
+from distbelief.core.settings import Plan
+from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError
+from distbelief.replica.vectors import Vectors
+
+REPORT_SECONDS = 0.25
+"""A replica reports its progress when it has computed for this long since its last report, and at the end of every portion."""
+
+Steps = Generator[Effect, Any, None]
+
+
+class Downpour:
+    """One replica.
+
+    Args:
+        role: its name.
+        vectors: of its model.
+        samples: in its training set.
+        batch_size: that the user's own loop names; 0 where the job's is taken.
+        incarnation: of this replica; a restarted one has a higher.
+    """
+
+    def __init__(self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, incarnation: int = 0) -> None:
+        self.role, self.vectors, self.incarnation = role, vectors, incarnation
+        self.step = 0
+        self._samples, self._batch_size = samples, batch_size
+        self._plan: Plan | None = None
+        self._initialise = False
+        self._ending = False
+
+    def story(self) -> Story:
+        """Algorithm 1.1, from joining to leaving."""
+        yield from self._join()
+        while (batch := (yield from self._next_batch())) is not None:
+            if self.step % self._settings.fetch_every == 0:
+                yield from self._fetch()
+            if self._settings.prefetch and (self.step + 1) % self._settings.fetch_every == 0:
+                yield from self._ask_ahead()
+            computed: Computed = yield Compute(batch)
+            self._check(computed, batch)
+            yield from self._accrue(computed)
+            self.step += 1
+            if self._steps == self._settings.push_every:
+                yield from self._push()
+            if self._seconds >= REPORT_SECONDS:
+                yield self._progress(wants=False)
+        yield from self._drain()
+        yield Send(roles.COORDINATOR, messages.Leave())
+
+    # joining
+
+    def _join(self) -> Steps:
+        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
+        while self._plan is None:
+            self._take((yield RECEIVE))
+        plan = self._plan
+        self._settings = plan.settings
+        parameters = self._settings.landings
+        yield Attach(plan, self._settings.slots, parameters)
+        self._start(plan)
+        if self._initialise:
+            yield from self._send_initial(plan)
+        yield from self._request(0, [part for a in plan.assignments for part in (a.moving, a.frozen)])
+        yield from self._landed()
+        self.vectors.swap(0)
+
+    def _start(self, plan: Plan) -> None:
+        own = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
+        self._holders: dict[tuple[int, int], str] = {}
+        for i, a in enumerate(plan.assignments):
+            for part in (a.moving, a.frozen):
+                if part.size:
+                    self._holders[part.start, part.stop] = roles.shard(i)
+        self._parts: list[tuple[str, Range]] = own
+        self._outgoing: list[list[Payload]] = [[self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)]
+        self._push_bytes = self._fetch_bytes = sum(part.size for _, part in own)
+        self._versions: dict[str, Version] = {role: Version(0, 0) for role, _ in own}
+        self._based: dict[str, Version] = dict(self._versions)
+        self._missing = 0
+        self._landing, self._in_flight = 0, False
+        self._clock = self._slot = 0
+        self._busy = [0] * self._settings.slots
+        self._unacknowledged: deque[list[int]] = deque()
+        self._steps = self._accrued_samples = 0
+        self._portions: deque[Portion] = deque()
+        self._at = 0
+        self._asked = self._draining = False
+        self._seconds = self._loss = 0.0
+        self._losses = self._done_steps = self._done_samples = self._done_pushes = self._pushed = self._fetched = 0
+
+    def _send_initial(self, plan: Plan) -> Steps:
+        self.vectors.initial(0)
+        for (start, stop), role in self._holders.items():
+            self._missing += 1
+            yield Send(role, messages.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
+        yield from self._landed()
+        yield Send(roles.COORDINATOR, messages.Ready())
+
+    # data
+
+    def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
+        """The next minibatch that the coordinator dealt; one portion is kept in reserve. None when the job is over."""
+        while not self._ending:
+            if self._portions and self._at < self._portions[0].count:
+                portion = self._portions[0]
+                if not self._asked and len(self._portions) == 1:
+                    self._asked = True
+                    yield self._progress(wants=True)
+                self._at += 1
+                return Batch(portion.epoch, portion.first + self._at - 1)
+            if self._portions:
+                self._portions.popleft()
+                self._at = 0
+                continue
+            if self._draining:
+                self._draining = False
+                yield from self._drain()
+            elif not self._asked:
+                self._asked = True
+                yield self._progress(wants=True)
+            else:
+                self._take((yield RECEIVE))
+        return None
+
+    def _check(self, computed: Computed, batch: Batch) -> None:
+        if computed.loss is None:
+            return
+        if not math.isfinite(computed.loss):
+            raise TrainingError(
+                f"{self.role}: the loss is {computed.loss} at step {self.step} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
+                f" (it is {self._settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
+            )
+        self._loss += computed.loss
+        self._losses += 1
+
+    # gradients up
+
+    def _accrue(self, computed: Computed) -> Steps:
+        """Add the step's gradient to what the next push will hold, and step the local model."""
+        while self._busy[self._slot]:
+            self._take((yield RECEIVE))
+        if not self._steps:
+            self._based = dict(self._versions)
+        self.vectors.accrue(self._slot, first=not self._steps)
+        if self._settings.local_lr:
+            self.vectors.descend(self._settings.local_lr)
+        self._steps += 1
+        self._accrued_samples += computed.samples
+        self._seconds += computed.seconds
+
+    def _push(self) -> Steps:
+        """Send what has accrued to all shards; does not wait."""
+        slot = self._slot
+        self.vectors.carry_buffers(slot)
+        self._clock += 1
+        self._busy[slot] = len(self._parts)
+        self._unacknowledged.append([len(self._parts), self._steps, self._accrued_samples])
+        for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
+            push = messages.Push(
+                slot, part.start, part.stop, self.incarnation, self._clock, self._based[role], self._steps, self._accrued_samples
+            )  # fmt: skip
+            yield Send(role, push, payload)
+        self._pushed += self._push_bytes
+        self._steps = self._accrued_samples = 0
+        self._slot = (slot + 1) % self._settings.slots
+
+    def _drain(self) -> Steps:
+        """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it."""
+        if self._steps:
+            yield from self._push()
+        while self._unacknowledged or self._missing:
+            self._take((yield RECEIVE))
+        yield self._progress(wants=False)
+
+    # parameters down
+
+    def _fetch(self) -> Steps:
+        """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked for."""
+        if self._settings.read_in_place:
+            return
+        if not self._settings.prefetch:
+            yield from self._request(0, [part for _, part in self._parts])
+            yield from self._landed()
+            return
+        if not self._in_flight:
+            yield from self._request(1 - self._landing, [part for _, part in self._parts])
+        yield from self._landed()
+        self._landing, self._in_flight = 1 - self._landing, False
+        self.vectors.swap(self._landing)
+
+    def _ask_ahead(self) -> Steps:
+        """Ask for the next step's parameters; they land in the other vector while this step computes."""
+        if self._settings.read_in_place:
+            return
+        self._in_flight = True
+        yield from self._request(1 - self._landing, [part for _, part in self._parts])
+
+    def _request(self, landing: int, parts: list[Range]) -> Steps:
+        for part in parts:
+            if part.size:
+                self._missing += 1
+                self._fetched += part.size
+                yield Send(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop))
+
+    def _landed(self) -> Steps:
+        while self._missing:
+            self._take((yield RECEIVE))
+
+    # what arrives
+
+    def _progress(self, wants: bool) -> Send:
+        report = messages.Progress(
+            self._done_steps, self._done_samples, self._done_pushes, self._loss, self._losses, self._pushed, self._fetched, wants
+        )  # fmt: skip
+        self._seconds = self._loss = 0.0
+        self._losses = self._done_steps = self._done_samples = self._done_pushes = self._pushed = self._fetched = 0
+        return Send(roles.COORDINATOR, report)
+
+    def _take(self, arrival: Arrival) -> None:
+        """Note what arrived; every wait of the story is a loop around this."""
+        event = arrival.event
+        kind = type(event)
+        if kind is messages.Fetched:
+            self._missing -= 1
+            self._versions[arrival.sender] = event.version  # type: ignore[union-attr]
+        elif kind is messages.Pushed:
+            self._acknowledged(arrival.sender, event)  # type: ignore[arg-type]
+        elif isinstance(event, messages.Initialised):
+            self._missing -= 1
+        elif isinstance(event, messages.Deal):
+            self._portions.append(event.portion)
+            self._asked = False
+        elif isinstance(event, messages.Drain):
+            self._draining = True
+        elif isinstance(event, messages.Finish):
+            self._ending = True
+        elif isinstance(event, messages.Welcome):
+            self._plan, self._initialise = event.plan, event.initialise
+        else:
+            self._end(arrival)
+
+    def _acknowledged(self, shard: str, event: messages.Pushed) -> None:
+        """A shard has applied a push; one that all shards have applied is done."""
+        waiting = self._unacknowledged
+        waiting[event.clock - (self._clock - len(waiting)) - 1][0] -= 1
+        self._busy[event.slot] -= 1
+        if self._settings.read_in_place:
+            self._versions[shard] = event.version
+        while waiting and not waiting[0][0]:
+            _, steps, samples = waiting.popleft()
+            self._done_steps += steps
+            self._done_samples += samples
+            self._done_pushes += 1
+
+    def _end(self, arrival: Arrival) -> NoReturn:
+        event = arrival.event
+        if isinstance(event, messages.Refused):
+            raise LayoutError(event.reason)
+        if isinstance(event, messages.Lost):
+            raise JobFailed(f"{self.role}: {arrival.sender} is gone ({event.reason})")
+        if isinstance(event, messages.Stop):
+            raise JobFailed(f"{self.role}: the job was ended: {event.reason}")
+        raise LocalProtocolError(f"{self.role} has no use for {type(event).__name__} from {arrival.sender}")

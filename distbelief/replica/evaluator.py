@@ -1,0 +1,67 @@
+"""The story of the evaluator: it fetches the server's model when it is told to, and measures it. It is outside every clock and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from distbelief.core import messages, roles
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
+from distbelief.core.settings import Plan
+from distbelief.errors import JobFailed, LayoutError
+from distbelief.replica.vectors import Vectors
+
+
+class Evaluator:
+    """The evaluator of one job.
+
+    Args:
+        vectors: of its model.
+    """
+
+    def __init__(self, vectors: Vectors) -> None:
+        self.vectors = vectors
+
+    def story(self) -> Story:
+        """Join; then for each `Evaluate`: fetch, measure, tell; until the coordinator says stop."""
+        yield Send(roles.COORDINATOR, messages.Join(0, self.vectors.layout, 0))
+        while not isinstance(event := _expected((yield RECEIVE)), messages.Welcome):
+            if isinstance(event, messages.Stop):
+                return
+        plan = event.plan
+        yield Attach(plan, 0, 1)
+        missing = yield from self._fetch(plan, frozen=True)
+        number: int | None = None
+        while True:
+            event = _expected((yield RECEIVE))
+            if isinstance(event, messages.Stop):
+                return
+            if isinstance(event, messages.Evaluate):
+                number = event.number
+                missing += yield from self._fetch(plan, frozen=False)
+            elif isinstance(event, messages.Fetched):
+                missing -= 1
+                if not missing and number is not None:
+                    self.vectors.swap(0)
+                    measured: Measured = yield Measure()
+                    yield Send(roles.COORDINATOR, messages.Evaluated(number, measured.loss, measured.accuracy))
+                    number = None
+
+    def _fetch(self, plan: Plan, frozen: bool) -> Generator[Effect, Any, int]:
+        """Ask every shard for its slice; returns how many answers are due."""
+        asked = 0
+        for index, assignment in enumerate(plan.assignments):
+            for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
+                if part.size:
+                    asked += 1
+                    yield Send(roles.shard(index), messages.Fetch(0, part.start, part.stop))
+        return asked
+
+
+def _expected(arrival: Arrival) -> messages.Event:
+    event = arrival.event
+    if isinstance(event, messages.Refused):
+        raise LayoutError(event.reason)
+    if isinstance(event, messages.Lost):
+        raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")
+    return event

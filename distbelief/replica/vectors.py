@@ -1,0 +1,62 @@
+"""What a story asks of the flat vectors of its replica: the arithmetic of Algorithm 1.1, in place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from distbelief.core.effects import Payload, Phantom
+from distbelief.core.layout import Layout, Range
+
+
+class Vectors(Protocol):
+    """The model's parameters (one vector, or two where a fetch is in flight) and the slots in which gradients accrue."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model."""
+        ...
+
+    def initial(self, slot: int) -> None:
+        """Write the model's own values, frozen parameters too, into a gradient slot, to initialise the shards with."""
+
+    def swap(self, landing: int) -> None:
+        """From here on the model computes with parameter vector `landing`."""
+
+    def accrue(self, slot: int, first: bool) -> None:
+        """Add the step's gradient to a slot, or begin the slot with it; a parameter without one counts as zero."""
+
+    def descend(self, rate: float) -> None:
+        """One step of plain SGD on the model's own parameters with the step's gradient."""
+
+    def carry_buffers(self, slot: int) -> None:
+        """Write the model's buffers behind the gradient of a slot, as they are now."""
+
+    def outgoing(self, slot: int, part: Range) -> Payload:
+        """A range of a gradient slot, to be sent."""
+        ...
+
+
+class PhantomVectors:
+    """Vectors of a layout that hold nothing: for simulations that compute nothing."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def initial(self, slot: int) -> None:
+        """Nothing to write."""
+
+    def swap(self, landing: int) -> None:
+        """Nothing to swap."""
+
+    def accrue(self, slot: int, first: bool) -> None:
+        """Nothing to add."""
+
+    def descend(self, rate: float) -> None:
+        """Nothing to step."""
+
+    def carry_buffers(self, slot: int) -> None:
+        """Nothing to carry."""
+
+    def outgoing(self, slot: int, part: Range) -> Payload:
+        """A stand-in that knows its length."""
+        return Phantom(part.size)

@@ -1,0 +1,77 @@
+"""The two clocks: the wall's, which waits, and the simulator's, which jumps. Each can say the time, call later, and take one turn."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from distbelief.errors import LocalProtocolError
+from distbelief.transport.base import NetworkEndpoint
+
+
+class Clock(Protocol):
+    """What the driver asks of a clock."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+        ...
+
+    def turn(self) -> None:
+        """Let the next thing happen: something arrives, or the time comes for something that was to be called later."""
+
+
+class WallClock:
+    """Real time: a turn waits at an endpoint."""
+
+    def __init__(self, endpoint: NetworkEndpoint) -> None:
+        self._endpoint = endpoint
+        self.now = time.monotonic
+
+    def turn(self) -> None:
+        """Wait until something arrives, and deliver it."""
+        self._endpoint.poll(None)
+
+
+class VirtualClock:
+    """Simulated time: a turn takes the earliest of what is to come and sets the time to it.
+
+    >>> clock = VirtualClock()
+    >>> clock.call_later(2.0, print, "second"); clock.call_later(1.0, print, "first")
+    >>> clock.turn(); clock.turn(); clock.now()
+    first
+    second
+    2.0
+    """
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.events = 0
+        self._order = 0
+        self._coming: list[tuple[float, int, Callable[[Any], None], Any]] = []
+
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return self.time
+
+    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
+        self.call_at(self.time + delay, function, argument)
+
+    def call_at(self, moment: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function at a moment that is not in the past."""
+        self._order += 1
+        heapq.heappush(self._coming, (moment, self._order, function, argument))
+
+    def turn(self) -> None:
+        """Jump to the next event.
+
+        Raises:
+            LocalProtocolError: nothing is to come, yet somebody waits: a deadlock.
+        """
+        if not self._coming:
+            raise LocalProtocolError(f"at {self.time:.6f} s nothing is to come any more, but the job has not ended: everybody waits for somebody")
+        self.time, _, function, argument = heapq.heappop(self._coming)
+        self.events += 1
+        function(argument)

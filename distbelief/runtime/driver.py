@@ -1,0 +1,238 @@
+"""The driver: the only loop. It carries the effects of machines and stories to transports, stores and workers, and the answers back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from distbelief.core import messages
+from distbelief.core.effects import (
+    Arrival,
+    Attach,
+    Batch,
+    Commit,
+    Compute,
+    Computed,
+    Effect,
+    End,
+    Load,
+    Machine,
+    Measure,
+    Measured,
+    Receive,
+    Save,
+    Send,
+    Story,
+)
+from distbelief.core.effects import Record as RecordEffect
+from distbelief.core.records import Record
+from distbelief.core.roles import STORE
+from distbelief.core.settings import Plan
+from distbelief.errors import CheckpointError, LocalProtocolError, RemoteProtocolError
+from distbelief.runtime.clock import Clock
+from distbelief.transport.base import Arena, Endpoint
+
+
+class Worker(Protocol):
+    """Who computes for a story."""
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        """Take the vectors that were made for it, and open the links to the plan's shards."""
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        """The gradient of a minibatch; None where `answer` will be called with it later."""
+
+    def measure(self) -> Measured:
+        """The current parameters on the test set."""
+        ...
+
+
+class Store(Protocol):
+    """Where checkpoints are kept."""
+
+    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Write one shard's part."""
+
+    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> None:
+        """Make a checkpoint the newest."""
+
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read one shard's part, cut to a plan."""
+        ...
+
+
+class _Player:
+    """A role that this driver plays: a machine, or a story with what it waits for."""
+
+    def __init__(self, role: str, endpoint: Endpoint) -> None:
+        self.role, self.endpoint = role, endpoint
+        self.inbox: deque[Arrival] = deque()
+        self.waits = False
+        self.machine: Machine | None = None
+        self.story: Story | None = None
+        self.worker: Worker | None = None
+        self.store: Store | None = None
+
+
+class Driver:
+    """Plays one role or many until they have ended.
+
+    Args:
+        clock: the wall's or the simulator's.
+        sink: called with the time, the role and the record of everything that is written down.
+    """
+
+    def __init__(self, clock: Clock, sink: Callable[[float, str, Record], None]) -> None:
+        self.clock, self._sink = clock, sink
+        self._players: dict[str, _Player] = {}
+
+    def add_machine(self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None) -> None:
+        """Play a machine: it is handed every arrival at its endpoint."""
+        player = self._add(role, endpoint)
+        player.machine, player.store = machine, store
+        endpoint.deliver = lambda arrival: self._handle(player, arrival)
+
+    def add_story(self, role: str, story: Story, endpoint: Endpoint, worker: Worker) -> None:
+        """Play a story; it begins when the driver runs or is asked to `begin`."""
+        player = self._add(role, endpoint)
+        player.story, player.worker = story, worker
+        endpoint.deliver = lambda arrival: self._arrive(player, arrival)
+
+    def _add(self, role: str, endpoint: Endpoint) -> _Player:
+        if role in self._players:
+            raise LocalProtocolError(f"{role} is played already")
+        player = self._players[role] = _Player(role, endpoint)
+        return player
+
+    def begin(self, role: str) -> None:
+        """Run a story up to its first wait."""
+        self._advance(self._players[role], None)
+
+    def run(self) -> None:
+        """Begin all stories, and take turns until every role has ended."""
+        for player in list(self._players.values()):
+            if player.story is not None and player.role in self._players:
+                self._advance(player, None)
+        while self._players:
+            self.clock.turn()
+
+    def run_while(self, condition: Callable[[], bool]) -> None:
+        """Take turns while a condition holds and somebody is played."""
+        while self._players and condition():
+            self.clock.turn()
+
+    def plays(self, role: str) -> bool:
+        """Whether a role is being played: it was added, and has not ended."""
+        return role in self._players
+
+    def tell(self, role: str, sender: str, event: messages.Event) -> None:
+        """Tell a machine something that came by no transport, such as the supervisor's word."""
+        if role in self._players:
+            self._handle(self._players[role], Arrival(sender, event))
+
+    def remove(self, role: str) -> None:
+        """Stop playing a role at once, as if its process had been killed; its endpoint is the caller's to close."""
+        player = self._players.pop(role, None)
+        if player is not None and player.story is not None:
+            player.story.close()
+
+    # machines
+
+    def _handle(self, player: _Player, arrival: Arrival) -> None:
+        if player.role not in self._players:
+            return
+        if arrival.payload is not None:
+            player.endpoint.settle()
+        assert player.machine is not None
+        try:
+            effects = player.machine.handle(arrival.sender, arrival.event, arrival.payload)
+        except RemoteProtocolError as error:
+            player.endpoint.drop(arrival.sender, str(error))
+            return
+        for effect in effects:
+            if type(effect) is Send:
+                player.endpoint.send(effect.to, effect.message, effect.payload)
+            else:
+                self._perform(player, effect)
+
+    def _perform(self, player: _Player, effect: Effect) -> None:
+        """Everything a machine asks for beside sending."""
+        if isinstance(effect, RecordEffect):
+            self._sink(self.clock.now(), player.role, effect.record)
+        elif isinstance(effect, End):
+            self._end(player)
+        elif isinstance(effect, Save | Commit):
+            self._handle(player, Arrival(STORE, messages.Saved(effect.number, self._write(player, effect))))
+        elif isinstance(effect, Load):
+            assert player.store is not None
+            self._handle(player, Arrival(STORE, messages.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
+        else:
+            raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
+
+    def _write(self, player: _Player, effect: Save | Commit) -> str:
+        """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
+        assert player.store is not None
+        try:
+            if isinstance(effect, Save):
+                player.store.save_part(effect.number, effect.part, effect.arrays, effect.facts)
+            else:
+                player.store.commit(effect.number, effect.plan, effect.position, effect.samples)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    # stories
+
+    def _arrive(self, player: _Player, arrival: Arrival) -> None:
+        if player.waits:
+            player.waits = False
+            self._advance(player, arrival)
+        elif player.role in self._players:
+            player.inbox.append(arrival)
+
+    def _advance(self, player: _Player, answer: Any) -> None:
+        """Run a story, from an answer to its next wait."""
+        story, endpoint = player.story, player.endpoint
+        assert story is not None
+        if player.role not in self._players:
+            return
+        send = story.send
+        while True:
+            try:
+                effect = send(answer)
+            except StopIteration:
+                self._end(player)
+                return
+            kind = type(effect)
+            answer = None
+            if kind is Send:
+                endpoint.send(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]
+            elif kind is Receive:
+                if not player.inbox:
+                    player.waits = True
+                    return
+                answer = player.inbox.popleft()
+            elif kind is Compute:
+                assert player.worker is not None
+                answer = player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))  # type: ignore[union-attr]
+                if answer is None:
+                    return
+            else:
+                answer = self._answer(player, effect)
+
+    def _answer(self, player: _Player, effect: Effect) -> Any:
+        """What a story asks for beside sending, receiving and computing."""
+        assert player.worker is not None
+        if isinstance(effect, Measure):
+            return player.worker.measure()
+        if isinstance(effect, Attach):
+            arena = player.endpoint.allocate(effect.plan.layout.total, effect.gradients, effect.parameters)
+            return player.worker.attach(effect.plan, arena)
+        if isinstance(effect, RecordEffect):
+            return self._sink(self.clock.now(), player.role, effect.record)
+        raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
+
+    def _end(self, player: _Player) -> None:
+        self._players.pop(player.role, None)
+        player.endpoint.close()

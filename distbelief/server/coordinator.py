@@ -1,0 +1,352 @@
+"""The coordinator: the machine that knows the members, deals portions, and calls for evaluations, checkpoints and the end.
+
+It never sees the parameter vector. A job goes through the phases of `PHASES`, and each `_on_<message>` below says what moves it on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from distbelief.core import messages, records, roles
+from distbelief.core.effects import Commit, Effect, End, Payload, Record, Send
+from distbelief.core.layout import check_same
+from distbelief.core.messages import Event
+from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
+from distbelief.core.settings import Plan, Settings
+from distbelief.core.sharding import cut
+from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
+
+Phase = Literal["gathering", "restoring", "initialising", "training", "leaving", "closing"]
+
+PHASES: dict[Phase, str] = {
+    "gathering": "waits for the first replica, which tells the layout",
+    "restoring": "waits for the shards to know their ranges, and to load a checkpoint if there is one",
+    "initialising": "waits for one replica to send the initial parameters",
+    "training": "deals portions until all are done, a target is reached or somebody stops the job",
+    "leaving": "waits for the replicas to push what they have accrued, and to leave",
+    "closing": "waits for the last evaluation, the last checkpoint and the shards' accounts",
+}
+"""What the coordinator does, and what it waits for, in order."""
+
+
+class Coordinator:
+    """The coordinator of one job.
+
+    Args:
+        settings: of the job; every replica is told them.
+        evaluator: whether an evaluator takes part.
+        checkpoint: what the shards load, or "" for a fresh job.
+        position: where the data of that checkpoint stands.
+        samples: samples that were done before it.
+        number: of the next checkpoint.
+    """
+
+    def __init__(
+        self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+    ) -> None:
+        self.settings, self.phase = settings, "gathering"
+        self.plan: Plan | None = None
+        self.dealer: Dealer | None = None
+        self._checkpoint, self._position, self._samples = checkpoint, position, samples
+        self._evaluator: Literal["expected", "joined", "none"] = "expected" if evaluator else "none"
+        self._shards = [roles.shard(i) for i in range(settings.shards)]
+        self._waiting: set[str] = set(self._shards)
+        self._welcome: deque[str] = deque()
+        self._members: set[str] = set()
+        self._gone: set[str] = set()
+        self._wanting: dict[str, bool] = {}
+        self._warming = settings.warm_start_steps
+        self._warmed = 0
+        self._number, self._saving = number, False
+        self._measuring = 0
+        self._owed = False
+        self._epochs = 0
+        self._outcome, self._reason = "done", ""
+        self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
+            messages.Join: self._on_join,
+            messages.Restored: self._on_restored,
+            messages.Ready: self._on_ready,
+            messages.Progress: self._on_progress,
+            messages.Leave: self._on_leave,
+            messages.Evaluated: self._on_evaluated,
+            messages.SnapshotDone: self._on_snapshot,
+            messages.Saved: self._on_saved,
+            messages.Description: self._on_description,
+            messages.Stop: self._on_stop,
+            messages.Lost: self._on_lost,
+        }
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event.
+
+        Raises:
+            RemoteProtocolError: the sender broke the protocol.
+        """
+        answer = self._answers.get(type(event))
+        if answer is None:
+            raise RemoteProtocolError(f"the coordinator has no answer to {type(event).__name__}")
+        return answer(sender, event)
+
+    # joining
+
+    def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
+        if sender == roles.EVALUATOR:
+            self._welcome.append(sender)
+            return self._greet() if self.phase in ("training", "leaving", "closing") else []
+        self._gone.discard(sender)
+        try:
+            if self.plan is None:
+                self.plan = self._make_plan(event)
+                restore: list[Effect] = [Send(role, messages.Restore(self.plan, self._checkpoint)) for role in self._shards]
+                self.phase = "restoring"
+                self._welcome.append(sender)
+                return restore
+            check_same(self.plan.layout, event.layout, sender)
+            if event.samples != self.plan.samples:
+                raise UsageError(f"{sender} has {event.samples} training samples, the job has {self.plan.samples}: give every replica the same data")
+            if event.batch_size not in (0, self.settings.batch_size):
+                raise UsageError(f"{sender} asks for batches of {event.batch_size}, the job has {self.settings.batch_size}: it is one for all")
+        except (LayoutError, UsageError) as error:
+            return [Send(sender, messages.Refused(str(error)))]
+        if self.phase in ("leaving", "closing"):
+            return [Send(sender, messages.Refused("the job is ending"))]
+        self._welcome.append(sender)
+        return self._greet() if self.phase == "training" else []
+
+    def _make_plan(self, event: messages.Join) -> Plan:
+        if event.samples < 1:
+            raise UsageError("the training set is empty: there is nothing to train on")
+        if event.batch_size:
+            self.settings = msgspec.structs.replace(self.settings, batch_size=event.batch_size)
+        plan = Plan(self.settings, event.layout, cut(event.layout, self.settings.shards), event.samples)
+        batches = -(-event.samples // self.settings.batch_size)
+        self.dealer = Dealer(batches, self.settings.epochs, self.settings.replicas, self._position)
+        self._epochs = self._position.epoch
+        return plan
+
+    def _on_restored(self, sender: str, event: messages.Restored) -> list[Effect]:
+        self._waiting.discard(sender)
+        if self._waiting:
+            return []
+        if event.loaded:
+            return self._begin()
+        self.phase = "initialising"
+        return self._ask_to_initialise()
+
+    def _ask_to_initialise(self) -> list[Effect]:
+        """Welcome the first replica that waits, which sends the shards its parameters."""
+        assert self.plan is not None
+        for role in self._welcome:
+            if roles.is_replica(role):
+                self._welcome.remove(role)
+                self._members.add(role)
+                return [Send(role, messages.Welcome(self.plan, initialise=True)), Record(records.Joined(role))]
+        return []
+
+    def _on_ready(self, sender: str, event: messages.Ready) -> list[Effect]:
+        return self._begin() if self.phase == "initialising" else []
+
+    def _begin(self) -> list[Effect]:
+        assert self.plan is not None
+        assert self.dealer is not None
+        self.phase = "training"
+        s, plan = self.settings, self.plan
+        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self._samples)
+        effects: list[Effect] = [Record(started), *self._greet()]
+        return effects + (self._finish("done", "every epoch was done before") if self.dealer.finished else [])
+
+    def _greet(self) -> list[Effect]:
+        assert self.plan is not None
+        effects: list[Effect] = []
+        while self._welcome:
+            role = self._welcome.popleft()
+            effects.append(Send(role, messages.Welcome(self.plan, initialise=False)))
+            if role == roles.EVALUATOR:
+                self._evaluator = "joined"
+                effects += self._measure() if self._owed else []
+            else:
+                self._members.add(role)
+                effects.append(Record(records.Joined(role)))
+        return effects
+
+    # training
+
+    def _on_progress(self, sender: str, event: messages.Progress) -> list[Effect]:
+        if sender not in self._members or self.dealer is None:
+            raise RemoteProtocolError(f"{sender} reports progress and is no member")
+        self._samples += event.samples
+        completed = self.dealer.done(sender, event.steps)
+        loss = event.loss / event.losses if event.losses else None
+        effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, event.pushed, event.fetched))]
+        if self._warming:
+            self._warmed += event.steps
+        for _ in completed:
+            effects += self._epoch_done()
+        if event.wants:
+            self._wanting[sender] = False
+        if self.phase == "training":
+            effects += self._finish("done", "all epochs are done") if self.dealer.finished else self._deal()
+        return effects
+
+    def _deal(self) -> list[Effect]:
+        """Serve the replicas that want a portion; those that cannot have one now are told to drain, once."""
+        assert self.dealer is not None
+        effects: list[Effect] = []
+        for role in list(self._wanting):
+            portion = self.dealer.deal(role, self._allowed(role)) if self._allowed(role) else None
+            if portion is not None:
+                del self._wanting[role]
+                effects.append(Send(role, messages.Deal(portion)))
+            elif not self._wanting[role]:
+                self._wanting[role] = True
+                effects.append(Send(role, messages.Drain()))
+        return effects
+
+    def _allowed(self, role: str) -> int:
+        """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to itself."""
+        if not self._warming:
+            return PORTION_LIMIT
+        if self._warmed >= self._warming:
+            self._warming = 0
+            return PORTION_LIMIT
+        if role != min(self._members, key=roles.index_of):
+            return 0
+        assert self.dealer is not None
+        return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
+
+    def _epoch_done(self) -> list[Effect]:
+        self._epochs += 1
+        effects: list[Effect] = [Record(records.EpochDone(self._epochs))]
+        assert self.dealer is not None
+        if self.dealer.finished:
+            return effects
+        every = self.settings.evaluate_every
+        if every and self._epochs % every == 0:
+            effects += self._measure()
+        every = self.settings.checkpoint_every
+        if every and self._epochs % every == 0:
+            effects += self._save()
+        return effects
+
+    def _measure(self) -> list[Effect]:
+        """Have the server's model measured, as soon as there is an evaluator; not at all where none takes part."""
+        self._owed = self._evaluator == "expected"
+        if self._evaluator != "joined":
+            return []
+        self._measuring += 1
+        return [Send(roles.EVALUATOR, messages.Evaluate(self._epochs))]
+
+    def _on_evaluated(self, sender: str, event: messages.Evaluated) -> list[Effect]:
+        self._measuring -= 1
+        effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
+        target = self.settings.target_accuracy
+        if self.phase == "training" and target and event.accuracy >= target:
+            return effects + self._finish("target", f"test accuracy {event.accuracy:.4f} reached the target {target}")
+        return effects + self._close()
+
+    # checkpoints
+
+    def _save(self) -> list[Effect]:
+        """Call for a checkpoint: its position is taken first, so that what is done by it is in every shard's part."""
+        if self._saving:
+            return []
+        assert self.dealer is not None
+        self._saving, self._waiting, self._failed = True, set(self._shards), ""
+        self._cut = (self.dealer.position(), self._samples)
+        return [Send(role, messages.Snapshot(self._number)) for role in self._shards]
+
+    def _on_snapshot(self, sender: str, event: messages.SnapshotDone) -> list[Effect]:
+        self._waiting.discard(sender)
+        self._failed = self._failed or event.error
+        if self._waiting:
+            return []
+        if self._failed:
+            return self._on_saved(sender, messages.Saved(event.number, self._failed))
+        assert self.plan is not None
+        return [Commit(event.number, self.plan, *self._cut)]
+
+    def _on_saved(self, sender: str, event: messages.Saved) -> list[Effect]:
+        self._saving = False
+        self._number += 1
+        return [Record(records.Checkpointed(event.number, event.error)), *self._close()]
+
+    # the end
+
+    def _finish(self, outcome: str, reason: str) -> list[Effect]:
+        """Let the replicas push what they have accrued and leave; then close."""
+        self.phase, self._outcome, self._reason = "leaving", outcome, reason
+        self._closing = iter(("measure", "save", "describe", "stop"))
+        return [Send(role, messages.Finish(reason)) for role in sorted(self._members)] + self._close()
+
+    def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
+        return self._without(sender, "it was done", died=False)
+
+    def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
+        if self.phase in ("leaving", "closing"):
+            return []
+        if self.plan is None or self.phase != "training":
+            return self._end("interrupted", event.reason)
+        return self._finish("interrupted", event.reason)
+
+    def _close(self) -> list[Effect]:
+        """Take the next closing step, once the replicas are gone and the last step is answered."""
+        if self.phase == "leaving" and not self._members:
+            self.phase = "closing"
+        effects: list[Effect] = []
+        while self.phase == "closing" and not (self._measuring or self._owed or self._saving or self._waiting):
+            step = next(self._closing)
+            if step == "measure" and self.settings.evaluate_every:
+                effects += self._measure()
+            elif step == "save":
+                effects += self._save()
+            elif step == "describe":
+                self._waiting = set(self._shards)
+                effects += [Send(role, messages.Describe()) for role in self._shards]
+            elif step == "stop":
+                return effects + self._end(self._outcome, self._reason)
+        return effects
+
+    def _on_description(self, sender: str, event: messages.Description) -> list[Effect]:
+        self._waiting.discard(sender)
+        return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
+
+    def _end(self, outcome: str, reason: str) -> list[Effect]:
+        everybody = [*self._shards, *sorted(self._members), *self._welcome] + ([roles.EVALUATOR] if self._evaluator == "joined" else [])
+        stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
+        return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
+
+    # death
+
+    def _on_lost(self, sender: str, event: messages.Lost) -> list[Effect]:
+        if roles.is_replica(sender):
+            return self._without(sender, event.reason, died=True)
+        if sender == roles.EVALUATOR and self._evaluator != "none":
+            self._evaluator, self._measuring, self._owed = "none", 0, False
+            return [Record(records.Note(f"the evaluator is gone ({event.reason}); the job goes on without evaluations")), *self._close()]
+        if sender in self._shards:
+            lost = f"{sender} is gone ({event.reason}); what it applied since checkpoint {self._number - 1} is lost: go on with --resume"
+            return self._end("failed", lost)
+        return []
+
+    def _without(self, role: str, reason: str, died: bool) -> list[Effect]:
+        """Go on without a replica; what it held is dealt again."""
+        if role in self._gone:
+            return []
+        self._gone.add(role)
+        if role in self._welcome:
+            self._welcome.remove(role)
+        self._wanting.pop(role, None)
+        member = role in self._members
+        self._members.discard(role)
+        lost = self.dealer.lost(role) if member and self.dealer else 0
+        effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
+        if len(self._gone) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
+            end = f"every replica is gone; the last was {role}: {reason}"
+            return effects + (self._finish("failed", end) if self.phase == "training" else self._end("failed", end))
+        if self.phase == "initialising" and member:
+            return effects + self._ask_to_initialise()
+        return effects + (self._deal() if self.phase == "training" else self._close())

@@ -1,0 +1,67 @@
+"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from distbelief.core.settings import Optimizer
+from distbelief.errors import UsageError, unknown
+
+OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "adadelta": (torch.optim.Adadelta, {}),
+    "rmsprop": (torch.optim.RMSprop, {}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "nadam": (torch.optim.NAdam, {}),
+    "radam": (torch.optim.RAdam, {}),
+    "adamax": (torch.optim.Adamax, {}),
+}
+"""Name, to torch's class and the options that the name stands for."""
+
+_FUSED_ON_CPU = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW)
+
+
+def build(settings: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself.
+
+    Raises:
+        UsageError: an unknown optimizer, an option it does not have, or a value it refuses.
+
+    >>> build(Optimizer("adagrad", 0.02), [{"params": [torch.nn.Parameter(torch.zeros(4))]}]).defaults["lr"]
+    0.02
+    """
+    if settings.name not in OPTIMIZERS:
+        raise unknown("optimizer", settings.name, OPTIMIZERS)
+    kind, preset = OPTIMIZERS[settings.name]
+    known = set(inspect.signature(kind).parameters) - {"params", "lr", "fused", "foreach"}
+    for option in (*settings.options, *(option for group in groups for option in group)):
+        if option not in known | {"params", "lr"}:
+            raise unknown(f"option of optimizer {settings.name}", option, known)
+    options = {**preset, **settings.options, "lr": settings.lr}
+    if issubclass(kind, _FUSED_ON_CPU):
+        options["fused"] = True
+    try:
+        return kind(groups, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"optimizer {settings.name} refuses {_shown(options)}: {error}") from error
+
+
+def check(settings: Optimizer) -> None:
+    """Refuse an optimizer that cannot be built.
+
+    Raises:
+        UsageError: as `build`.
+    """
+    build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items() if key != "fused")

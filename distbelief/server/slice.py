@@ -1,0 +1,189 @@
+"""A shard's slice of the flat vector, its optimizer, and the arithmetic on them, in place."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from distbelief.core.effects import Payload, Phantom
+from distbelief.core.layout import Layout, Section
+from distbelief.core.settings import Plan
+from distbelief.server import optimizers
+
+MASTERED = (torch.bfloat16, torch.float16)
+"""Dtypes whose parameters have float32 masters on the shard, which the optimizer steps."""
+
+
+class Slice(Protocol):
+    """What a shard holds; a phantom one holds nothing and only counts."""
+
+    def fill(self, payload: Payload, frozen: bool) -> None:
+        """Take initial values for the moving or the frozen range."""
+
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+        """Make one optimizer step with a push, at `factor` times the base learning rate."""
+
+    def moving(self) -> Payload:
+        """The bytes of the moving range, as they are."""
+
+    def frozen(self) -> Payload:
+        """The bytes of the frozen range."""
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Everything, by name, for a checkpoint: views, not copies."""
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Take back what `arrays` gave."""
+
+
+class _Piece:
+    """The part of one section that lies in the slice: its number in the layout, its tensor, and what the optimizer steps."""
+
+    def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
+        self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
+        self.master = tensor.dtype in MASTERED
+        self.parameter = torch.nn.Parameter(tensor.float() if self.master else tensor) if section.kind == "parameter" else None
+        self.gradient = torch.zeros_like(self.parameter, requires_grad=False) if self.parameter is not None and self.master else None
+
+    def typed(self, payload: torch.Tensor) -> torch.Tensor:
+        """The part of a push's payload that belongs to this piece."""
+        return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
+
+
+class TorchSlice:
+    """A slice in memory, stepped by `torch.optim` with one flat parameter per (dtype, parameter group).
+
+    Args:
+        plan: the job's plan.
+        shard: which of its assignments this is.
+        moving: 1-D uint8 tensor to hold the moving range; own memory where None.
+    """
+
+    def __init__(self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> None:
+        own = plan.assignments[shard]
+        self._moving = torch.zeros(own.moving.size, dtype=torch.uint8) if moving is None else moving
+        self._frozen = torch.zeros(own.frozen.size, dtype=torch.uint8) if frozen is None else frozen
+        self._pieces = [
+            _Piece(
+                number,
+                piece,
+                self._moving[piece.start - own.moving.start : piece.stop - own.moving.start].view(dtype),
+                piece.start - own.moving.start,
+            )
+            for piece in plan.layout.pieces(own.moving)
+            for number, dtype in [(_number(plan.layout, piece), getattr(torch, piece.dtype))]
+        ]
+        self._trained = [piece for piece in self._pieces if piece.parameter is not None]
+        self._carried = [piece for piece in self._pieces if piece.parameter is None]
+        groups = [{"params": [piece.parameter], **plan.layout.groups[piece.section.group]} for piece in self._trained]
+        self._optimizer = optimizers.build(plan.settings.optimizer, groups) if groups else None
+        self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
+        self._factor = 1.0
+        self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def fill(self, payload: Payload, frozen: bool) -> None:
+        """Take initial values for the moving or the frozen range."""
+        assert isinstance(payload, torch.Tensor)
+        (self._frozen if frozen else self._moving).copy_(payload)
+        for piece in self._trained:
+            if piece.master:
+                _data(piece).copy_(piece.tensor)
+
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+        """Make one optimizer step with a push; the views of a slot are made once."""
+        assert isinstance(payload, torch.Tensor)
+        known = self._views.get((sender, slot))
+        if known is None or known[0] is not payload:
+            known = (payload, [p.typed(payload) for p in self._trained], [p.typed(payload) for p in self._carried])
+            self._views[sender, slot] = known
+        for piece, gradient in zip(self._trained, known[1], strict=True):
+            assert piece.parameter is not None
+            piece.parameter.grad = gradient if piece.gradient is None else piece.gradient.copy_(gradient)
+        if self._optimizer is not None:
+            if factor != self._factor:
+                self._factor = factor
+                for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                    group["lr"] = rate * factor
+            self._optimizer.step()
+        for piece in self._trained:
+            if piece.master:
+                piece.tensor.copy_(_data(piece))
+        for piece, values in zip(self._carried, known[2], strict=True):
+            piece.tensor.copy_(values)
+
+    def moving(self) -> Payload:
+        """The bytes of the moving range, as they are."""
+        return self._moving
+
+    def frozen(self) -> Payload:
+        """The bytes of the frozen range."""
+        return self._frozen
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """`vector.moving`, `vector.frozen`, `master.<section>` and `state.<section>.<key>`, as views."""
+        arrays = {"vector.moving": self._moving, "vector.frozen": self._frozen}
+        for piece in self._trained:
+            if piece.master:
+                arrays[f"master.{piece.number}"] = _data(piece)
+            for key, value in self._state(piece).items():
+                if value is not None:
+                    arrays[f"state.{piece.number}.{key}"] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        return arrays
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Take back what `arrays` gave."""
+        self._moving.copy_(arrays["vector.moving"])
+        self._frozen.copy_(arrays["vector.frozen"])
+        for piece in self._trained:
+            if piece.master:
+                _data(piece).copy_(arrays[f"master.{piece.number}"])
+            prefix = f"state.{piece.number}."
+            assert self._optimizer is not None
+            assert piece.parameter is not None
+            state = {name.removeprefix(prefix): value.clone() for name, value in arrays.items() if name.startswith(prefix)}
+            if state:
+                self._optimizer.state[piece.parameter] = state
+
+    def _state(self, piece: _Piece) -> dict[str, Any]:
+        assert self._optimizer is not None
+        assert piece.parameter is not None
+        return dict(self._optimizer.state.get(piece.parameter, {}))
+
+
+def _data(piece: _Piece) -> torch.Tensor:
+    assert piece.parameter is not None
+    return piece.parameter.data
+
+
+def _number(layout: Layout, piece: Section) -> int:
+    return next(i for i, s in enumerate(layout.sections) if s.start <= piece.start and piece.stop <= s.stop)
+
+
+class PhantomSlice:
+    """A slice of a plan that holds nothing: for simulations that compute nothing."""
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        own = plan.assignments[shard]
+        self._moving, self._frozen = Phantom(own.moving.size), Phantom(own.frozen.size)
+
+    def fill(self, payload: Payload, frozen: bool) -> None:
+        """Nothing to take."""
+
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+        """Nothing to step."""
+
+    def moving(self) -> Payload:
+        """A stand-in that knows its length."""
+        return self._moving
+
+    def frozen(self) -> Payload:
+        """A stand-in that knows its length."""
+        return self._frozen
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Nothing to save."""
+        return {}
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Nothing to take back."""

@@ -1,0 +1,182 @@
+"""The tasks `mnist` and `mnist-lenet`, and where their data come from: a folder, the cache, or a download."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import queue
+import tempfile
+import threading
+import time
+import urllib.request
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+
+from torch import Tensor, nn
+
+from distbelief.errors import DataError
+from distbelief.tasks.idx import CHUNK, read_idx
+from distbelief.tasks.task import Task, TensorData
+
+FILES: Mapping[str, str] = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+"""The four files and the MD5 of each one's content: of the plain file, since mirrors may pack anew."""
+
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+
+ANSWER_SECONDS = 4.0
+"""Longest wait for a mirror's answer, and for each piece after it."""
+DOWNLOAD_SECONDS = 120.0
+"""Longest download of one file."""
+FILE_LIMIT = 64 << 20
+"""Most bytes of one unpacked file."""
+
+CLASSES = 10
+
+
+def mnist(data_dir: str | None = None) -> Task:
+    """An MLP 784-300-100-10 on MNIST (266,610 parameters); inputs float32 (n, 784), targets int64 (n,).
+
+    Args:
+        data_dir: Folder with the four idx files; else `$DISTBELIEF_DATA`, else the cache folder, else they are downloaded into it.
+            Nothing is read before `train()` or `test()` is called; these raise `DataError` where the files cannot be had.
+
+    >>> sum(p.numel() for p in mnist().model().parameters())
+    266610
+    """
+    return _task("mnist", _mlp, data_dir, (784,))
+
+
+def mnist_lenet(data_dir: str | None = None) -> Task:
+    """Caffe's LeNet-5 on MNIST (431,080 parameters); inputs float32 (n, 1, 28, 28), targets int64 (n,).
+
+    Args:
+        data_dir: As for `mnist`.
+
+    >>> sum(p.numel() for p in mnist_lenet().model().parameters())
+    431080
+    """
+    return _task("mnist-lenet", _lenet, data_dir, (1, 28, 28))
+
+
+def _task(reference: str, model: Callable[[], nn.Module], data_dir: str | None, shape: tuple[int, ...]) -> Task:
+    load = partial(_load, data_dir, shape)
+    return Task(reference=reference, data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k"))
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, CLASSES))
+
+
+def _lenet() -> nn.Module:
+    features = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*features, nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, CLASSES))
+
+
+def _standardised(images: Tensor) -> Tensor:
+    """Bytes to float32 of about mean 0 and deviation 1: MNIST's are 0.1307 and 0.3081 of 255."""
+    return images.float().mul_(1 / (0.3081 * 255)).sub_(0.1307 / 0.3081)
+
+
+def _load(data_dir: str | None, shape: tuple[int, ...], part: str) -> TensorData:
+    folder = _folder(data_dir)
+    paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
+    images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())
+    if len(images) != len(labels):
+        raise DataError(f"{paths[0]} holds {len(images)} images, but {paths[1]} {len(labels)} labels; put the original files there")
+    if labels.max() >= CLASSES:
+        raise DataError(f"{paths[1]} holds the label {int(labels.max())}, but MNIST's are 0 to {CLASSES - 1}; put the original file there")
+    return TensorData(images.view(-1, *shape), labels.long(), _standardised)
+
+
+def _folder(data_dir: str | None) -> Path:
+    """The folder with all four files, downloaded into the cache where no folder is named."""
+    named = data_dir or os.environ.get("DISTBELIEF_DATA")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "distbelief", "mnist")
+    folder = Path(os.path.expanduser(named or cache))
+    try:
+        missing = [name for name in FILES if not _file(folder, name)]
+        if not named:
+            for name in missing:
+                _download(name, folder)
+        elif missing:
+            raise OSError(f"it lacks {', '.join(missing)}")
+    except OSError as error:
+        raise DataError(
+            f"no MNIST in {folder}: {error}; put {', '.join(FILES)} (plain or .gz) there or into a folder named by --data-dir or $DISTBELIEF_DATA,"
+            " or train 'digits', which needs no download"
+        ) from error
+    return folder
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _download(name: str, folder: Path) -> None:
+    """Put one file into the folder, whole and verified or not at all.
+
+    Raises:
+        OSError: No mirror gave it, or the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for mirror in MIRRORS:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}.", delete=False) as file:
+            try:
+                _copy(f"{mirror}{name}.gz", file, FILES[name])
+                # several processes may do this at once: each puts the same whole file there
+                os.replace(file.name, folder / name)
+                return
+            except (OSError, EOFError, HTTPException, zlib.error) as error:
+                failures.append(f"{mirror}: {error}")
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+    raise OSError(f"{name} cannot be downloaded ({'; '.join(failures)})")
+
+
+def _copy(url: str, file: IO[bytes], md5: str) -> None:
+    """Unpack what a URL holds into a file, within `FILE_LIMIT` and `DOWNLOAD_SECONDS`."""
+    deadline = time.monotonic() + DOWNLOAD_SECONDS
+    digest = hashlib.md5(usedforsecurity=False)
+    with _open(url) as answer, gzip.GzipFile(fileobj=answer) as unpacked:
+        while piece := unpacked.read(CHUNK):
+            digest.update(piece)
+            file.write(piece)
+            if file.tell() > FILE_LIMIT:
+                raise OSError(f"more than {FILE_LIMIT} bytes")
+            if time.monotonic() > deadline:
+                raise OSError(f"not done after {DOWNLOAD_SECONDS:g} s")
+    file.flush()
+    if digest.hexdigest() != md5:
+        raise OSError(f"its content has MD5 {digest.hexdigest()}, not {md5}")
+
+
+def _open(url: str) -> IO[bytes]:
+    """Open a URL, or raise an `OSError` within `ANSWER_SECONDS`."""
+    answers: queue.SimpleQueue[IO[bytes] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=ANSWER_SECONDS))
+        except Exception as error:
+            answers.put(error)
+
+    # in a thread: without a network, looking up the name can take far longer than the socket's timeout
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=ANSWER_SECONDS)
+    except queue.Empty:
+        raise OSError(f"no answer within {ANSWER_SECONDS:g} s") from None
+    if isinstance(answer, Exception):
+        raise OSError(str(answer)) from answer
+    return answer

@@ -1,0 +1,104 @@
+"""From a task's name to the task: the built-in ones, and a user's own `module:function`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from distbelief.errors import DataError, UsageError, unknown
+from distbelief.tasks.digits import digits
+from distbelief.tasks.mnist import mnist, mnist_lenet
+from distbelief.tasks.task import Task
+
+BUILTINS: Mapping[str, Callable[..., Task]] = {"digits": digits, "mnist": mnist, "mnist-lenet": mnist_lenet}
+"""The tasks that have a name."""
+
+
+def resolve(reference: str, data_dir: str | None = None) -> Task:
+    """The task of that name, or the one that a user's own function returns.
+
+    Args:
+        reference: A built-in name, or `module:function`: a module as `import` would find it (from the current folder too), and in it a
+            function without required arguments that returns a `Task`.
+        data_dir: Folder of the data; the function must have a parameter `data_dir` to be given one.
+
+    Raises:
+        UsageError: No such task, or its module or function does not yield one.
+
+    >>> resolve("digits").reference
+    'digits'
+    """
+    if ":" in reference:
+        function = _find(reference)
+    elif reference in BUILTINS:
+        function = BUILTINS[reference]
+    else:
+        raise unknown("task", reference, [*BUILTINS, "module:function"])
+    options = {}
+    if data_dir:
+        if not _takes_data_dir(function):
+            raise UsageError(
+                f"data_dir {data_dir!r} given, but task {reference!r} reads no folder: leave it off, or give its function a parameter data_dir"
+            )
+        options = {"data_dir": data_dir}
+    try:
+        task = function(**options)
+    # SystemExit too: a user's script may parse its arguments or end itself
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"task {reference!r}: its function raised {type(error).__name__}: {error}; called without arguments, it must return a Task"
+        ) from error
+    if not isinstance(task, Task):
+        raise UsageError(f"task {reference!r}: its function returned {type(task).__name__}; it must return a distbelief.tasks.Task")
+    return dataclasses.replace(task, reference=reference, data_dir=data_dir or task.data_dir)
+
+
+def available(reference: str, data_dir: str | None = None) -> str | None:
+    """Why a task's data cannot be had here, in one line; None where they can.
+
+    Loads the smaller data set once, downloading where that is the task's way: call it before many processes do.
+
+    Raises:
+        UsageError: As `resolve`.
+
+    >>> available("digits")
+    """
+    task = resolve(reference, data_dir)
+    try:
+        (task.test or task.train)()
+    except DataError as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _find(reference: str) -> Callable[..., Task]:
+    module_name, _, name = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        # a console script has its own folder there instead, unlike python -m
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"task {reference!r}: importing {module_name!r} raised {type(error).__name__}: {error};"
+            f" write module:function so that `python -c 'import MODULE'` works in {os.getcwd()}"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+        got = f"has no {name!r}" if function is None else f"has a {type(function).__name__} by the name {name!r}"
+        raise UsageError(
+            f"task {reference!r}: module {module_name!r} {got}; name a function of it that returns a Task: {', '.join(found) or 'it has none'}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _takes_data_dir(function: Callable[..., Task]) -> bool:
+    try:
+        return "data_dir" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

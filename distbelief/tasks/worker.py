@@ -1,0 +1,108 @@
+"""Who computes for a replica or the evaluator: a task's model and data, a minibatch or a measurement at a time."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.errors import DistbeliefError, TrainingError, UsageError
+from distbelief.tasks.order import Order, seed_chance
+from distbelief.tasks.task import Task, as_data
+
+MEASURE_BATCH = 1000
+"""Samples measured at a time: bounds the memory of an evaluation."""
+
+
+def build_model(task: Task, seed: int, device: str) -> nn.Module:
+    """The task's model, its chance keyed by the seed, on a device.
+
+    Raises:
+        TrainingError: the user's function raised.
+        UsageError: the device cannot be had.
+    """
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise UsageError(f"--device {device}: not available here ({torch.cuda.device_count()} CUDA devices); use --device cpu")
+    torch.manual_seed(seed)
+    try:
+        model = task.model()
+    except Exception as error:
+        raise TrainingError(f"the model of task {task.reference!r} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")
+    return model.to(device)
+
+
+class Trainer:
+    """Computes the gradient of one minibatch after another.
+
+    Args:
+        task: whose training set and loss are used.
+        model: on its device.
+        batch_size: samples in a minibatch, 1 or more.
+        seed: of the job.
+        clip_norm: global norm to which each gradient is clipped; 0 for none.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0) -> None:
+        self.task, self.model, self.clip_norm = task, model.train(), clip_norm
+        self.data = as_data(task.train())
+        self.order = Order(len(self.data), batch_size, seed)
+        self._seed = seed
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._device = next(model.parameters()).device
+
+    def compute(self, batch: Batch) -> Computed:
+        """The mean loss of a minibatch, its gradient left in the parameters' `.grad`.
+
+        Raises:
+            TrainingError: the user's model or loss raised.
+        """
+        start = time.perf_counter()
+        seed_chance(self._seed, batch.epoch, batch.index)
+        for parameter in self._parameters:
+            parameter.grad = None
+        try:
+            inputs, targets = self.data.batch(self.order.indices(batch.epoch, batch.index))
+            if self._device.type != "cpu":
+                inputs, targets = inputs.to(self._device), targets.to(self._device)
+            loss = self.task.loss(self.model(inputs), targets)
+            loss.backward()
+        except DistbeliefError:
+            raise
+        except Exception as error:
+            where = f"epoch {batch.epoch + 1}, minibatch {batch.index}"
+            raise TrainingError(f"the model of task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}") from error
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
+        return Computed(float(loss.detach()), len(targets), time.perf_counter() - start)
+
+
+def measure(task: Task, model: nn.Module) -> Measured:
+    """Mean loss and accuracy of a model on the task's test set.
+
+    Raises:
+        UsageError: the task has no test set.
+        TrainingError: the user's model, loss or metric raised.
+    """
+    if task.test is None:
+        raise UsageError(f"task {task.reference!r} has no test set: give it one, or train with --evaluate-every 0")
+    data, device = as_data(task.test()), next(model.parameters()).device
+    training = model.training
+    model.eval()
+    loss = correct = 0.0
+    try:
+        with torch.no_grad():
+            for numbers in torch.arange(len(data)).split(MEASURE_BATCH):
+                inputs, targets = data.batch(numbers)
+                inputs, targets = inputs.to(device), targets.to(device)
+                output = model(inputs)
+                loss += float(task.loss(output, targets)) * len(numbers)
+                correct += float(task.metric(output, targets))
+    except Exception as error:
+        raise TrainingError(f"the model of task {task.reference!r} raised in evaluation: {type(error).__name__}: {error}") from error
+    finally:
+        model.train(training)
+    return Measured(loss / len(data), correct / len(data))

@@ -1,0 +1,109 @@
+"""The carrier inside one process: the reference for what the others do, with one message delivered at a time by whoever drives it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from distbelief.core.effects import Arrival, Payload
+from distbelief.core.messages import Bulk, Fetched, Lost, Message
+from distbelief.errors import LocalProtocolError
+from distbelief.transport.base import Endpoint
+
+
+class Inline:
+    """A network of roles in one process; there is a link between two of them from the first message on.
+
+    >>> from distbelief.core.messages import Describe
+    >>> network = Inline()
+    >>> a, b = network.endpoint("a"), network.endpoint("b")
+    >>> b.deliver = print
+    >>> a.send("b", Describe())
+    >>> network.step()
+    Arrival(sender='a', event=Describe(), payload=None)
+    True
+    >>> network.step()
+    False
+    """
+
+    def __init__(self) -> None:
+        self.endpoints: dict[str, InlineEndpoint] = {}
+        self.queue: deque[tuple[str, Arrival]] = deque()
+
+    def endpoint(self, role: str) -> InlineEndpoint:
+        """Let a role take part; one of the same name must have been closed."""
+        if role in self.endpoints:
+            raise LocalProtocolError(f"{role} takes part already: close its endpoint before making another")
+        end = self.endpoints[role] = InlineEndpoint(role, self)
+        return end
+
+    def step(self) -> bool:
+        """Deliver the oldest message; returns whether there was one."""
+        while self.queue:
+            to, arrival = self.queue.popleft()
+            end = self.endpoints.get(to)
+            if end is not None:
+                end.receive(arrival)
+                return True
+        return False
+
+
+class InlineEndpoint(Endpoint):
+    """One role's end of an `Inline` network."""
+
+    def __init__(self, role: str, network: Inline) -> None:
+        super().__init__(role)
+        self.network = network
+        self.links: set[str] = set()
+
+    def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
+        """Send a message; an answer's payload is copied now, a push's is handed on as it is."""
+        peer = self.network.endpoints.get(to)
+        if peer is None:
+            return
+        if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
+            self._check(peer, message, payload)
+            if isinstance(message, Fetched):
+                payload = payload.detach().reshape(-1).view(torch.uint8).clone()
+        self.links.add(to)
+        peer.links.add(self.role)
+        self.network.queue.append((to, Arrival(self.role, message, payload)))
+
+    def receive(self, arrival: Arrival) -> None:
+        """Put an answer's payload where it belongs, and deliver."""
+        message, payload = arrival.event, arrival.payload
+        if isinstance(message, Fetched) and isinstance(payload, torch.Tensor):
+            here = self.arena.parameters[message.slot][message.start : message.stop]
+            here.copy_(payload)
+            arrival = Arrival(arrival.sender, message, here)
+        if isinstance(message, Lost):
+            self.links.discard(arrival.sender)
+        self.deliver(arrival)
+
+    def drop(self, peer: str, reason: str) -> None:
+        """Close the link to a peer that broke the protocol; both are delivered `Lost`, after what is on its way to them."""
+        if peer in self.links:
+            self._part(peer, reason)
+            self.network.queue.append((self.role, Arrival(peer, Lost(reason))))
+
+    def close(self) -> None:
+        """Take part no longer; what was sent is still delivered."""
+        if self.network.endpoints.get(self.role) is self:
+            del self.network.endpoints[self.role]
+            for peer in list(self.links):
+                self._part(peer, f"{self.role} closed its link")
+
+    def _part(self, peer: str, reason: str) -> None:
+        self.links.discard(peer)
+        other = self.network.endpoints.get(peer)
+        if other is not None and self.role in other.links:
+            self.network.queue.append((peer, Arrival(self.role, Lost(reason))))
+
+    def _check(self, peer: InlineEndpoint, message: Bulk, payload: torch.Tensor) -> None:
+        vectors = peer.arena.parameters if isinstance(message, Fetched) else self.arena.gradients
+        size = vectors[0].nbytes if vectors else 0
+        if not (0 <= message.slot < len(vectors) and 0 <= message.start <= message.stop <= size and payload.nbytes == message.stop - message.start):
+            raise LocalProtocolError(
+                f"{message} from {self.role} to {peer.role} with {payload.nbytes} bytes; there are {len(vectors)} vectors of {size}"
+            )

@@ -1,0 +1,191 @@
+"""One connection of a socket carrier: what is kept for its other end, what is due from there, and the bounds of both."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from itertools import islice
+
+import torch
+
+from distbelief.core.effects import Arrival, Payload
+from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Message
+from distbelief.errors import LocalProtocolError, RemoteProtocolError
+from distbelief.transport.base import EMPTY
+
+FRAMES_LIMIT = 64 << 20
+"""Bytes of messages kept for a peer that does not read, beside what fits the vectors of both."""
+VIEWS_LIMIT = 1024
+"""Most different ranges of a link whose tensors are kept."""
+SPARE_LIMIT = 4
+"""Most buffers for the copies of unsent answers that are kept for the next ones."""
+
+VECTOR_LIMIT = 1 << 36
+"""Longest vector in bytes that a peer may lend."""
+SLOTS_LIMIT = 16
+"""Most vectors of each kind that a peer may lend."""
+
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+_PIECES = 256  # buffers of one sendmsg; the kernel takes 1024
+
+
+class Link:
+    """One connection. The endpoint that owns it reads; it writes by itself whenever the socket takes more."""
+
+    __slots__ = (
+        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "doomed", "error", "fd", "fds", "hello", "lent", "limit", "queue", "queued",
+        "rest", "role", "room", "socket", "unsettled", "views", "writing",
+    )  # fmt: skip
+
+    def __init__(self, connection: socket.socket, hello: Hello, epoll: select.epoll, spare: list[bytearray]) -> None:
+        self.socket = connection
+        self.fd = connection.fileno()
+        self.hello = hello  # of whoever is at the other end; its role is "" until a stranger has introduced himself
+        self.role = hello.role
+        self.lent = EMPTY  # the peer's vectors, as this process reaches them
+        self.deadline = 0.0  # of the introduction
+        self.fds: list[int] = []  # descriptors that came with the introduction
+        self.limit = FRAMES_LIMIT
+        self.queue: deque[bytes | memoryview] = deque()
+        self.queued = 0
+        self.dirty = False  # something was queued since the endpoint last flushed
+        self.writing = False  # epoll tells when the socket takes more
+        self.unsettled = False  # the queue may borrow an answer's memory
+        self.rest = bytearray()  # of a frame that has not wholly arrived
+        self.arrival: Arrival | None = None  # waits for its payload
+        self.room: memoryview | None = None  # where the rest of that payload lands
+        self.views: dict[tuple[str, int, int, int], torch.Tensor] = {}
+        self.error = ""  # why nothing more can be sent
+        self.closed = False
+        self.doomed = False  # it is closed, or will be by the next poll: what comes from it is no longer delivered
+        self._epoll = epoll
+        self._spare = spare
+
+    def flush(self) -> None:
+        """Send what is kept, as far as the socket takes it at once."""
+        queue = self.queue
+        try:
+            while queue:
+                if len(queue) == 1:
+                    sent = self.socket.send(queue[0])
+                    count = 1
+                else:
+                    pieces = list(islice(queue, _PIECES))
+                    sent = self.socket.sendmsg(pieces)
+                    count = len(pieces)
+                self.queued -= sent
+                if not self._drop(sent, count):
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.fail(str(error))
+        if bool(queue) is not self.writing:
+            self.writing = not self.writing
+            self._epoll.modify(self.fd, IN | OUT if self.writing else IN)
+
+    def _drop(self, sent: int, count: int) -> bool:
+        """Forget what was sent of the first `count` pieces; returns whether that was all of them."""
+        queue = self.queue
+        for _ in range(count):
+            piece = queue[0]
+            if len(piece) > sent:
+                if sent:
+                    queue[0] = memoryview(piece)[sent:]
+                return False
+            sent -= len(piece)
+            queue.popleft()
+            if isinstance(piece, memoryview) and isinstance(piece.obj, bytearray) and len(self._spare) < SPARE_LIMIT:
+                self._spare.append(piece.obj)
+        return True
+
+    def settle(self) -> None:
+        """Copy what the queue still borrows of answers."""
+        self.unsettled = False
+        if not self.writing:
+            self.flush()
+        for index, piece in enumerate(self.queue):
+            if isinstance(piece, memoryview) and piece.readonly and not isinstance(piece.obj, bytes):
+                size = len(piece)
+                fits = [buffer for buffer in self._spare if len(buffer) >= size]
+                copy = min(fits, key=len) if fits else bytearray(size)
+                if fits:
+                    self._spare.remove(copy)
+                self.queue[index] = memoryview(copy)[:size]
+                memoryview(copy)[:size] = piece
+
+    def view(self, kind: str, vectors: tuple[torch.Tensor, ...], message: Bulk) -> torch.Tensor:
+        """The range that a message names of some vectors: always the same object, for users keep what they derive from it.
+
+        Raises:
+            RemoteProtocolError: there is no such range.
+        """
+        key = (kind, message.slot, message.start, message.stop)
+        known = self.views.get(key)
+        if known is None:
+            if wrong := outside(message, len(vectors), vectors[0].nbytes if vectors else 0):
+                raise RemoteProtocolError(wrong)
+            if len(self.views) >= VIEWS_LIMIT:
+                self.views.clear()
+            known = self.views[key] = vectors[message.slot][message.start : message.stop]
+        return known
+
+    def fail(self, reason: str) -> None:
+        """Send nothing more; what the peer had sent before can still be read."""
+        self.error = self.error or reason
+        self.queue.clear()
+        self.queued = 0
+        self.unsettled = False
+
+    def shut(self) -> None:
+        """Let go of everything."""
+        self.closed = self.doomed = True
+        self.socket.close()
+        self.fail("closed")
+        self.views.clear()
+        self.room = self.arrival = None
+        self.lent = EMPTY
+
+
+def acceptable(message: Message, job: str, role: str) -> Hello:
+    """The first message of a link to a role, if it may be that.
+
+    Raises:
+        RemoteProtocolError: it may not.
+    """
+    if not isinstance(message, Hello):
+        raise RemoteProtocolError(f"the first message of a link was a {type(message).__name__}, not a Hello")
+    if message.job != job:
+        raise RemoteProtocolError(f"{message.role} is of job {message.job!r}, this is {job!r}")
+    if not message.role or message.role == role or message.incarnation < 0:
+        raise RemoteProtocolError(f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}")
+    if not (0 <= message.size <= VECTOR_LIMIT and 0 <= message.gradients <= SLOTS_LIMIT and 0 <= message.parameters <= SLOTS_LIMIT):
+        lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes"
+        raise RemoteProtocolError(f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed")
+    return message
+
+
+def outside(message: Bulk | Fetch, vectors: int, size: int) -> str:
+    """What is wrong with the range of a message about `vectors` vectors of `size` bytes; empty if nothing."""
+    if 0 <= message.slot < vectors and 0 <= message.start <= message.stop <= size:
+        return ""
+    return (f"a {type(message).__name__} names bytes {message.start} to {message.stop} of vector {message.slot}; "
+            f"there are {vectors} vectors of {size} bytes")  # fmt: skip
+
+
+def checked(message: Bulk, payload: Payload | None, lender: Hello) -> torch.Tensor:
+    """A payload as bytes, for a range of the vectors that somebody lends.
+
+    Raises:
+        LocalProtocolError: there is no such range, or the payload is no contiguous tensor of its length.
+    """
+    vectors = lender.parameters if isinstance(message, Fetched) else lender.gradients
+    if wrong := outside(message, vectors, lender.size):
+        raise LocalProtocolError(f"{wrong} at {lender.role}: send what fits them")
+    if not isinstance(payload, torch.Tensor) or payload.nbytes != message.stop - message.start or not payload.is_contiguous():
+        got = f"a tensor of {payload.nbytes} bytes" if isinstance(payload, torch.Tensor) else repr(payload)
+        raise LocalProtocolError(f"{type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give it one contiguous tensor")
+    if payload.dtype is torch.uint8 and payload.dim() == 1:
+        return payload
+    return payload.detach().reshape(-1).view(torch.uint8)

@@ -1,0 +1,156 @@
+"""The carrier inside one host: vectors in shared memory, messages over a Unix socket as the doorbell; nothing of it has a name on disk."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import struct
+
+import torch
+
+from distbelief.core.messages import Bulk, Fetched
+from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
+from distbelief.transport.base import Arena, plain_arena
+from distbelief.transport.link import Link
+from distbelief.transport.sockets import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, SocketEndpoint
+
+_SCHEME = "unix:@"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class SharedEndpoint(SocketEndpoint):
+    """One role's end of the carrier inside one host. Addresses are `unix:@NAME`, of Linux's abstract sockets."""
+
+    _segment = -1
+
+    def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
+        """Make this role's arena in one anonymous segment, which every role that it connects to maps. Pinning it for a device belongs here."""
+        length = _stride(size) * (gradients + parameters)
+        if not length:
+            return super().allocate(size, gradients, parameters)
+        self._segment = os.memfd_create(f"distbelief {self.role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._segment, length)
+        fcntl.fcntl(self._segment, fcntl.F_ADD_SEALS, _SEALS)
+        self.arena = _map(self._segment, size, gradients, parameters)
+        return self.arena
+
+    def listen(self, address: str = "") -> str:
+        """Accept links; returns the address to advertise.
+
+        Raises:
+            UsageError: the address is in use or no `unix:@NAME`.
+        """
+        address = address or f"{_SCHEME}distbelief-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(_name(address))
+            listener.listen(STRANGERS_LIMIT)
+        except OSError as error:
+            listener.close()
+            raise UsageError(f"cannot listen at {address}: {error}; choose another name, or none for a fresh one") from error
+        self._listen_on(listener)
+        return address
+
+    def close(self) -> None:
+        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
+        super().close()
+        if self._segment >= 0:
+            os.close(self._segment)
+            self._segment = -1
+
+    def _dial(self, address: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(CONNECT_SECONDS)
+            connection.connect(_name(address))
+            _check_user(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _admit(self, connection: socket.socket) -> None:
+        _check_user(connection)
+
+    def _introduce(self, connection: socket.socket, frame: bytes) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []
+        connection.sendmsg([frame], rights)
+
+    def _receive_first(self, link: Link) -> int:
+        room = socket.CMSG_SPACE(array.array("i").itemsize)
+        count, ancillary, _, _ = link.socket.recvmsg_into([self._scratch[:HELLO_LIMIT]], room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                link.fds += array.array("i", data[: len(data) // 4 * 4])
+        return count
+
+    def _shut(self, link: Link) -> None:
+        super()._shut(link)
+        _close_all(link.fds)
+
+    def _borrow(self, link: Link) -> None:
+        hello = link.hello
+        length = _stride(hello.size) * (hello.gradients + hello.parameters)
+        if not length:
+            link.lent = plain_arena(0, hello.gradients, hello.parameters)
+        else:
+            if len(link.fds) != 1:
+                raise RemoteProtocolError(f"{hello.role} lends {length} bytes of memory with {len(link.fds)} segments; one is wanted")
+            try:
+                sealed = fcntl.fcntl(link.fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK  # else the peer could make our next access a crash
+                have = os.fstat(link.fds[0]).st_size
+                if not sealed or have < length:
+                    raise RemoteProtocolError(f"{hello.role} lends {length} bytes in a segment of {have} bytes, {'' if sealed else 'not '}sealed")
+                link.lent = _map(link.fds[0], hello.size, hello.gradients, hello.parameters)
+            except (OSError, ValueError) as error:
+                raise RemoteProtocolError(f"the segment of {hello.role} cannot be mapped: {error}") from error
+        _close_all(link.fds)
+
+    def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> None:
+        if isinstance(message, Fetched):
+            link.view("to", link.lent.parameters, message).copy_(payload)
+        elif payload.nbytes and payload.data_ptr() != self.arena.gradients[message.slot].data_ptr() + message.start:
+            raise LocalProtocolError(
+                f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it there first"
+            )
+
+    def _landing(self, payload: torch.Tensor) -> None:
+        return None
+
+
+def _stride(size: int) -> int:
+    """Bytes from one vector of a segment to the next."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _map(segment: int, size: int, gradients: int, parameters: int) -> Arena:
+    """The vectors of a segment; the mapping lives as long as any tensor of it."""
+    stride = _stride(size)
+    mapping = mmap.mmap(segment, stride * (gradients + parameters))
+    with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    vectors = [torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=stride * i) for i in range(gradients + parameters)]
+    return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
+
+
+def _name(address: str) -> str:
+    if not address.startswith(_SCHEME) or len(address) == len(_SCHEME):
+        raise UsageError(f"{address!r} is no address of this carrier; it looks like {_SCHEME}NAME")
+    return "\0" + address.removeprefix(_SCHEME)
+
+
+def _check_user(connection: socket.socket) -> None:
+    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if uid != os.getuid():
+        raise PermissionError(f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user")
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

@@ -1,0 +1,410 @@
+"""What the carriers over sockets have in common: who may link, introductions, frames, and the one poll loop."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from abc import abstractmethod
+from collections.abc import Callable
+from time import monotonic
+
+import torch
+
+from distbelief.core import wire
+from distbelief.core.effects import Arrival, Payload
+from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Lost, Message
+from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
+from distbelief.transport.base import NetworkEndpoint
+from distbelief.transport.link import IN, OUT, Link, acceptable, checked, outside
+
+HELLO_SECONDS = 5.0
+"""How long a new link may take to say who it is."""
+HELLO_LIMIT = 4096
+"""Longest introduction in bytes."""
+STRANGERS_LIMIT = 64
+"""Most links that may wait for their introduction; past it the oldest is dropped."""
+CONNECT_SECONDS = 10.0
+"""How long the opening of a link may take."""
+CLOSE_SECONDS = 1.0
+"""How long `close` waits for the last messages to go out."""
+
+_READ = 64 << 10
+_FLUSH = 128 << 10  # queued bytes that do not wait for the next poll
+_EVENTS = 128  # links served by one wait; the kernel goes round among the ready ones
+
+_log = logging.getLogger(__name__)
+
+
+class SocketEndpoint(NetworkEndpoint):
+    """One role's end of a carrier over stream sockets, for one thread at a time; `deliver` may send, settle and close, but not poll."""
+
+    def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
+        super().__init__(role)
+        self.job = job
+        self.incarnation = incarnation
+        self._epoll = select.epoll()
+        self._listener: socket.socket | None = None
+        self._links: dict[str, Link] = {}
+        self._by_fd: dict[int, Link] = {}
+        self._strangers: dict[int, Link] = {}
+        self._dirty: list[Link] = []
+        self._unsettled: list[Link] = []
+        self._failed: list[Link] = []
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._spare: list[bytearray] = []
+        self._scratch = memoryview(bytearray(_READ))
+        self._delivered = False
+        self._closed = False
+
+    # What each carrier does in its own way.
+
+    @abstractmethod
+    def _dial(self, address: str) -> socket.socket:
+        """A blocking connection to an address; raises OSError, or UsageError for an address of another kind."""
+
+    @abstractmethod
+    def _admit(self, connection: socket.socket) -> None:
+        """Set up a connection that was accepted; raises RemoteProtocolError to refuse it."""
+
+    @abstractmethod
+    def _borrow(self, link: Link) -> None:
+        """Make `link.lent` of what the peer's Hello lends; raises RemoteProtocolError where that cannot be."""
+
+    @abstractmethod
+    def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview | None:
+        """Bring a payload across, or return the bytes that are to follow its message."""
+
+    @abstractmethod
+    def _landing(self, payload: torch.Tensor) -> memoryview | None:
+        """Where the bytes that follow a message are to be received; None where none do."""
+
+    def _introduce(self, connection: socket.socket, frame: bytes) -> None:
+        """Send the first frame of a link."""
+        connection.sendall(frame)
+
+    def _receive_first(self, link: Link) -> int:
+        """Receive from a stranger, into the scratch buffer."""
+        return link.socket.recv_into(self._scratch, HELLO_LIMIT)
+
+    def _linger(self, link: Link, deadline: float) -> None:
+        """Wait until what was sent can no longer be lost by closing."""
+
+    # The promises of base.py.
+
+    def connect(self, role: str, address: str) -> None:
+        """Open the link to a role that listens at an address; it is there when this returns.
+
+        Raises:
+            JobFailed: nobody answers there.
+            UsageError: the address is of another kind, or not allowed.
+        """
+        if role in self._links:
+            raise LocalProtocolError(f"{self.role} has a link to {role} already; wait for its Lost before opening another")
+        connection = None
+        try:
+            connection = self._dial(address)
+            self._introduce(connection, wire.encode(self._hello()))
+            connection.setblocking(False)
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            raise JobFailed(f"{self.role} cannot reach {role} at {address}: {error}; is it still running, and is the address right?") from error
+        link = self._links[role] = self._add(connection, Hello(self.job, role, -1))
+        self._bound(link)
+
+    def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
+        """Send a message, and bytes behind a `Bulk` one. It leaves with the next `poll`, in one piece with all others to that peer.
+
+        Raises:
+            LocalProtocolError: the message is too long, names bytes that there are not, or its payload is not as long as it says.
+        """
+        link = self._links.get(to)
+        if link is None or link.error:
+            return
+        frame = wire.encode(message)
+        queue = link.queue
+        if isinstance(message, Bulk):
+            data = self._carry(link, message, checked(message, payload, link.hello if isinstance(message, Fetched) else self._hello()))
+            queue.append(frame)
+            if data is not None and data.nbytes:
+                link.queued += data.nbytes
+                if isinstance(message, Fetched):
+                    data = data.toreadonly()  # by which `settle` knows an answer's memory from a push's
+                    if not link.unsettled:
+                        link.unsettled = True
+                        self._unsettled.append(link)
+                queue.append(data)
+        else:
+            queue.append(frame)
+        link.queued += len(frame)
+        if not link.dirty:
+            link.dirty = True
+            self._dirty.append(link)
+        if link.queued > _FLUSH:
+            if not link.writing:
+                link.flush()
+            if link.queued > link.limit:
+                self._doom(link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}")
+
+    def settle(self) -> None:
+        """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""
+        if self._unsettled:
+            for link in self._unsettled:
+                link.settle()
+            self._unsettled.clear()
+
+    def drop(self, peer: str, reason: str) -> None:
+        """Close the link to a peer that broke the protocol; `Lost(reason)` is delivered for it."""
+        link = self._links.get(peer)
+        if link is not None and not link.doomed:
+            self._doom(link, reason)
+
+    def watch(self, fileno: int, ready: Callable[[], None]) -> None:
+        """Call `ready` from `poll` whenever a file descriptor of somebody else can be read; fileno stays theirs."""
+        self._watched[fileno] = ready
+        self._epoll.register(fileno, IN)
+
+    def poll(self, timeout: float | None) -> None:
+        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all that has."""
+        if self._closed:
+            return
+        self._delivered = False
+        end = None if timeout is None else monotonic() + timeout
+        by_fd = self._by_fd
+        while True:
+            if self._dirty:
+                for link in self._dirty:
+                    link.dirty = False
+                    if not link.writing and not link.closed:
+                        link.flush()
+                self._dirty.clear()
+            wait = self._attend(timeout) if self._failed or self._strangers else timeout
+            for fd, events in self._epoll.poll(wait, _EVENTS):
+                known = by_fd.get(fd)
+                if known is None:
+                    self._other(fd)
+                    continue
+                if events & OUT:
+                    known.flush()
+                if events & ~OUT:
+                    self._read(known)
+                if self._closed:
+                    return
+            if self._delivered:
+                return
+            if end is not None:
+                timeout = end - monotonic()
+                if timeout <= 0:
+                    return
+
+    def close(self) -> None:
+        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = monotonic() + CLOSE_SECONDS
+        if self._listener is not None:
+            self._listener.close()
+        for link in list(self._strangers.values()):
+            self._shut(link)
+        writing = select.poll()
+        for link in self._links.values():
+            link.flush()
+            if link.queue:
+                writing.register(link.fd, select.POLLOUT)
+        while any(link.queue for link in self._links.values()) and (left := deadline - monotonic()) > 0:
+            for fd, _ in writing.poll(left * 1000):
+                self._by_fd[fd].flush()
+                if not self._by_fd[fd].queue:
+                    writing.unregister(fd)
+        for link in list(self._links.values()):
+            self._linger(link, deadline)
+            self._shut(link)
+        self._links.clear()
+        self._epoll.close()
+        self._spare.clear()
+
+    # Links.
+
+    def _hello(self) -> Hello:
+        arena = self.arena
+        return Hello(self.job, self.role, self.incarnation, arena.size, len(arena.gradients), len(arena.parameters))
+
+    def _listen_on(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._epoll.register(listener.fileno(), IN)
+
+    def _add(self, connection: socket.socket, hello: Hello) -> Link:
+        link = Link(connection, hello, self._epoll, self._spare)
+        self._by_fd[link.fd] = link
+        self._epoll.register(link.fd, IN)
+        return link
+
+    def _bound(self, link: Link) -> None:
+        """Let the queue of a link hold one push from each of our slots and one answer to each of the peer's."""
+        link.limit += self.arena.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
+
+    def _other(self, fd: int) -> None:
+        """Serve a descriptor that is no link; one that nobody knows is of a link that was closed while its event waited."""
+        if fd in self._watched:
+            self._delivered = True
+            self._watched[fd]()
+        elif self._listener is not None and fd == self._listener.fileno():
+            self._accept(self._listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(STRANGERS_LIMIT):
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                connection.setblocking(False)
+                self._admit(connection)
+            except (OSError, RemoteProtocolError) as error:
+                _log.info("%s refused a link: %s", self.role, error)
+                connection.close()
+                continue
+            link = self._add(connection, Hello(self.job, "", -1))
+            link.deadline = monotonic() + HELLO_SECONDS
+            self._strangers[link.fd] = link
+            if len(self._strangers) > STRANGERS_LIMIT:
+                self._lose(next(iter(self._strangers.values())), "too many links wait for their introduction")
+
+    def _attend(self, timeout: float | None) -> float | None:
+        """Deliver the losses that `send` found and drop the links that stay silent; returns how long to wait."""
+        failed, self._failed = self._failed, []
+        for link in failed:
+            self._lose(link, link.error)
+        now = monotonic()
+        for link in list(self._strangers.values()):
+            if link.deadline > now:
+                break
+            self._lose(link, f"no introduction within {HELLO_SECONDS} s")
+        if self._delivered:
+            return 0
+        first = next(iter(self._strangers.values()), None)
+        if first is None:
+            return timeout
+        left = max(0.0, first.deadline - now)
+        return left if timeout is None else min(left, timeout)
+
+    def _meet(self, link: Link, message: Message) -> None:
+        """Admit a stranger by his first message."""
+        hello = acceptable(message, self.job, self.role)
+        old = self._links.get(hello.role)
+        if old is not None and (old.hello.incarnation < 0 or hello.incarnation <= old.hello.incarnation):
+            raise RemoteProtocolError(f"{hello.role} has a link already, as incarnation {old.hello.incarnation}; only a higher one may replace it")
+        link.hello = hello
+        self._borrow(link)
+        self._bound(link)
+        if old is not None:
+            self._lose(old, f"{hello.role} came again, as incarnation {hello.incarnation}")
+        del self._strangers[link.fd]
+        link.role = hello.role
+        self._links[link.role] = link
+
+    def _doom(self, link: Link, reason: str) -> None:
+        """Make the next poll lose a link, since this may not be the moment to deliver anything."""
+        link.doomed = True
+        link.fail(reason)
+        self._failed.append(link)
+
+    def _lose(self, link: Link, reason: str) -> None:
+        """Close a link and tell the role, once."""
+        if link.closed:
+            return
+        self._shut(link)
+        if self._links.get(link.role) is link:
+            del self._links[link.role]
+            self._delivered = True
+            self.deliver(Arrival(link.role, Lost(reason)))
+        else:
+            _log.info("%s dropped a link: %s", self.role, reason)
+
+    def _shut(self, link: Link) -> None:
+        del self._by_fd[link.fd]
+        self._strangers.pop(link.fd, None)
+        link.shut()
+
+    # Frames.
+
+    def _read(self, link: Link) -> None:
+        """Receive once from a link that has something, and deliver what is complete."""
+        if link.doomed:
+            return
+        room = link.room
+        try:
+            if room is not None:
+                count, *_ = link.socket.recvmsg_into((room, self._scratch))
+            elif link.role:
+                count = link.socket.recv_into(self._scratch)
+            else:
+                count = self._receive_first(link)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(link, link.error or f"the link to {link.role} broke: {error}")
+            return
+        if not count:
+            inside = " in the middle of a message" if link.rest or room is not None else ""
+            self._lose(link, link.error or f"{link.role} closed its link{inside}")
+            return
+        if room is not None and link.arrival is not None:
+            if count < len(room):
+                link.room = room[count:]
+                return
+            count -= len(room)
+            arrival, link.room, link.arrival = link.arrival, None, None
+            self._delivered = True
+            self.deliver(arrival)
+        try:
+            if link.rest:
+                link.rest += self._scratch[:count]
+                with memoryview(link.rest) as data:
+                    used = self._parse(link, data)
+                del link.rest[:used]
+            elif count:
+                used = self._parse(link, self._scratch[:count])
+                if used < count:
+                    link.rest += self._scratch[used:count]
+        except RemoteProtocolError as error:
+            self._lose(link, str(error))
+
+    def _parse(self, link: Link, data: memoryview) -> int:
+        """Deliver the frames that data begins with; returns how many bytes that used."""
+        position, end = 0, len(data)
+        while end - position >= wire.PREFIX.size and not link.doomed:
+            body = position + wire.PREFIX.size
+            stop = body + wire.length(data[position:body])
+            if stop > end:
+                if not link.role and stop - position > HELLO_LIMIT:
+                    raise RemoteProtocolError(f"an introduction of {stop - position} bytes is over the limit of {HELLO_LIMIT}")
+                break
+            message = wire.decode(data[body:stop])
+            position = stop
+            payload = None
+            if not link.role:
+                self._meet(link, message)
+                continue
+            if isinstance(message, Bulk):
+                fetched = isinstance(message, Fetched)
+                payload = link.view("here" if fetched else "lent", self.arena.parameters if fetched else link.lent.gradients, message)
+                room = self._landing(payload)
+                if room is not None and room.nbytes:
+                    have = min(len(room), end - position)
+                    room[:have] = data[position : position + have]
+                    position += have
+                    if have < len(room):
+                        link.arrival, link.room = Arrival(link.role, message, payload), room[have:]
+                        break
+            elif isinstance(message, Fetch):
+                if wrong := outside(message, link.hello.parameters, link.hello.size):
+                    raise RemoteProtocolError(wrong)
+            elif isinstance(message, Hello):
+                raise RemoteProtocolError(f"{link.role} introduced itself twice")
+            self._delivered = True
+            self.deliver(Arrival(link.role, message, payload))
+        return position

@@ -1,0 +1,141 @@
+"""The carrier between hosts: TCP, with each message's payload raw behind it, straight between the vectors' memory and the socket."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import ipaddress
+import mmap
+import socket
+import termios
+import time
+
+import torch
+
+from distbelief.core.messages import Bulk
+from distbelief.errors import RemoteProtocolError, UsageError
+from distbelief.transport.base import Arena
+from distbelief.transport.link import Link
+from distbelief.transport.sockets import CONNECT_SECONDS, STRANGERS_LIMIT, SocketEndpoint
+
+SILENCE_SECONDS = 20.0
+"""How long sent bytes may stay unacknowledged by the peer's host before the link is lost."""
+
+_SCHEME = "tcp:"
+_ANYWHERE = ("0.0.0.0", "::")
+
+
+class TcpEndpoint(SocketEndpoint):
+    """One role's end of the carrier between hosts. Addresses are `tcp:HOST:PORT`, or `tcp:[HOST]:PORT` for IPv6.
+
+    Args:
+        role: this role.
+        job: the job's name; links of others are refused.
+        incarnation: how many times this role was restarted.
+        insecure: allow addresses other than loopback, unencrypted and open to whoever can reach them.
+        congestion: the kernel's congestion control; empty for its default. On loopback bbr has half the speed of cubic; where packets get lost it
+            is many times faster. One that the kernel does not know or allow is passed over.
+    """
+
+    def __init__(self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False, congestion: str = "cubic") -> None:
+        super().__init__(role, job, incarnation)
+        self.insecure = insecure
+        self.congestion = congestion
+
+    def listen(self, address: str = "", advertise: str = "") -> str:
+        """Accept links; returns the address to advertise.
+
+        Args:
+            address: where to listen; port 0 lets the kernel choose one, and nothing at all means loopback.
+            advertise: the host name or number by which others reach this one; else the one listened at, or this host's name if that is all of them.
+
+        Raises:
+            UsageError: the address is in use, cannot be bound, or is no loopback address and `insecure` was not given.
+        """
+        address = address or f"{_SCHEME}127.0.0.1:0"
+        family, (host, port, *rest) = self._resolve(address)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._tune(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port, *rest))
+            listener.listen(STRANGERS_LIMIT)
+        except OSError as error:
+            listener.close()
+            raise UsageError(f"cannot listen at {address}: {error}; choose another port than {port}, or port 0 for any that is free") from error
+        self._listen_on(listener)
+        name = advertise or (socket.gethostname() if host in _ANYWHERE else host)
+        return f"{_SCHEME}{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}"
+
+    def _resolve(self, address: str) -> tuple[socket.AddressFamily, tuple[str, int, *tuple[int, ...]]]:
+        host, _, port = address.removeprefix(_SCHEME).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not address.startswith(_SCHEME) or not host or not port.isdecimal() or int(port) > 65535:
+            raise UsageError(f"{address!r} is no address of this carrier; it looks like tcp:HOST:PORT")
+        try:
+            family, _, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        except (OSError, UnicodeError) as error:
+            raise UsageError(f"the host of {address!r} is not known: {error}; give its number, or a name that this host can look up") from error
+        if not self.insecure and not ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback:
+            raise UsageError(f"{address!r} is not a loopback address, and what is sent there can be read and forged by others on the network; "
+                             "say --insecure if the network is yours alone")  # fmt: skip
+        return family, (str(where[0]), *where[1:])
+
+    def _tune(self, connection: socket.socket) -> None:
+        """Set what a listener hands on to the connections that it accepts."""
+        if self.congestion:
+            with contextlib.suppress(OSError):  # a container may not be allowed to choose
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.congestion.encode())
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
+
+    def _dial(self, address: str) -> socket.socket:
+        family, where = self._resolve(address)
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._tune(connection)
+            connection.settimeout(CONNECT_SECONDS)
+            connection.connect(where)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Nothing to do: the listener's settings hold."""
+
+    def _borrow(self, link: Link) -> None:
+        """Reserve addresses for the peer's pushes; memory is taken only for what it sends."""
+        hello = link.hello
+        try:
+            link.lent = Arena(tuple(_reserve(hello.size) for _ in range(hello.gradients)), ())
+        except (OSError, ValueError) as error:
+            raise RemoteProtocolError(f"no room for {hello.gradients} vectors of {hello.size} bytes, which {hello.role} lends: {error}") from error
+
+    def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview:
+        return payload.numpy().data
+
+    def _landing(self, payload: torch.Tensor) -> memoryview:
+        return payload.numpy().data
+
+    def _linger(self, link: Link, deadline: float) -> None:
+        """Let the peer's host acknowledge everything: to close with something unread here makes the kernel take it back."""
+        with contextlib.suppress(OSError):  # the peer is gone already
+            link.socket.shutdown(socket.SHUT_WR)
+            left = array.array("i", [1])
+            while time.monotonic() < deadline:
+                fcntl.ioctl(link.fd, termios.TIOCOUTQ, left)
+                if not left[0]:
+                    break
+                time.sleep(0.001)
+
+
+def _reserve(size: int) -> torch.Tensor:
+    """Memory that is taken page by page as it is written to."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)

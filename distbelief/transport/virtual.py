@@ -1,0 +1,180 @@
+"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter and crashes from one seed.
+
+A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is dead. Messages that leave
+one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from distbelief.core.effects import Arrival, Payload
+from distbelief.core.messages import Fetched, Lost, Message
+from distbelief.errors import UsageError
+from distbelief.transport.base import Endpoint
+
+HEADER = 64
+"""Bytes of a message beside its payload, as the simulation counts them."""
+
+
+class Weather(msgspec.Struct, frozen=True):
+    """What the network is like. Times in seconds, rates in bytes per second."""
+
+    latency: float = 50e-6
+    bandwidth: float = 1.25e9
+    jitter: float = 0.0
+    """Each message takes up to this fraction of the latency longer, uniformly."""
+    delay_chance: float = 0.0
+    """Chance that a message is delayed by `delay` more, as by loss and retransmission."""
+    delay: float = 0.0
+
+    def check(self) -> None:
+        """Refuse impossible weather.
+
+        Raises:
+            UsageError: naming the value.
+        """
+        for name in ("latency", "jitter", "delay"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"network {name} {getattr(self, name)} must be 0 or more")
+        if not self.bandwidth > 0:
+            raise UsageError(f"network bandwidth {self.bandwidth} must be more than 0")
+        if not 0 <= self.delay_chance <= 1:
+            raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
+
+
+class Timer(Protocol):
+    """The simulator's clock, as the network needs it."""
+
+    time: float
+
+    def call_at(self, moment: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function at a moment."""
+
+
+class VirtualNetwork:
+    """All links of a simulated cluster.
+
+    Args:
+        clock: moves the time.
+        weather: latency and bandwidth.
+        seed: of jitter and delays.
+    """
+
+    def __init__(self, clock: Timer, weather: Weather | None = None, seed: int = 0) -> None:
+        self.clock, self.weather = clock, weather or Weather()
+        self.weather.check()
+        self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
+        self.chance = random.Random(seed)
+        self.endpoints: dict[str, VirtualEndpoint] = {}
+        self.before_send: Callable[[str, str, Message], None] = _nothing
+        """Called with sender, receiver and message before each message leaves: where faults are injected."""
+        self.watch: Callable[[str, str, Message], None] = _nothing
+        """Called as each message is delivered: where checkers stand."""
+
+    def endpoint(self, role: str) -> VirtualEndpoint:
+        """The endpoint of a role; a role that was there before is replaced, as by a restarted process."""
+        endpoint = self.endpoints[role] = VirtualEndpoint(role, self)
+        return endpoint
+
+    def crash(self, role: str) -> None:
+        """End a role as kill -9 does: its peers see `Lost` one latency after what it had sent."""
+        self.endpoints[role].close()
+
+
+class VirtualEndpoint(Endpoint):
+    """One role's end of the virtual network."""
+
+    def __init__(self, role: str, network: VirtualNetwork) -> None:
+        super().__init__(role)
+        self.network = network
+        self.closed = False
+        self.leaves = self.arrives = 0.0
+        self.last: dict[str, float] = {}
+        self.peers: dict[str, VirtualEndpoint] = {}
+        self.cut: set[str] = set()
+
+    def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
+        """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter there."""
+        network = self.network
+        network.before_send(self.role, to, message)
+        peer = self.peers.get(to)
+        if peer is None:
+            peer = network.endpoints.get(to)
+            if peer is None or peer.closed or self.closed:
+                return
+            self.peers[to], peer.peers[self.role] = peer, self
+        if self.closed or to in self.cut:
+            return
+        weather, clock = network.weather, network.clock
+        size = HEADER
+        if payload is not None:
+            size += payload.nbytes
+            if type(message) is Fetched and isinstance(payload, torch.Tensor):
+                payload = payload.clone()
+        now, takes = clock.time, size / weather.bandwidth
+        # out through this role's port, over the line, in through the peer's port
+        leaves = self.leaves = (now if now > self.leaves else self.leaves) + takes
+        arrives, room = leaves + weather.latency, peer.arrives + takes
+        peer.arrives = arrives = arrives if arrives > room else room
+        if self.network.unsteady:
+            arrives += self._late(weather)
+        last = self.last.get(to, 0.0)
+        self.last[to] = arrives = arrives if arrives > last else last
+        clock.call_at(arrives, peer.take, Arrival(self.role, message, payload))
+
+    def _late(self, weather: Weather) -> float:
+        late = 0.0
+        if weather.jitter:
+            late = weather.latency * weather.jitter * self.network.chance.random()
+        if weather.delay_chance and self.network.chance.random() < weather.delay_chance:
+            late += weather.delay
+        return late
+
+    def take(self, arrival: Arrival) -> None:
+        """Deliver what arrives now, unless this role is dead or has dropped the sender."""
+        if self.closed or arrival.sender in self.cut:
+            return
+        event, payload = arrival.event, arrival.payload
+        if isinstance(event, Fetched):
+            if isinstance(payload, torch.Tensor):
+                self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)
+            arrival = Arrival(arrival.sender, event)
+        if isinstance(event, Message):
+            self.network.watch(arrival.sender, self.role, event)
+        self.deliver(arrival)
+
+    def drop(self, peer: str, reason: str) -> None:
+        """Close the link to a peer, on both sides."""
+        if peer in self.peers and peer not in self.cut:
+            other = self.peers[peer]
+            other._end_link(self.role, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
+            self._end_link(peer, reason, 0.0)
+
+    def close(self) -> None:
+        """End this role: every peer is told `Lost` after all that was sent before."""
+        if self.closed:
+            return
+        self.closed = True
+        for peer in self.peers.values():
+            peer._end_link(self.role, f"{self.role} ended", self.last.get(peer.role, 0.0))
+
+    def _end_link(self, peer: str, reason: str, after: float) -> None:
+        clock = self.network.clock
+        moment = max(clock.time + self.network.weather.latency, after)
+        clock.call_at(moment, self._lose, (peer, reason))
+
+    def _lose(self, what: tuple[str, str]) -> None:
+        peer, reason = what
+        if not self.closed and peer not in self.cut and self.peers.get(peer) is not None:
+            self.cut.add(peer)
+            self.deliver(Arrival(peer, Lost(reason)))
+
+
+def _nothing(sender: str, to: str, message: Message) -> None:
+    """No fault, no checker."""

@@ -1,0 +1,89 @@
+"""The run folder: what is refused, and that a file is whole or untouched."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from distbelief.errors import CheckpointError, UsageError
+from distbelief.record.folder import RunFolder, write_atomically
+
+
+def test_a_folder_with_something_in_it_is_refused_with_both_remedies(tmp_path):
+    (tmp_path / "old").write_text("something")
+    with pytest.raises(UsageError, match=r"not empty; name another folder.*--resume"):
+        RunFolder.create(tmp_path, "mnist-downpour")
+
+
+def test_an_empty_folder_and_a_new_one_in_new_folders_are_taken(tmp_path):
+    assert RunFolder.create(tmp_path, "x").path == tmp_path
+    assert RunFolder.create(tmp_path / "a" / "b", "x").path.is_dir()
+    assert not list((tmp_path / "a" / "b").iterdir())
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_file_is_refused(tmp_path, out):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        RunFolder.create(tmp_path / out, "x")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch, number):
+    def refuse(*_args, **_kwargs):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(UsageError, match=f"cannot be written: {os.strerror(number)}.*--out"):
+        RunFolder.create(tmp_path, "x")
+
+
+def test_default_folders_carry_the_name_and_are_never_shared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _format: "20260101-000000")
+    names = [RunFolder.create(None, "mnist-downpour").path.as_posix() for _ in range(3)]
+    first = "runs/mnist-downpour-20260101-000000"
+    assert names == [first, f"{first}-2", f"{first}-3"]
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_what_is_no_run_cannot_be_opened(tmp_path, make):
+    make(tmp_path / "run")
+    with pytest.raises(UsageError, match="is not a run folder"):
+        RunFolder.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b'{"task": "mn'])
+def test_a_corrupt_job_is_one_clear_error(tmp_path, text):
+    (tmp_path / "job.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"job\.json is corrupt.*train anew"):
+        RunFolder.open(tmp_path).read_job()
+
+
+def test_a_job_is_read_back_as_it_was_written(tmp_path):
+    folder = RunFolder.create(tmp_path, "x")
+    job = {"task": "mnist", "settings": {"replicas": 2, "lr": 0.05}, "seed": 3, "versions": {"torch": "2"}}
+    folder.write_job(job)
+    assert RunFolder.open(tmp_path).read_job() == job
+    with pytest.raises(CheckpointError, match="got that far"):
+        folder.read_result()
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch, broken):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, broken, full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,123 @@
+"""What a person sees: plain lines, JSON lines, nothing, a terminal's table, and the lines at the end."""
+
+import io
+import json
+
+import pytest
+
+from distbelief.core import records as r
+from distbelief.record.live import Live, summary
+from distbelief.record.recorder import line
+from distbelief.record.summary import Summary
+
+RUN = [
+    (0.1, r.Joined("replica 0")),
+    (0.1, r.Joined("replica 1")),
+    (1.0, r.Started(2, 1, 266610, 40, 10, 2)),
+    (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 400, 300)),
+    (2.0, r.EpochDone(1)),
+    (2.5, r.Tested(1, 0.25, 0.925)),
+    (3.0, r.Gone("replica 1", 2, "killed by signal [9]", True)),
+    (3.1, r.Checkpointed(1, "No space left on device")),
+    (3.2, r.Note("a sentence")),
+    (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 400, 300)),
+    (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 400, 300)),
+    (5.0, r.Gone("replica 0", 0, "nothing more to do", False)),
+    (5.0, r.Applied("shard 0", 8, 80, {0: 4, 1: 4})),
+    (5.0, r.Finished("done", "all 2 epochs are trained")),
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """A wall whose seconds pass one at each look."""
+
+    def __init__(self, step=0.0):
+        self.time, self.step = 0.0, step
+
+    def __call__(self):
+        self.time += self.step
+        return self.time
+
+
+def shown(stream, records=RUN, **options):
+    with Live(stream, title="downpour on mnist", now=options.pop("now", Clock()), **options) as live:
+        for seconds, record in records:
+            live.take(seconds, record)
+    return stream.getvalue()
+
+
+def test_plain_lines_tell_each_event_once():
+    assert shown(io.StringIO()).splitlines() == [
+        "joined: replica 0, replica 1",
+        "downpour on mnist: 2 replicas, 1 shard, 266,610 parameters; 2 epochs of 40 samples in batches of 10",
+        "epoch 1/2 done: 40/80 samples, 1.0 s, 40 samples/s, train loss 0.5000",
+        "tested after 1 epoch: accuracy 92.50 %, loss 0.2500",
+        "replica 1 died: killed by signal [9]; its 2 minibatches are dealt again",
+        "checkpoint 1 failed: No space left on device",
+        "a sentence",
+        "done: all 2 epochs are trained",
+    ]
+
+
+def test_progress_between_epochs_is_told_every_ten_seconds():
+    many = [RUN[2], *((2.0 + number, r.Stepped("replica 0", 1, 1, 1, 0.5, 4, 4)) for number in range(35))]
+    lines = shown(io.StringIO(), many, now=Clock(1.0)).splitlines()[1:]
+    assert len(lines) == 3
+    assert lines[0].startswith("epoch 1/2: ")
+
+
+def test_a_thousand_replicas_join_in_one_line():
+    joins = [(0.0, r.Joined(f"replica {index}")) for index in range(1000)]
+    assert shown(io.StringIO(), joins).splitlines() == [f"joined: {', '.join(f'replica {i}' for i in range(8))} and 992 more"]
+
+
+def test_json_prints_the_metrics_and_nothing_else():
+    text = shown(Terminal(), json=True)
+    assert text.encode() == b"".join(line(seconds, record) for seconds, record in RUN)
+    assert [json.loads(one)["event"] for one in text.splitlines()][:3] == ["Joined", "Joined", "Started"]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_quiet_shows_nothing(stream):
+    assert shown(stream(), quiet=True) == ""
+
+
+def test_a_terminal_shows_a_table_with_who_is_gone(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    text = shown(Terminal(), now=Clock(1.0))
+    for part in ("80/80 samples", "accuracy 92.50 %", "staleness 0.50", "replica 0", "7 steps", "gone: killed by signal [9]", "lost 2", "a sentence"):
+        assert part in text
+
+
+@pytest.mark.parametrize("options", [{}, {"json": True}])
+def test_a_closed_pipe_ends_the_view_and_not_the_job(options):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    assert shown(Closed(), **options) == ""
+
+
+def test_the_summary_is_a_few_lines():
+    sums = Summary({"settings": {"target_accuracy": 0.9}})
+    for seconds, record in RUN:
+        sums.take(seconds, record)
+    assert summary(sums.result(), "runs/x").splitlines() == [
+        "outcome     done: all 2 epochs are trained",
+        "accuracy    92.50 %, loss 0.2500",
+        "target      90.00 % reached after 1.5 s, 1 epoch",
+        "time        3.0 s, 27 samples/s (80 samples, 8 steps, 8 pushes)",
+        "staleness   mean 0.50, max 1",
+        "dealt again replica 1 lost 2 minibatches",
+        "run folder  runs/x",
+    ]
+
+
+def test_the_summary_of_a_job_that_never_started_is_short():
+    assert summary(Summary({}).result()).splitlines() == ["outcome     unknown", "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 pushes)"]

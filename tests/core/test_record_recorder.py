@@ -1,0 +1,209 @@
+"""The recorder: the contract of result.json, metrics.jsonl, resuming, a full disk, the curves."""
+
+import errno
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from distbelief.core import records as r
+from distbelief.record.folder import RunFolder
+from distbelief.record.recorder import Recorder, line, read_metrics
+
+JOB = {"task": "mnist", "strategy": "downpour", "settings": {"target_accuracy": 0.9, "replicas": 2}, "seed": 1, "device": "cpu"}
+STARTED = r.Started(replicas=2, shards=2, parameters=100, samples_per_epoch=40, batch_size=10, epochs=2)
+CONTRACT = [
+    "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes", "updates", "seconds",
+    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped", "history", "versions",
+]  # fmt: skip
+
+
+def step(replica=0, steps=1, loss=None):
+    return r.Stepped(f"replica {replica}", steps, 10 * steps, steps, loss, 400, 300)
+
+
+RUN = [
+    (0.5, r.Joined("replica 0")),
+    (1.0, STARTED),
+    (2.0, step(0, 1, 4.0)),
+    (3.0, step(0, 3, 2.0)),
+    (3.0, r.EpochDone(1)),
+    (3.5, r.Tested(1, 0.7, 0.85)),
+    (4.0, r.Gone("replica 1", 2, "killed by signal 9", True)),
+    (5.0, step(0, 4, 1.0)),
+    (5.0, r.EpochDone(2)),
+    (5.5, r.Tested(2, 0.5, 0.95)),
+    (5.6, r.Applied("shard 0", 8, 80, {0: 6, 1: 2})),
+    (5.6, r.Applied("shard 1", 7, 80, {0: 4, 3: 3})),
+    (5.7, r.Finished("done", "all 2 epochs are trained")),
+]
+
+
+def played(folder, records=RUN, job=JOB, **options):
+    recorder = Recorder(folder, job, **options)
+    for seconds, record in records:
+        recorder.take(seconds, record)
+    return recorder.finish()
+
+
+def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
+    folder = RunFolder.create(tmp_path, "x")
+    result = played(folder)
+    assert list(result) == [*CONTRACT, "outcome", "reason"]
+    assert json.loads(folder.result.read_text()) == result
+    expected = {
+        "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0, "samples_per_second": 20.0,
+        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "outcome": "done", "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
+        "target": {"accuracy": 0.9, "reached": True, "seconds": 4.5, "epochs": 2},
+        "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
+        "bytes": {"pushed": 1200, "fetched": 900},
+        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0}, {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2}],
+        "history": [
+            {"seconds": 2.5, "epoch": 1, "samples": 40, "updates": 4, "train_loss": 2.5, "test_loss": 0.7, "test_accuracy": 0.85},
+            {"seconds": 4.5, "epoch": 2, "samples": 80, "updates": 8, "train_loss": 1.0, "test_loss": 0.5, "test_accuracy": 0.95},
+        ],
+    }  # fmt: skip
+    assert {key: result[key] for key in expected} == expected
+    assert set(result["versions"]) == {"distbelief", "torch", "python"}
+
+
+def test_a_job_that_ends_before_it_starts_has_the_contract_too():
+    result = played(None, [(0.0, r.Finished("failed", "no replica came"))])
+    assert list(result) == [*CONTRACT, "outcome", "reason"]
+    assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (0.0, 0.0, None, [])
+    assert result["target"] == {"accuracy": 0.9, "reached": False, "seconds": None, "epochs": None}
+    assert result["staleness"] == {"mean": None, "max": None, "histogram": {}}
+
+
+def test_without_evaluation_the_history_has_a_row_for_each_epoch_and_no_test():
+    run = [item for item in RUN if not isinstance(item[1], r.Tested)]
+    result = played(None, run, {**JOB, "settings": {"evaluate": False}})
+    assert result["test_accuracy"] is result["test_loss"] is None
+    assert [(row["epoch"], row["train_loss"], row["test_loss"], row["test_accuracy"]) for row in result["history"]] == [
+        (1, 2.5, None, None),
+        (2, 1.0, None, None),
+    ]
+
+
+def test_metrics_hold_every_record_as_it_was_taken(tmp_path):
+    folder = RunFolder.create(tmp_path, "x")
+    played(folder)
+    assert list(read_metrics(folder.metrics)) == RUN
+    assert all({"seconds", "event"} <= set(json.loads(text)) for text in folder.metrics.read_text().splitlines())
+
+
+def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
+    folder = RunFolder.create(tmp_path, "x")
+    result = played(folder, [(0.0, STARTED), (1.0, step()), (2.0, r.Tested(1, math.nan, 0.5))])
+    assert result["test_loss"] is None
+    assert json.loads(folder.result.read_text())["history"] == result["history"]
+    assert math.isnan(list(read_metrics(folder.metrics))[-1][1].loss)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"seconds":5.1,"event":"Step', b"\xff\xff\n"])
+def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
+    """The second sitting goes on from 40 samples; what the first did after that is forgotten, its training time too."""
+    folder = RunFolder.create(tmp_path, "x")
+    played(folder, [*RUN[:6], (7.0, step(1, 1, 9.0)), (8.0, r.Finished("interrupted", "Ctrl-C"))])
+    with folder.metrics.open("ab") as file:
+        file.write(torn)
+    again = r.Started(2, 2, 100, 40, 10, 2, samples=40)
+    result = played(folder, [(0.2, r.Joined("replica 0")), (1.0, again), *((then - 2.0, record) for then, record in RUN[6:])])
+    expected = played(None)
+    assert result == expected
+    assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 7
+
+
+def test_a_resumed_run_whose_metrics_are_gone_counts_its_samples_and_not_their_time(tmp_path):
+    result = played(RunFolder.create(tmp_path, "x"), [(1.0, r.Started(2, 2, 100, 40, 10, 2, samples=40)), (3.0, step())])
+    assert (result["samples"], result["samples_per_second"], result["epochs"]) == (50, 5.0, 1)
+
+
+class FullDisk:
+    """A file on a disk that is full for a while, and takes half of a line before."""
+
+    def __init__(self, file):
+        self.file, self.writes = file, 0
+
+    def write(self, data):
+        self.writes += 1
+        if self.writes == 2:
+            return self.file.write(data[: len(data) // 2])
+        if self.writes in (3, 4):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+
+    def close(self):
+        self.file.close()
+
+
+def test_a_full_disk_is_told_once_and_the_job_goes_on(tmp_path):
+    folder, told = RunFolder.create(tmp_path, "x"), []
+    recorder = Recorder(folder, JOB, warn=told.append)
+    recorder._file = FullDisk(recorder._file)
+    for seconds, record in RUN:
+        recorder.take(seconds, record)
+    assert recorder.finish()["samples"] == 80
+    assert len(told) == 1
+    assert "No space left on device; the job goes on" in told[0]
+    assert list(read_metrics(folder.metrics)) == [RUN[0], *RUN[4:]]
+
+
+def test_a_result_that_cannot_be_written_is_told_and_returned(tmp_path, monkeypatch):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder, told = RunFolder.create(tmp_path, "x"), []
+    recorder = Recorder(folder, JOB, warn=told.append)
+    monkeypatch.setattr("os.fsync", full)
+    assert recorder.finish()["task"] == "mnist"
+    assert "result is only shown" in told[0]
+    assert not folder.result.exists()
+
+
+def test_the_curves_are_events_over_samples(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    played(RunFolder.create(tmp_path, "x"))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    curves = {tag: [(point.step, round(point.value, 4)) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert curves == {
+        "train/loss": [(10, 4.0), (40, 2.0), (80, 1.0)],
+        "samples_per_second": [(10, 10.0), (40, 30.0), (80, 20.0)],
+        "test/loss": [(40, 0.7), (80, 0.5)],
+        "test/accuracy": [(40, 0.85), (80, 0.95)],
+        "staleness/mean": [(80, round(11 / 15, 4))],
+    }
+
+
+def test_a_curve_that_cannot_be_written_is_no_error(tmp_path):
+    folder, told = RunFolder.create(tmp_path / "run", "x"), []
+    recorder = Recorder(folder, JOB, warn=told.append)
+    for seconds, record in RUN:
+        recorder.take(seconds, record)
+    recorder._curves._folder = folder.metrics / "none"
+    recorder.finish()
+    assert len(told) == 1
+    assert "TensorBoard" in told[0]
+
+
+def test_neither_tensorboard_nor_rich_is_imported_before_it_is_needed():
+    code = """
+import sys, tempfile
+from distbelief.core import records
+from distbelief.record import checkpoints, folder, live, recorder, restore
+run = recorder.Recorder(folder.RunFolder(__import__("pathlib").Path(tempfile.mkdtemp())), {})
+shown = live.Live(sys.stderr)
+for one in (records.Started(1, 1, 1, 10, 1, 1), records.Stepped("replica 0", 1, 1, 1, 0.5, 1, 1), records.EpochDone(1)):
+    run.take(1.0, one), shown.take(1.0, one)
+print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if name in sys.modules])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "[]\n"
+
+
+def test_a_line_is_flat_json():
+    assert json.loads(line(1.25, r.Applied("shard 0", 3, 30, {0: 2, 1: 1}))) == {
+        "seconds": 1.25, "event": "Applied", "role": "shard 0", "updates": 3, "samples": 30, "staleness": {"0": 2, "1": 1},
+    }  # fmt: skip

@@ -1,0 +1,51 @@
+"""A disk that is really full: a tiny tmpfs, where one may be mounted."""
+
+import subprocess
+
+import pytest
+import torch
+
+from distbelief.core import records
+from distbelief.core.layout import Tensor, lay_out
+from distbelief.core.portions import START
+from distbelief.core.settings import Plan, Settings
+from distbelief.core.sharding import cut
+from distbelief.errors import CheckpointError
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.folder import RunFolder
+from distbelief.record.recorder import Recorder
+from distbelief.record.restore import load_part
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs here (needs root)")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_lines_of_metrics_but_not_the_job(tiny):
+    layout = lay_out([Tensor("w", (60_000,), "float32")])
+    plan = Plan(Settings(shards=1), layout, cut(layout, 1), 10)
+    folder, told = RunFolder.create(tiny / "run", "x"), []
+    recorder, store = Recorder(folder, {}, warn=told.append), Checkpoints(folder.path)
+    part = {"vector.moving": torch.ones(layout.moving, dtype=torch.uint8), "vector.frozen": torch.zeros(0, dtype=torch.uint8)}
+    store.save_part(1, "shard-0", part, {})
+    good = store.commit(1, plan, START, 0)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*000001 stays the last good one"):
+        for number in range(2, 4):
+            store.save_part(number, "shard-0", {**part, "state.0.sum": torch.ones(60_000), "state.0.other": torch.ones(60_000)}, {})
+            store.commit(number, plan, START, 0)
+    assert [path.name for path in store.folder.iterdir()] == ["000001"]
+    assert torch.equal(load_part(good, plan, 0)[0]["vector.moving"], part["vector.moving"])
+    with (tiny / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
+        while filler.write(b"x" * 4096):
+            pass
+    for number in range(2000):
+        recorder.take(float(number), records.Note("a sentence that takes room"))
+    recorder.take(3000.0, records.Finished("done", "all is done"))
+    assert recorder.finish()["outcome"] == "done"
+    assert len([text for text in told if "metrics cannot be written" in text]) == 1
