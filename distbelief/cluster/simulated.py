@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.cluster.pace import Pace, Stopwatch
 from distbelief.cluster.sitting import Sitting, View
-from distbelief.core import roles
+from distbelief.core import messages, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
@@ -134,7 +134,9 @@ class Simulation:
         self.coordinator = Coordinator(self.settings, self.evaluates, *resume)
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), store)
         for i, shard in enumerate(self.shards):
-            self.driver.add_machine(roles.shard(i), shard, self.network.endpoint(roles.shard(i)), store)
+            endpoint = self.network.endpoint(roles.shard(i))
+            self.driver.add_machine(roles.shard(i), shard, endpoint, store)
+            endpoint.send(roles.COORDINATOR, messages.Here())
         for i in range(self.settings.replicas):
             self._add_replica(i)
         if self.evaluates:

@@ -163,6 +163,10 @@ class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
 # shard to coordinator
 
 
+class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A shard is there and waits for its range: the first thing it says."""
+
+
 class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The shard knows its range; `loaded` where it also holds parameters."""
 
@@ -255,7 +259,7 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 
 Wired = (
-    Hello | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
+    Hello | Here | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
     | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message that may stand on a wire."""

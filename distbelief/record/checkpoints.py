@@ -123,6 +123,10 @@ class Checkpoints:
                     path.unlink()
             sync(making)
             self._install(making, final)
+        try:
+            sync(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"{final} is there but may not outlast a power cut: {error}; older ones are kept. Mend that disk") from error
         self._tidy(number, max(plan.settings.keep_checkpoints, 1))
         self._place(final / MODEL)
         return final
@@ -160,7 +164,6 @@ class Checkpoints:
             if aside.exists():
                 os.rename(aside, final)
             raise
-        sync(self.folder)
 
     def _tidy(self, number: int, keep: int) -> None:
         numbers = sorted((int(path.name) for path in self._all()), reverse=True)

@@ -20,7 +20,7 @@ class Replica(msgspec.Struct):
     pushes: int = 0
     lost: int = 0
     gone: str = ""
-    """Why it is gone; empty while it takes part."""
+    """Why it died; empty while it takes part and where it left in peace."""
 
 
 class Mean:
@@ -93,7 +93,7 @@ class Summary:
                 if roles.is_replica(record.role):
                     replica = self._replica(record.role)
                     replica.lost += record.lost
-                    replica.gone = record.reason or "gone"
+                    replica.gone = (record.reason or "for no known reason") if record.died else ""
             case records.Applied():
                 self.applied[record.role] = record
             case records.Finished():

@@ -23,7 +23,7 @@ from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 Phase = Literal["gathering", "restoring", "initialising", "training", "leaving", "closing"]
 
 PHASES: dict[Phase, str] = {
-    "gathering": "waits for the first replica, which tells the layout",
+    "gathering": "waits for all shards, and for the first replica, which tells the layout",
     "restoring": "waits for the shards to know their ranges, and to load a checkpoint if there is one",
     "initialising": "waits for one replica to send the initial parameters",
     "training": "deals portions until all are done, a target is reached or somebody stops the job",
@@ -67,6 +67,7 @@ class Coordinator:
         self._epochs = 0
         self._outcome, self._reason = "done", ""
         self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
+            messages.Here: self._on_here,
             messages.Join: self._on_join,
             messages.Restored: self._on_restored,
             messages.Ready: self._on_ready,
@@ -93,6 +94,10 @@ class Coordinator:
 
     # joining
 
+    def _on_here(self, sender: str, event: messages.Here) -> list[Effect]:
+        self._waiting.discard(sender)
+        return self._restore()
+
     def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
         if sender == roles.EVALUATOR:
             self._welcome.append(sender)
@@ -101,10 +106,8 @@ class Coordinator:
         try:
             if self.plan is None:
                 self.plan = self._make_plan(event)
-                restore: list[Effect] = [Send(role, messages.Restore(self.plan, self._checkpoint)) for role in self._shards]
-                self.phase = "restoring"
                 self._welcome.append(sender)
-                return restore
+                return self._restore()
             check_same(self.plan.layout, event.layout, sender)
             if event.samples != self.plan.samples:
                 raise UsageError(f"{sender} has {event.samples} training samples, the job has {self.plan.samples}: give every replica the same data")
@@ -116,6 +119,13 @@ class Coordinator:
             return [Send(sender, messages.Refused("the job is ending"))]
         self._welcome.append(sender)
         return self._greet() if self.phase == "training" else []
+
+    def _restore(self) -> list[Effect]:
+        """Tell the shards their ranges, once all of them are there and the layout is known."""
+        if self._waiting or self.plan is None or self.phase != "gathering":
+            return []
+        self.phase, self._waiting = "restoring", set(self._shards)
+        return [Send(role, messages.Restore(self.plan, self._checkpoint)) for role in self._shards]
 
     def _make_plan(self, event: messages.Join) -> Plan:
         if event.samples < 1:

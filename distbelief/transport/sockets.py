@@ -29,7 +29,7 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 """How long `close` waits for the last messages to go out."""
 
-_READ = 64 << 10
+_READ = 16 << 10  # what of a payload comes with its message is copied once more, so not much
 _FLUSH = 128 << 10  # queued bytes that do not wait for the next poll
 _EVENTS = 128  # links served by one wait; the kernel goes round among the ready ones
 
@@ -332,7 +332,7 @@ class SocketEndpoint(NetworkEndpoint):
     # Frames.
 
     def _read(self, link: Link) -> None:
-        """Receive once from a link that has something, and deliver what is complete."""
+        """Receive from a link that has something, and deliver what is complete."""
         if link.doomed:
             return
         room = link.room
@@ -372,6 +372,8 @@ class SocketEndpoint(NetworkEndpoint):
                     link.rest += self._scratch[used:count]
         except RemoteProtocolError as error:
             self._lose(link, str(error))
+        if room is None and link.room is not None:
+            self._read(link)  # the rest of a long payload has most likely come already
 
     def _parse(self, link: Link, data: memoryview) -> int:
         """Deliver the frames that data begins with; returns how many bytes that used."""

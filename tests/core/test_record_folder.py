@@ -47,7 +47,7 @@ def test_default_folders_carry_the_name_and_are_never_shared(tmp_path, monkeypat
     assert names == [first, f"{first}-2", f"{first}-3"]
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+@pytest.mark.parametrize("make", [lambda _: None, lambda path: path.mkdir()])
 def test_what_is_no_run_cannot_be_opened(tmp_path, make):
     make(tmp_path / "run")
     with pytest.raises(UsageError, match="is not a run folder"):

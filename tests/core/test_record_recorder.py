@@ -79,7 +79,7 @@ def test_a_job_that_ends_before_it_starts_has_the_contract_too():
 
 def test_without_evaluation_the_history_has_a_row_for_each_epoch_and_no_test():
     run = [item for item in RUN if not isinstance(item[1], r.Tested)]
-    result = played(None, run, {**JOB, "settings": {"evaluate": False}})
+    result = played(None, run, {**JOB, "settings": {"evaluate_every": 0}})
     assert result["test_accuracy"] is result["test_loss"] is None
     assert [(row["epoch"], row["train_loss"], row["test_loss"], row["test_accuracy"]) for row in result["history"]] == [
         (1, 2.5, None, None),

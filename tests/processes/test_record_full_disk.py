@@ -1,5 +1,6 @@
 """A disk that is really full: a tiny tmpfs, where one may be mounted."""
 
+import contextlib
 import subprocess
 
 import pytest
@@ -35,13 +36,12 @@ def test_a_full_disk_costs_a_checkpoint_and_lines_of_metrics_but_not_the_job(tin
     part = {"vector.moving": torch.ones(layout.moving, dtype=torch.uint8), "vector.frozen": torch.zeros(0, dtype=torch.uint8)}
     store.save_part(1, "shard-0", part, {})
     good = store.commit(1, plan, START, 0)
+    large = {**part, "state.0.sum": torch.ones(200_000)}
     with pytest.raises(CheckpointError, match=r"No space left on device.*000001 stays the last good one"):
-        for number in range(2, 4):
-            store.save_part(number, "shard-0", {**part, "state.0.sum": torch.ones(60_000), "state.0.other": torch.ones(60_000)}, {})
-            store.commit(number, plan, START, 0)
+        store.save_part(2, "shard-0", large, {})
     assert [path.name for path in store.folder.iterdir()] == ["000001"]
     assert torch.equal(load_part(good, plan, 0)[0]["vector.moving"], part["vector.moving"])
-    with (tiny / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
+    with (tiny / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while filler.write(b"x" * 4096):
             pass
     for number in range(2000):

@@ -1,0 +1,91 @@
+"""The channel between a process of a job and its supervisor: what is said on it, and its two ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from distbelief.core import records
+
+MESSAGE_LIMIT = 1 << 24
+"""Longest message on a channel, in bytes."""
+
+
+class Word(msgspec.Struct, frozen=True, tag=True):
+    """Anything that is said on a channel."""
+
+
+class Listening(Word, frozen=True, tag=True):
+    """A process listens at an address."""
+
+    address: str
+
+
+class Noted(Word, frozen=True, tag=True):
+    """A role recorded something at a moment of the machine's monotonic clock."""
+
+    moment: float
+    role: str
+    record: records.Any
+
+
+class Failed(Word, frozen=True, tag=True):
+    """A role failed with an error of `distbelief.errors`, or another (`kind` ""): then the text is a traceback."""
+
+    kind: str
+    text: str
+
+
+class World(Word, frozen=True, tag=True):
+    """Where everybody listens, by role."""
+
+    addresses: dict[str, str]
+
+
+class Interrupt(Word, frozen=True, tag=True):
+    """End the job in peace: the person who runs it wants it to."""
+
+    reason: str
+
+
+class Died(Word, frozen=True, tag=True):
+    """The process of a role has ended."""
+
+    role: str
+    reason: str
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died).decode
+
+
+class Channel:
+    """One end of a channel. Only bytes are sent on the connection, never a pickle."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def say(self, word: Word) -> None:
+        """Send a word; to a peer that is gone, nothing."""
+        try:
+            self.connection.send_bytes(_encode(word))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def hear(self) -> Word | None:
+        """The next word; None when the other end is gone."""
+        try:
+            return _decode(self.connection.recv_bytes(MESSAGE_LIMIT))
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def hear_all(self, take: Callable[[Word], None]) -> bool:
+        """Hand over every word that is here; False when the other end is gone."""
+        while self.connection.poll():
+            word = self.hear()
+            if word is None:
+                return False
+            take(word)
+        return True

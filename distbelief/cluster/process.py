@@ -1,0 +1,250 @@
+"""What one process of a local job does: it takes its role, meets the others, plays it, and tells its supervisor how it ended."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import torch
+
+from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.core import messages, roles
+from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.portions import Position
+from distbelief.core.records import Record
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import DistbeliefError, JobFailed, LocalProtocolError
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.restore import load_part, load_weights
+from distbelief.replica.downpour import Downpour
+from distbelief.replica.evaluator import Evaluator
+from distbelief.runtime.clock import WallClock
+from distbelief.runtime.driver import Driver
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.shard import Shard
+from distbelief.server.slice import TorchSlice
+from distbelief.tasks import Task, resolve
+from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.worker import Trainer, build_model, measure
+from distbelief.transport.base import Arena, NetworkEndpoint
+from distbelief.transport.shared import SharedEndpoint
+from distbelief.transport.tcp import TcpEndpoint
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """Everything that a process must know to play its role."""
+
+    job: str
+    task: str
+    data_dir: str | None
+    settings: Settings
+    device: str
+    threads: int
+    transport: str
+    bind: str
+    insecure: bool
+    run: str
+    checkpoint: str
+    position: Position
+    samples: int
+    number: int
+    init_from: str | None
+    supervisor: int
+    """Process id of the supervisor; nobody outlives it."""
+    memory: int
+    """The supervisor's descriptor of the memory that is read in place; -1 for none."""
+    path: list[str]
+    script: list[str] = []
+    """The user's own script and its arguments; empty where a task is trained."""
+    evaluator: bool = True
+
+
+def main(role: str, spec: bytes, connection: Connection) -> None:
+    """Play a role; the process ends with status 0, or 1 after it has told its supervisor why."""
+    channel = Channel(connection)
+    try:
+        _Process(role, msgspec.msgpack.decode(spec, type=Spec), channel).play()
+    except DistbeliefError as error:
+        channel.say(Failed(type(error).__name__, str(error)))
+        sys.exit(1)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        channel.say(Failed("", f"{role}: {traceback.format_exc()}"))
+        sys.exit(1)
+
+
+class _Process:
+    def __init__(self, role: str, spec: Spec, channel: Channel) -> None:
+        self.role, self.spec, self.channel = role, spec, channel
+        settle_process(role, spec.supervisor, spec.threads)
+        sys.path[:] = spec.path
+        self.endpoint = self._endpoint()
+        self.driver = Driver(WallClock(self.endpoint), self._note)
+
+    def play(self) -> None:
+        """Play the role to its end."""
+        if self.role == roles.COORDINATOR:
+            self._play_coordinator()
+        elif self.role == roles.EVALUATOR:
+            self._play_evaluator()
+        elif roles.is_replica(self.role):
+            self._play_replica()
+        else:
+            self._play_shard()
+
+    def _endpoint(self) -> NetworkEndpoint:
+        spec = self.spec
+        if spec.transport == "shared":
+            return SharedEndpoint(self.role, spec.job)
+        return TcpEndpoint(self.role, spec.job, insecure=spec.insecure)
+
+    def _listen(self) -> None:
+        self.channel.say(Listening(self.endpoint.listen("" if self.spec.transport == "shared" else f"tcp:{self.spec.bind}:0")))
+
+    def _meet(self) -> dict[str, str]:
+        """Wait until the supervisor tells where everybody listens."""
+        while True:
+            word = self.channel.hear()
+            if isinstance(word, World):
+                return word.addresses
+            if word is None or isinstance(word, Interrupt):
+                raise SystemExit(0)
+
+    def _note(self, moment: float, role: str, record: Record) -> None:
+        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]
+
+    # machines
+
+    def _play_coordinator(self) -> None:
+        spec = self.spec
+        coordinator = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.driver.add_machine(self.role, coordinator, self.endpoint, _Store(spec.run))
+        self._listen()
+        self.endpoint.watch(self.channel.connection.fileno(), self._hear)
+        self.driver.run()
+
+    def _hear(self) -> None:
+        if not self.channel.hear_all(self._obey):
+            os._exit(1)
+
+    def _obey(self, word: Word) -> None:
+        if isinstance(word, Interrupt):
+            self.driver.tell(self.role, "supervisor", messages.Stop(word.reason))
+        elif isinstance(word, Died):
+            self.driver.tell(self.role, word.role, messages.Lost(word.reason))
+
+    def _play_shard(self) -> None:
+        shard = Shard(roles.index_of(self.role), self._slice)
+        self.driver.add_machine(self.role, shard, self.endpoint, _Store(self.spec.run))
+        self._listen()
+        self.endpoint.connect(roles.COORDINATOR, self._meet()[roles.COORDINATOR])
+        self.endpoint.send(roles.COORDINATOR, messages.Here())
+        self.driver.run()
+
+    def _slice(self, plan: Plan, shard: int) -> TorchSlice:
+        if self.spec.memory < 0:
+            return TorchSlice(plan, shard)
+        whole, own = common_memory(self.spec, plan), plan.assignments[shard]
+        return TorchSlice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+
+    # stories
+
+    def _play_replica(self) -> None:
+        spec = self.spec
+        if spec.script:
+            raise LocalProtocolError(f"{self.role} has a script of its own to run")
+        task = resolve(spec.task, spec.data_dir)
+        model = build_model(task, spec.settings.seed, spec.device)
+        if spec.init_from:
+            model.load_state_dict(load_weights(spec.init_from, layout_of(model)))
+        trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
+        vectors = FlatModule(model)
+        worker = _Worker(self, vectors, trainer.compute, None)
+        self._tell_story(Downpour(self.role, vectors, len(trainer.data)).story(), worker)
+
+    def _play_evaluator(self) -> None:
+        spec = self.spec
+        task = resolve(spec.task, spec.data_dir)
+        vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
+        self._tell_story(Evaluator(vectors).story(), _Worker(self, vectors, None, task))
+
+    def _tell_story(self, story: Any, worker: _Worker) -> None:
+        worker.addresses = self._meet()
+        self.driver.add_story(self.role, story, self.endpoint, worker)
+        self.endpoint.connect(roles.COORDINATOR, worker.addresses[roles.COORDINATOR])
+        self.driver.run()
+
+
+class _Worker:
+    """Who computes in a process: a trainer's gradients, or a task's measure."""
+
+    def __init__(self, process: _Process, vectors: FlatModule, compute: Callable[[Batch], Computed] | None, task: Task | None) -> None:
+        self._process, self._vectors, self._compute, self._task = process, vectors, compute, task
+        self.addresses: dict[str, str] = {}
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        spec = self._process.spec
+        in_place = spec.memory >= 0 and roles.is_replica(self._process.role)
+        self._vectors.bind(arena.gradients, [common_memory(spec, plan)] if in_place else arena.parameters)
+        for index in range(len(plan.assignments)):
+            self._process.endpoint.connect(roles.shard(index), self.addresses[roles.shard(index)])
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        assert self._compute is not None
+        return self._compute(batch)
+
+    def measure(self) -> Measured:
+        assert self._task is not None
+        return measure(self._task, self._vectors.module)
+
+
+class _Store(Checkpoints):
+    """The run folder's checkpoints, read back too."""
+
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return load_part(checkpoint, plan, shard)
+
+
+def settle_process(role: str, supervisor: int, threads: int) -> None:
+    """Give this process its title and its threads, leave Ctrl-C to the supervisor, and end when that ends."""
+    import setproctitle
+
+    setproctitle.setproctitle(f"distbelief: {role}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    try:
+        descriptor = os.pidfd_open(supervisor)
+    except ProcessLookupError:
+        raise SystemExit(1) from None
+    threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
+
+
+def _outlive_nobody(supervisor: int) -> None:
+    """End this process at once when the supervisor's has ended, however it did."""
+    poll = select.poll()
+    poll.register(supervisor, select.POLLIN)
+    poll.poll()
+    os._exit(1)
+
+
+def common_memory(spec: Spec, plan: Plan) -> torch.Tensor:
+    """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total` bytes."""
+    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
+    if low:
+        raise JobFailed(f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; leave it off")
+    descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
+    try:
+        os.ftruncate(descriptor, max(plan.layout.total, 1))
+        return torch.frombuffer(mmap.mmap(descriptor, max(plan.layout.total, 1)), dtype=torch.uint8)[: plan.layout.total]
+    finally:
+        os.close(descriptor)
