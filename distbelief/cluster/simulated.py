@@ -70,7 +70,7 @@ class Simulated:
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
 
-    def run(self, job: Job, view: View = View()) -> dict[str, Any]:
+    def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
         """Run a job to its end; returns what `result.json` holds, with `seconds` of virtual time.
 
         Raises:
@@ -78,7 +78,12 @@ class Simulated:
         """
         settings = self._settings(job)
         sitting = Sitting(
-            job, settings, view, 0.0, self.keep or job.out is not None, {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))}
+            job,
+            settings,
+            view or View(),
+            0.0,
+            self.keep or job.out is not None,
+            {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))},
         )
         simulation = Simulation(job, settings, self, sitting.record, sitting)
         simulation.run()
@@ -109,7 +114,7 @@ class Simulation:
     clock: VirtualClock = field(default_factory=VirtualClock)
 
     def __post_init__(self) -> None:
-        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed)
+        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom)
         self.driver = Driver(self.clock, self.sink)
         self.task = resolve(self.job.reference, self.job.data_dir) if isinstance(self.job.task, str) else self.job.task
         self._data = as_data(self.task.train())
@@ -185,7 +190,7 @@ class Simulation:
                 raise UsageError(f"replica {crash.replica} cannot crash: there are replicas 0 to {self.settings.replicas - 1}")
         sent: dict[str, int] = {}
 
-        def strike(sender: str, to: str, message: Message) -> None:
+        def strike(sender: str, _to: str, _message: Message) -> None:
             if sender in due:
                 sent[sender] = sent.get(sender, 0) + 1
                 if sent[sender] == due[sender]:

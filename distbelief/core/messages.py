@@ -259,7 +259,8 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 
 Wired = (
-    Hello | Here | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
+    Hello
+    | Here | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
     | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message that may stand on a wire."""

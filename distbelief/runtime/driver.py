@@ -51,10 +51,10 @@ class Worker(Protocol):
 class Store(Protocol):
     """Where checkpoints are kept."""
 
-    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> object:
         """Write one shard's part."""
 
-    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> None:
+    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> object:
         """Make a checkpoint the newest."""
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.messages import Fetched, Lost, Message
 from distbelief.errors import UsageError
-from distbelief.transport.base import Endpoint
+from distbelief.transport.base import EMPTY, Arena, Endpoint
 
 HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""
@@ -64,13 +64,15 @@ class VirtualNetwork:
         clock: moves the time.
         weather: latency and bandwidth.
         seed: of jitter and delays.
+        phantom: whether payloads are only lengths, so that arenas are empty.
     """
 
-    def __init__(self, clock: Timer, weather: Weather | None = None, seed: int = 0) -> None:
+    def __init__(self, clock: Timer, weather: Weather | None = None, seed: int = 0, phantom: bool = False) -> None:
         self.clock, self.weather = clock, weather or Weather()
         self.weather.check()
         self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
         self.chance = random.Random(seed)
+        self.phantom = phantom
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
         """Called with sender, receiver and message before each message leaves: where faults are injected."""
@@ -98,6 +100,10 @@ class VirtualEndpoint(Endpoint):
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[str] = set()
+
+    def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
+        """Make this role's arena; an empty one where payloads are phantoms."""
+        return EMPTY if self.network.phantom else super().allocate(size, gradients, parameters)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter there."""
