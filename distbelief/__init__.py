@@ -1,1 +1,96 @@
-"""Train deep networks on many machines: DistBelief on today's PyTorch."""
+"""Train deep networks on many machines: DistBelief on today's PyTorch.
+
+Every name is imported when it is first used, so that `import distbelief` costs nothing.
+
+>>> import distbelief as db
+>>> job = db.Job(task=db.tasks.digits(), strategy=db.Downpour(replicas=2, shards=2, optimizer=db.optim("adagrad", lr=0.05)))
+>>> db.run(job, on=db.Simulated())["samples"]  # on=db.Local(), the default, runs processes of this machine
+1437
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distbelief import tasks
+    from distbelief.cluster.evaluate import evaluate
+    from distbelief.cluster.local import Local
+    from distbelief.cluster.pace import Pace
+    from distbelief.cluster.simulated import Crash, Simulated
+    from distbelief.cluster.sitting import View
+    from distbelief.core.settings import optim
+    from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
+    from distbelief.job import Job
+    from distbelief.runtime.loop import join
+    from distbelief.strategy import Downpour, Single
+    from distbelief.tasks import Task, TensorData
+    from distbelief.transport.virtual import Weather
+
+    __version__: str
+
+_PLACES = {
+    "Local": "cluster.local",
+    "Simulated": "cluster.simulated",
+    "Crash": "cluster.simulated",
+    "Pace": "cluster.pace",
+    "View": "cluster.sitting",
+    "Weather": "transport.virtual",
+    "evaluate": "cluster.evaluate",
+    "Job": "job",
+    "Downpour": "strategy",
+    "Single": "strategy",
+    "optim": "core.settings",
+    "join": "runtime.loop",
+    "Task": "tasks",
+    "TensorData": "tasks",
+    **dict.fromkeys(("CheckpointError", "DataError", "DistbeliefError", "JobFailed", "TrainingError", "UsageError"), "errors"),
+}
+
+__all__ = [
+    "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Simulated", "Single", "Task",
+    "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join", "optim", "run", "tasks",
+]  # fmt: skip
+
+
+def run(job: Job, on: Local | Simulated | None = None, view: View | None = None) -> dict[str, Any]:
+    """Run a job to its end.
+
+    Args:
+        job: what is trained, and how.
+        on: where; the processes of this machine, unless another place is named.
+        view: how it is shown while it runs; not at all, unless asked for.
+
+    Returns:
+        What `result.json` holds, and the run folder as `run`.
+
+    Raises:
+        DistbeliefError: the job could not begin, or failed.
+
+    >>> result = run(__getattr__("Job")("digits"), on=__getattr__("Simulated")())
+    >>> result["outcome"], result["test_accuracy"] > 0.5
+    ('done', True)
+    """
+    if on is None:
+        from distbelief.cluster.local import Local
+
+        on = Local()
+    return on.run(job, view)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tasks":
+        return import_module("distbelief.tasks")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("distbelief")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'distbelief' has no {name!r}; it has {', '.join(__all__)}")
+    value = globals()[name] = getattr(import_module(f"distbelief.{_PLACES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.strategy import Downpour, Strategy
-from distbelief.tasks import Task
+
+if TYPE_CHECKING:
+    from distbelief.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,35 @@
-"""The benchmarks that the command `bench` runs."""
+"""The benchmarks that the command `bench` runs, by name; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Bench(NamedTuple):
+    """One benchmark: what it measures, and where its options and its `run(options)` are."""
+
+    summary: str
+    module: str
+    options_name: str
+
+    @property
+    def options(self) -> type[Any]:
+        """The dataclass of its options."""
+        return getattr(importlib.import_module(self.module), self.options_name)  # type: ignore[no-any-return]
+
+    def run(self, options: Any) -> dict[str, Any]:
+        """Run it; returns what it writes as JSON."""
+        return importlib.import_module(self.module).run(options)  # type: ignore[no-any-return]
+
+
+BENCHES: Mapping[str, Bench] = {
+    "wire": Bench("push and fetch over each carrier, beside the limits of this machine", "distbelief.bench.wire", "WireOptions"),
+    "train": Bench("samples per second of Downpour beside single, DDP and Hogwild", "distbelief.bench.train", "TrainOptions"),
+    "start": Bench("seconds from starting a job to its first step", "distbelief.bench.start", "StartOptions"),
+    "memory": Bench("flat vectors that a replica and a shard hold", "distbelief.bench.memory", "MemoryOptions"),
+    "simulator": Bench("messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"),
+    "accuracy": Bench("test accuracy of Downpour beside single's, over several seeds", "distbelief.bench.accuracy", "AccuracyOptions"),
+}
+"""Every benchmark, by name."""

@@ -58,7 +58,7 @@ class Died(Word, frozen=True, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died).decode
+_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died).decode
 
 
 class Channel:

@@ -11,23 +11,25 @@ import signal
 import sys
 import threading
 import time
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from distbelief import errors
 from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
-from distbelief.cluster.process import Spec, main
-from distbelief.cluster.sitting import Sitting, View
+from distbelief.cluster.forkserver import blank_main, context
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.job import Job
-from distbelief.tasks import available, resolve
+from distbelief.strategy import Downpour, Single
+
+if TYPE_CHECKING:
+    from distbelief.cluster.process import Spec
+    from distbelief.cluster.sitting import Sitting, View
 
 TRANSPORTS = ("shared", "tcp")
 PATIENCE = 30.0
@@ -55,11 +57,36 @@ class Local:
         """
         began = time.monotonic()
         settings = self._settings(job)
+        from distbelief.cluster.sitting import Sitting, View
+        from distbelief.tasks import available, resolve
+
         if why := available(job.reference, job.data_dir):
             raise errors.DataError(why)
         sitting = Sitting(job, settings, view or View(), began)
         evaluates = settings.evaluate_every > 0 and resolve(job.reference, job.data_dir).test is not None
         return Supervisor(self, job, settings, sitting, evaluates).run()
+
+    def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
+        """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
+
+        Args:
+            job: how the shards train.
+            script: the path of the script, and its arguments.
+            view: how the job is shown.
+
+        Raises:
+            UsageError: there is no such script, or the strategy has no replicas.
+            DistbeliefError: as `run`.
+        """
+        began = time.monotonic()
+        settings = msgspec.structs.replace(self._settings(job), evaluate_every=0, target_accuracy=0.0)
+        if not os.path.isfile(script[0]):
+            raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
+        if not isinstance(job.strategy, Downpour):
+            raise UsageError(f"strategy {job.strategy.name} has no replicas to run a script in; run it with python itself")
+        from distbelief.cluster.sitting import Sitting, View
+
+        return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run()
 
     def _settings(self, job: Job) -> Settings:
         if self.transport not in TRANSPORTS:
@@ -87,6 +114,8 @@ class Supervisor:
         self.children: dict[str, _Child] = {}
         self.failure: errors.DistbeliefError | None = None
         self.finished: records.Finished | None = None
+        self.rumour: errors.DistbeliefError | None = None
+        self.listening = False
         self._deadline: float | None = None
         self._interrupts = 0
         self._script = script or []
@@ -104,7 +133,7 @@ class Supervisor:
                 if self._memory >= 0:
                     os.close(self._memory)
         if self.failure is None and (self.finished is None or self.finished.outcome == "failed"):
-            self.failure = JobFailed(self.finished.reason if self.finished else "the job ended without a result")
+            self.failure = JobFailed(self.finished.reason) if self.finished else self.rumour or JobFailed("the job ended without a result")
         if self.failure is not None:
             if self.finished is None:
                 self.sitting.record(time.monotonic(), "supervisor", records.Finished("failed", str(self.failure)))
@@ -116,21 +145,27 @@ class Supervisor:
 
     def _start(self) -> None:
         spec = msgspec.msgpack.encode(self._spec())
-        context = forkserver()
-        with _blank_main():
+        from distbelief.cluster.process import main
+
+        forkserver = context()
+        with blank_main():
             for role in self._roles():
-                ours, theirs = context.Pipe()
-                process = context.Process(target=main, args=(role, spec, theirs), name=role)
+                ours, theirs = forkserver.Pipe()
+                process = forkserver.Process(target=main, args=(role, spec, theirs), name=role)
                 process.start()
                 theirs.close()
                 self.children[role] = _Child(role, process, ours)
 
     def _roles(self) -> list[str]:
+        if isinstance(self.job.strategy, Single):
+            return [roles.SINGLE]
         shards = [roles.shard(i) for i in range(self.settings.shards)]
         replicas = [roles.replica(i) for i in range(self.settings.replicas)]
         return [*replicas, roles.COORDINATOR, *shards, *([roles.EVALUATOR] if self.evaluates else [])]
 
     def _spec(self) -> Spec:
+        from distbelief.cluster.process import Spec
+
         job, sitting = self.job, self.sitting
         return Spec(
             job=secrets.token_hex(16),
@@ -183,6 +218,7 @@ class Supervisor:
                 self._deadline = time.monotonic() + PATIENCE
         elif isinstance(word, Listening):
             child.address = word.address
+            self.listening = True
             listeners = [c for c in self.children.values() if c.role == roles.COORDINATOR or c.role.startswith("shard")]
             if all(c.address for c in listeners):
                 world = World({c.role: c.address for c in listeners})
@@ -191,12 +227,11 @@ class Supervisor:
                         other.channel.say(world)
         elif isinstance(word, Failed) and self.finished is None:
             kind = getattr(errors, word.kind, None)
-            self._fail(kind(word.text) if kind else JobFailed(word.text))
-
-    def _fail(self, error: errors.DistbeliefError) -> None:
-        """The first failure is the job's, unless it only tells of somebody who is gone."""
-        if self.failure is None:
-            self.failure = error
+            error = kind(word.text) if kind else JobFailed(word.text)
+            if kind is JobFailed:  # only tells of somebody who is gone: whoever that is says why
+                self.rumour = self.rumour or error
+            else:
+                self.failure = self.failure or error
 
     def _bury(self, child: _Child) -> None:
         """A process has ended: hear its last words, and tell the coordinator, or fail."""
@@ -221,13 +256,13 @@ class Supervisor:
     def _interrupt(self) -> None:
         """First Ctrl-C: let the job end in peace, with a checkpoint. Second: end it now."""
         self._interrupts += 1
-        coordinator = self.children.get(roles.COORDINATOR)
+        coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
         if self._interrupts > 1 or coordinator is None:
             self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
             return
         self._deadline = time.monotonic() + PATIENCE
         coordinator.channel.say(Interrupt("interrupted"))
-        if not coordinator.address:
+        if not self.listening:
             self.failure = JobFailed("interrupted before the job began")
 
     def _end_all(self) -> None:
@@ -260,21 +295,3 @@ class Supervisor:
                 signal.signal(number, handler)
             woken.close()
             wake.close()
-
-
-def forkserver() -> Any:
-    """The context of processes that start with torch imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["distbelief.cluster.process"])
-    return context
-
-
-@contextlib.contextmanager
-def _blank_main() -> Iterator[None]:
-    """Hide the main module: our processes need nothing of the user's script, and must not run it again."""
-    real = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = real

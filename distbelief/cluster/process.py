@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import mmap
 import os
+import runpy
 import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.cluster.single import SingleLoop
 from distbelief.core import messages, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.portions import Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import DistbeliefError, JobFailed, LocalProtocolError
+from distbelief.errors import DistbeliefError, JobFailed
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part, load_weights
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
+from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.pump import Pump
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
@@ -97,6 +104,8 @@ class _Process:
             self._play_coordinator()
         elif self.role == roles.EVALUATOR:
             self._play_evaluator()
+        elif self.role == roles.SINGLE:
+            self._play_single()
         elif roles.is_replica(self.role):
             self._play_replica()
         else:
@@ -157,40 +166,86 @@ class _Process:
         whole, own = common_memory(self.spec, plan), plan.assignments[shard]
         return TorchSlice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
 
+    def _play_single(self) -> None:
+        spec = self.spec
+        task = resolve(spec.task, spec.data_dir)
+        told: list[str] = []
+        poll = select.poll()
+        poll.register(self.channel.connection.fileno(), select.POLLIN)
+
+        def stopped() -> str | None:
+            if poll.poll(0) and not self.channel.hear_all(lambda word: told.append(word.reason) if isinstance(word, Interrupt) else None):
+                os._exit(1)
+            return told[0] if told else None
+
+        loop = SingleLoop(
+            task, self._model(task), spec.settings, lambda record: self._note(time.monotonic(), roles.SINGLE, record), stopped, spec.run
+        )
+        self.channel.say(Listening(""))
+        loop.run(spec.checkpoint, spec.position if spec.checkpoint else None, spec.samples, spec.number)
+
     # stories
 
     def _play_replica(self) -> None:
         spec = self.spec
         if spec.script:
-            raise LocalProtocolError(f"{self.role} has a script of its own to run")
+            self._run_script()
+            return
         task = resolve(spec.task, spec.data_dir)
-        model = build_model(task, spec.settings.seed, spec.device)
-        if spec.init_from:
-            model.load_state_dict(load_weights(spec.init_from, layout_of(model)))
+        model = self._model(task)
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
-        worker = _Worker(self, vectors, trainer.compute, None)
+        worker = _Worker(self, vectors, trainer.compute, None, self._meet())
         self._tell_story(Downpour(self.role, vectors, len(trainer.data)).story(), worker)
+
+    def _model(self, task: Task) -> nn.Module:
+        model = build_model(task, self.spec.settings.seed, self.spec.device)
+        if self.spec.init_from:
+            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
+        return model
+
+    def _run_script(self) -> None:
+        """Run the user's own script, with this replica for it to join."""
+        addresses = self._meet()
+        self.endpoint.connect(roles.COORDINATOR, addresses[roles.COORDINATOR])
+
+        def attach(vectors: FlatModule, plan: Plan, arena: Arena) -> None:
+            if self.spec.init_from:
+                vectors.module.load_state_dict(load_weights(self.spec.init_from, vectors.layout))
+            _Worker(self, vectors, None, None, addresses).attach(plan, arena)
+
+        torch.manual_seed(self.spec.settings.seed)
+        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm)
+        script = Path(self.spec.script[0])
+        sys.argv[:] = self.spec.script
+        sys.path.insert(0, str(script.resolve().parent))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        runpy.run_path(str(script), run_name="__main__")
+        self.endpoint.close()
 
     def _play_evaluator(self) -> None:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
         vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
-        self._tell_story(Evaluator(vectors).story(), _Worker(self, vectors, None, task))
+        self._tell_story(Evaluator(vectors).story(), _Worker(self, vectors, None, task, self._meet()))
 
     def _tell_story(self, story: Any, worker: _Worker) -> None:
-        worker.addresses = self._meet()
         self.driver.add_story(self.role, story, self.endpoint, worker)
         self.endpoint.connect(roles.COORDINATOR, worker.addresses[roles.COORDINATOR])
         self.driver.run()
 
 
+Compute = Callable[[Batch], Computed]
+
+
 class _Worker:
     """Who computes in a process: a trainer's gradients, or a task's measure."""
 
-    def __init__(self, process: _Process, vectors: FlatModule, compute: Callable[[Batch], Computed] | None, task: Task | None) -> None:
+    def __init__(self, process: _Process, vectors: FlatModule, compute: Compute | None, task: Task | None, addresses: dict[str, str]) -> None:
         self._process, self._vectors, self._compute, self._task = process, vectors, compute, task
-        self.addresses: dict[str, str] = {}
+        self.addresses = addresses
+        settings = process.spec.settings
+        self._pump = Pump(process.endpoint) if process.spec.transport == "tcp" and settings.prefetch and compute else None
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         spec = self._process.spec
@@ -201,7 +256,10 @@ class _Worker:
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         assert self._compute is not None
-        return self._compute(batch)
+        if self._pump is None:
+            return self._compute(batch)
+        with self._pump.running():
+            return self._compute(batch)
 
     def measure(self) -> Measured:
         assert self._task is not None

@@ -20,7 +20,7 @@ from distbelief.core import messages, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
-from distbelief.core.records import Record
+from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -112,10 +112,11 @@ class Simulation:
     sink: Callable[[float, str, Record], None]
     sitting: Sitting | None = None
     clock: VirtualClock = field(default_factory=VirtualClock)
+    killed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom)
-        self.driver = Driver(self.clock, self.sink)
+        self.driver = Driver(self.clock, self._record)
         self.task = resolve(self.job.reference, self.job.data_dir) if isinstance(self.job.task, str) else self.job.task
         self._data = as_data(self.task.train())
         self.evaluates = self.settings.evaluate_every > 0 and self.task.test is not None and not self.cluster.phantom
@@ -131,6 +132,16 @@ class Simulation:
             self.driver.run()
         finally:
             torch.set_num_threads(threads)
+
+    def _record(self, moment: float, role: str, record: Record) -> None:
+        self.sink(moment, role, record)
+        if isinstance(record, Finished):
+            self.clock.call_later(0.0, self._dismiss, None)
+
+    def _dismiss(self, _: None) -> None:
+        """End the replicas that are left when the job is over, as a supervisor does: those whose joining came too late."""
+        for i in range(self.settings.replicas):
+            self.driver.remove(roles.replica(i))
 
     def _cast(self) -> None:
         sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
@@ -200,9 +211,13 @@ class Simulation:
             self.network.before_send = strike
 
     def kill(self, role: str) -> None:
-        """End a role as kill -9 does."""
+        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet."""
+        self.killed.append(role)
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
+        if roles.COORDINATOR not in self.network.endpoints[role].peers:
+            lost = messages.Lost(f"{role} ended before it joined")
+            self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
 
 
 def _with_data(task: Task, data: Data) -> Task:

@@ -113,6 +113,11 @@ class Dealer:
         return sum(portion.count for portion in held)
 
     @property
+    def completed(self) -> int:
+        """How many epochs are done, whichever they are."""
+        return self._epoch + (self._epoch < self.epochs) - len(self._left)
+
+    @property
     def finished(self) -> bool:
         """Whether every minibatch of every epoch is done."""
         return not self._left

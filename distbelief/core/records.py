@@ -85,7 +85,7 @@ class Note(Record, frozen=True, tag=True, gc=False):
 
 
 class Finished(Record, frozen=True, tag=True, gc=False):
-    """The job is over: `done`, `target`, `interrupted` or `failed`, and the sentence that says why."""
+    """The job is over: `done`, `target`, `interrupted`, `left` (by every replica) or `failed`, and the sentence that says why."""
 
     outcome: str
     reason: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 COORDINATOR = "coordinator"
 EVALUATOR = "evaluator"
+SINGLE = "single"  # who plays everything, where there is no server
 STORE = "store"  # the disk beside a role: answers `Saved` to the machine that yielded `Save`
 
 

@@ -47,14 +47,19 @@ class Downpour:
 
     def story(self) -> Story:
         """Algorithm 1.1, from joining to leaving."""
-        yield from self._join()
+        if not (yield from self._join()):
+            yield Send(roles.COORDINATOR, messages.Leave())
+            return
         while (batch := (yield from self._next_batch())) is not None:
             if self.step % self._settings.fetch_every == 0:
                 yield from self._fetch()
             if self._settings.prefetch and (self.step + 1) % self._settings.fetch_every == 0:
                 yield from self._ask_ahead()
-            computed: Computed = yield Compute(batch)
-            self._check(computed, batch)
+            computed: Computed | None = yield Compute(batch)
+            if computed is None:
+                break
+            if computed.loss is not None:
+                self.report(computed.loss)
             yield from self._accrue(computed)
             self.step += 1
             if self._steps == self._settings.push_every:
@@ -66,10 +71,13 @@ class Downpour:
 
     # joining
 
-    def _join(self) -> Steps:
+    def _join(self) -> Generator[Effect, Any, bool]:
+        """Take part and hold the server's parameters; False where the job is over already."""
         yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
         while self._plan is None:
             self._take((yield RECEIVE))
+            if self._ending:
+                return False
         plan = self._plan
         self._settings = plan.settings
         parameters = self._settings.landings
@@ -80,6 +88,7 @@ class Downpour:
         yield from self._request(0, [part for a in plan.assignments for part in (a.moving, a.frozen)])
         yield from self._landed()
         self.vectors.swap(0)
+        return True
 
     def _start(self, plan: Plan) -> None:
         own = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
@@ -92,7 +101,8 @@ class Downpour:
         self._outgoing: list[list[Payload]] = [[self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)]
         self._push_bytes = self._fetch_bytes = sum(part.size for _, part in own)
         self._versions: dict[str, Version] = {role: Version(0, 0) for role, _ in own}
-        self._based: dict[str, Version] = dict(self._versions)
+        self._based = self._versions
+        self._arrived: dict[str, Version] = dict(self._versions)
         self._missing = 0
         self._landing, self._in_flight = 0, False
         self._clock = self._slot = 0
@@ -139,16 +149,25 @@ class Downpour:
                 self._take((yield RECEIVE))
         return None
 
-    def _check(self, computed: Computed, batch: Batch) -> None:
-        if computed.loss is None:
-            return
-        if not math.isfinite(computed.loss):
+    def report(self, loss: float) -> None:
+        """Count a step's loss into the next report.
+
+        Raises:
+            TrainingError: it is not a finite number.
+        """
+        if not math.isfinite(loss):
             raise TrainingError(
-                f"{self.role}: the loss is {computed.loss} at step {self.step} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
-                f" (it is {self._settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
+                f"{self.role}: the loss is {loss} at step {self.step}{self._where()}; lower --lr (it is {self._settings.optimizer.lr:g}),"
+                " clip with --clip-norm, or look for a division by zero in the model"
             )
-        self._loss += computed.loss
+        self._loss += loss
         self._losses += 1
+
+    def _where(self) -> str:
+        if not self._portions:
+            return ""
+        portion = self._portions[0]
+        return f" (epoch {portion.epoch + 1}, minibatch {portion.first + self._at - 1})"
 
     # gradients up
 
@@ -157,7 +176,7 @@ class Downpour:
         while self._busy[self._slot]:
             self._take((yield RECEIVE))
         if not self._steps:
-            self._based = dict(self._versions)
+            self._based = self._versions
         self.vectors.accrue(self._slot, first=not self._steps)
         if self._settings.local_lr:
             self.vectors.descend(self._settings.local_lr)
@@ -187,6 +206,7 @@ class Downpour:
             yield from self._push()
         while self._unacknowledged or self._missing:
             self._take((yield RECEIVE))
+        self._in_flight = False  # what was asked for may be old by the time of the next step
         yield self._progress(wants=False)
 
     # parameters down
@@ -222,6 +242,7 @@ class Downpour:
     def _landed(self) -> Steps:
         while self._missing:
             self._take((yield RECEIVE))
+        self._versions = dict(self._arrived)
 
     # what arrives
 
@@ -239,7 +260,7 @@ class Downpour:
         kind = type(event)
         if kind is messages.Fetched:
             self._missing -= 1
-            self._versions[arrival.sender] = event.version  # type: ignore[union-attr]
+            self._arrived[arrival.sender] = event.version  # type: ignore[union-attr]
         elif kind is messages.Pushed:
             self._acknowledged(arrival.sender, event)  # type: ignore[arg-type]
         elif isinstance(event, messages.Initialised):
@@ -262,7 +283,7 @@ class Downpour:
         waiting[event.clock - (self._clock - len(waiting)) - 1][0] -= 1
         self._busy[event.slot] -= 1
         if self._settings.read_in_place:
-            self._versions[shard] = event.version
+            self._versions = {**self._versions, shard: event.version}
         while waiting and not waiting[0][0]:
             _, steps, samples = waiting.popleft()
             self._done_steps += steps

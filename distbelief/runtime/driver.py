@@ -86,6 +86,8 @@ class Driver:
     def __init__(self, clock: Clock, sink: Callable[[float, str, Record], None]) -> None:
         self.clock, self._sink = clock, sink
         self._players: dict[str, _Player] = {}
+        self._ready: deque[_Player] = deque()
+        """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled while it delivers."""
 
     def add_machine(self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None) -> None:
         """Play a machine: it is handed every arrival at its endpoint."""
@@ -114,13 +116,17 @@ class Driver:
         for player in list(self._players.values()):
             if player.story is not None and player.role in self._players:
                 self._advance(player, None)
-        while self._players:
-            self.clock.turn()
+        self.run_while(lambda: True)
 
     def run_while(self, condition: Callable[[], bool]) -> None:
         """Take turns while a condition holds and somebody is played."""
+        ready = self._ready
         while self._players and condition():
-            self.clock.turn()
+            if ready:
+                player = ready.popleft()
+                self._advance(player, player.inbox.popleft())
+            else:
+                self.clock.turn()
 
     def plays(self, role: str) -> bool:
         """Whether a role is being played: it was added, and has not ended."""
@@ -185,11 +191,10 @@ class Driver:
     # stories
 
     def _arrive(self, player: _Player, arrival: Arrival) -> None:
+        player.inbox.append(arrival)
         if player.waits:
             player.waits = False
-            self._advance(player, arrival)
-        elif player.role in self._players:
-            player.inbox.append(arrival)
+            self._ready.append(player)
 
     def _advance(self, player: _Player, answer: Any) -> None:
         """Run a story, from an answer to its next wait."""
@@ -215,6 +220,7 @@ class Driver:
                 answer = player.inbox.popleft()
             elif kind is Compute:
                 assert player.worker is not None
+                endpoint.flush()
                 answer = player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))  # type: ignore[union-attr]
                 if answer is None:
                     return
@@ -224,6 +230,7 @@ class Driver:
     def _answer(self, player: _Player, effect: Effect) -> Any:
         """What a story asks for beside sending, receiving and computing."""
         assert player.worker is not None
+        player.endpoint.flush()
         if isinstance(effect, Measure):
             return player.worker.measure()
         if isinstance(effect, Attach):

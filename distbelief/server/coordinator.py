@@ -61,8 +61,9 @@ class Coordinator:
         self._wanting: dict[str, bool] = {}
         self._warming = settings.warm_start_steps
         self._warmed = 0
+        self._warmer = ""
         self._number, self._saving = number, False
-        self._measuring = 0
+        self._measuring = False
         self._owed = False
         self._epochs = 0
         self._outcome, self._reason = "done", ""
@@ -116,8 +117,10 @@ class Coordinator:
         except (LayoutError, UsageError) as error:
             return [Send(sender, messages.Refused(str(error)))]
         if self.phase in ("leaving", "closing"):
-            return [Send(sender, messages.Refused("the job is ending"))]
+            return [Send(sender, messages.Finish("the job is ending"))]
         self._welcome.append(sender)
+        if self.phase == "initialising" and not self._members:
+            return self._ask_to_initialise()
         return self._greet() if self.phase == "training" else []
 
     def _restore(self) -> list[Effect]:
@@ -135,7 +138,8 @@ class Coordinator:
         plan = Plan(self.settings, event.layout, cut(event.layout, self.settings.shards), event.samples)
         batches = -(-event.samples // self.settings.batch_size)
         self.dealer = Dealer(batches, self.settings.epochs, self.settings.replicas, self._position)
-        self._epochs = self._position.epoch
+        self._epochs = self.dealer.completed
+        self._warmed = self._samples // self.settings.batch_size
         return plan
 
     def _on_restored(self, sender: str, event: messages.Restored) -> list[Effect]:
@@ -223,7 +227,9 @@ class Coordinator:
         if self._warmed >= self._warming:
             self._warming = 0
             return PORTION_LIMIT
-        if role != min(self._members, key=roles.index_of):
+        if self._warmer not in self._members:
+            self._warmer = min(self._members, key=roles.index_of)
+        if role != self._warmer:
             return 0
         assert self.dealer is not None
         return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
@@ -243,19 +249,21 @@ class Coordinator:
         return effects
 
     def _measure(self) -> list[Effect]:
-        """Have the server's model measured, as soon as there is an evaluator; not at all where none takes part."""
-        self._owed = self._evaluator == "expected"
-        if self._evaluator != "joined":
+        """Have the server's model measured, as soon as there is an evaluator and it is free; not at all where none takes part."""
+        self._owed = self._evaluator == "expected" or (self._evaluator == "joined" and self._measuring)
+        if self._evaluator != "joined" or self._measuring:
             return []
-        self._measuring += 1
+        self._measuring = True
         return [Send(roles.EVALUATOR, messages.Evaluate(self._epochs))]
 
     def _on_evaluated(self, sender: str, event: messages.Evaluated) -> list[Effect]:
-        self._measuring -= 1
+        self._measuring = False
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self.phase == "training" and target and event.accuracy >= target:
             return effects + self._finish("target", f"test accuracy {event.accuracy:.4f} reached the target {target}")
+        if self._owed:
+            effects += self._measure()
         return effects + self._close()
 
     # checkpoints
@@ -289,6 +297,7 @@ class Coordinator:
     def _finish(self, outcome: str, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
         self.phase, self._outcome, self._reason = "leaving", outcome, reason
+        self._owed = False  # the last step measures
         self._closing = iter(("measure", "save", "describe", "stop"))
         return [Send(role, messages.Finish(reason)) for role in sorted(self._members)] + self._close()
 
@@ -335,7 +344,9 @@ class Coordinator:
         if roles.is_replica(sender):
             return self._without(sender, event.reason, died=True)
         if sender == roles.EVALUATOR and self._evaluator != "none":
-            self._evaluator, self._measuring, self._owed = "none", 0, False
+            self._evaluator, self._measuring, self._owed = "none", False, False
+            if sender in self._welcome:
+                self._welcome.remove(sender)
             return [Record(records.Note(f"the evaluator is gone ({event.reason}); the job goes on without evaluations")), *self._close()]
         if sender in self._shards:
             lost = f"{sender} is gone ({event.reason}); what it applied since checkpoint {self._number - 1} is lost: go on with --resume"
@@ -356,7 +367,8 @@ class Coordinator:
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
         if len(self._gone) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
-            return effects + (self._finish("failed", end) if self.phase == "training" else self._end("failed", end))
+            outcome = "failed" if died else "left"
+            return effects + (self._finish(outcome, end) if self.phase == "training" else self._end(outcome, end))
         if self.phase == "initialising" and member:
             return effects + self._ask_to_initialise()
         return effects + (self._deal() if self.phase == "training" else self._close())

@@ -62,6 +62,7 @@ class Shard:
     def _restore(self, sender: str, event: messages.Restore, payload: Payload | None) -> list[Effect]:
         self._plan, self._slice = event.plan, self._make(event.plan, self.index)
         self._range, self._frozen = event.plan.assignments[self.index].moving, event.plan.assignments[self.index].frozen
+        self._blank = {self._range, self._frozen}
         self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
         if event.checkpoint:
             return [Load(event.checkpoint, event.plan, self.index)]
@@ -69,6 +70,7 @@ class Shard:
 
     def _loaded(self, sender: str, event: messages.Loaded, payload: Payload | None) -> list[Effect]:
         self._held.load(event.arrays)
+        self._blank.clear()
         self.version = Version(self.version.incarnation, event.facts["updates"])
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
@@ -76,7 +78,10 @@ class Shard:
 
     def _initialise(self, sender: str, event: messages.Initialise, payload: Payload | None) -> list[Effect]:
         frozen = self._which(sender, event.start, event.stop)
-        if payload is not None:
+        asked = Range(event.start, event.stop)
+        # the first who initialises a range does: one who died doing it may be heard after its successor
+        if payload is not None and asked in self._blank:
+            self._blank.discard(asked)
             self._held.fill(payload, frozen)
         return [Send(sender, messages.Initialised(self.version))]
 

@@ -43,8 +43,8 @@ class _Piece:
     def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
         self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
         self.master = tensor.dtype in MASTERED
-        self.parameter = torch.nn.Parameter(tensor.float() if self.master else tensor) if section.kind == "parameter" else None
-        self.gradient = torch.zeros_like(self.parameter, requires_grad=False) if self.parameter is not None and self.master else None
+        self.parameter = (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
+        self.gradient = torch.zeros_like(self.parameter) if self.parameter is not None and self.master else None
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
         """The part of a push's payload that belongs to this piece."""
@@ -78,6 +78,7 @@ class TorchSlice:
         self._carried = [piece for piece in self._pieces if piece.parameter is None]
         groups = [{"params": [piece.parameter], **plan.layout.groups[piece.section.group]} for piece in self._trained]
         self._optimizer = optimizers.build(plan.settings.optimizer, groups) if groups else None
+        self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
         self._factor = 1.0
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -100,12 +101,12 @@ class TorchSlice:
         for piece, gradient in zip(self._trained, known[1], strict=True):
             assert piece.parameter is not None
             piece.parameter.grad = gradient if piece.gradient is None else piece.gradient.copy_(gradient)
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._step is not None:
             if factor != self._factor:
                 self._factor = factor
                 for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                     group["lr"] = rate * factor
-            self._optimizer.step()
+            self._step()
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
@@ -153,7 +154,7 @@ class TorchSlice:
 
 def _data(piece: _Piece) -> torch.Tensor:
     assert piece.parameter is not None
-    return piece.parameter.data
+    return piece.parameter
 
 
 def _number(layout: Layout, piece: Section) -> int:

@@ -7,7 +7,8 @@
 4. **Bounds.** A frame that is too long, garbage, or names bytes outside the arena costs the link that it came on, and no other.
 5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost` once, after all that came before it.
 6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no file, socket or shared-memory segment left.
-7. `send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
+7. `deliver` may send, settle, drop and close, but not poll.
+8. `send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class Endpoint(ABC):
     @abstractmethod
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message, and bytes behind a `Bulk` one. To a peer that is gone, it is dropped: `Lost` has told or will tell."""
+
+    def flush(self) -> None:
+        """Let go of what was sent and kept for company, since the caller will be long in polling."""
 
     def settle(self) -> None:
         """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""

@@ -36,6 +36,8 @@ class Inline:
         if role in self.endpoints:
             raise LocalProtocolError(f"{role} takes part already: close its endpoint before making another")
         end = self.endpoints[role] = InlineEndpoint(role, self)
+        for other in self.endpoints.values():
+            other.cut.discard(role)
         return end
 
     def step(self) -> bool:
@@ -56,11 +58,12 @@ class InlineEndpoint(Endpoint):
         super().__init__(role)
         self.network = network
         self.links: set[str] = set()
+        self.cut: set[str] = set()
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; an answer's payload is copied now, a push's is handed on as it is."""
         peer = self.network.endpoints.get(to)
-        if peer is None:
+        if peer is None or to in self.cut:
             return
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
             self._check(peer, message, payload)
@@ -77,15 +80,18 @@ class InlineEndpoint(Endpoint):
             here = self.arena.parameters[message.slot][message.start : message.stop]
             here.copy_(payload)
             arrival = Arrival(arrival.sender, message, here)
-        if isinstance(message, Lost):
-            self.links.discard(arrival.sender)
         self.deliver(arrival)
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that broke the protocol; both are delivered `Lost`, after what is on its way to them."""
+        """Close the link to a peer that broke the protocol: what it has on its way here is thrown away, and both are delivered `Lost`."""
         if peer in self.links:
-            self._part(peer, reason)
-            self.network.queue.append((self.role, Arrival(peer, Lost(reason))))
+            queue = self.network.queue
+            coming = [entry for entry in queue if entry[0] == self.role and entry[1].sender == peer]
+            for entry in coming:
+                queue.remove(entry)
+            self._part(peer, f"{self.role} closed its link: {reason}")
+            self.cut.add(peer)
+            queue.append((self.role, Arrival(peer, Lost(reason))))
 
     def close(self) -> None:
         """Take part no longer; what was sent is still delivered."""
@@ -98,6 +104,8 @@ class InlineEndpoint(Endpoint):
         self.links.discard(peer)
         other = self.network.endpoints.get(peer)
         if other is not None and self.role in other.links:
+            other.links.discard(self.role)
+            other.cut.add(self.role)
             self.network.queue.append((peer, Arrival(self.role, Lost(reason))))
 
     def _check(self, peer: InlineEndpoint, message: Bulk, payload: torch.Tensor) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
+from time import monotonic
 
 import torch
 
@@ -70,6 +72,10 @@ class Link:
                 if len(queue) == 1:
                     sent = self.socket.send(queue[0])
                     count = 1
+                    if type(queue[0]) is bytes and sent == len(queue[0]):  # nearly always: keep it quick
+                        self.queued -= sent
+                        queue.clear()
+                        break
                 else:
                     pieces = list(islice(queue, _PIECES))
                     sent = self.socket.sendmsg(pieces)
@@ -148,6 +154,23 @@ class Link:
         self.lent = EMPTY
 
 
+def drain(links: Iterable[Link], deadline: float) -> None:
+    """Send what links keep, until a moment at most."""
+    writing = select.poll()
+    waiting: dict[int, Link] = {}
+    for link in links:
+        link.flush()
+        if link.queue:
+            waiting[link.fd] = link
+            writing.register(link.fd, select.POLLOUT)
+    while waiting and (left := deadline - monotonic()) > 0:
+        for fd, _ in writing.poll(left * 1000):
+            waiting[fd].flush()
+            if not waiting[fd].queue:
+                del waiting[fd]
+                writing.unregister(fd)
+
+
 def acceptable(message: Message, job: str, role: str) -> Hello:
     """The first message of a link to a role, if it may be that.
 
@@ -185,7 +208,7 @@ def checked(message: Bulk, payload: Payload | None, lender: Hello) -> torch.Tens
         raise LocalProtocolError(f"{wrong} at {lender.role}: send what fits them")
     if not isinstance(payload, torch.Tensor) or payload.nbytes != message.stop - message.start or not payload.is_contiguous():
         got = f"a tensor of {payload.nbytes} bytes" if isinstance(payload, torch.Tensor) else repr(payload)
-        raise LocalProtocolError(f"{type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give it one contiguous tensor")
+        raise LocalProtocolError(f"a {type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give one contiguous tensor")
     if payload.dtype is torch.uint8 and payload.dim() == 1:
         return payload
     return payload.detach().reshape(-1).view(torch.uint8)

@@ -16,7 +16,7 @@ from distbelief.core.effects import Arrival, Payload
 from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Lost, Message
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint
-from distbelief.transport.link import IN, OUT, Link, acceptable, checked, outside
+from distbelief.transport.link import IN, OUT, Link, acceptable, checked, drain, outside
 
 HELLO_SECONDS = 5.0
 """How long a new link may take to say who it is."""
@@ -57,8 +57,6 @@ class SocketEndpoint(NetworkEndpoint):
         self._delivered = False
         self._closed = False
 
-    # What each carrier does in its own way.
-
     @abstractmethod
     def _dial(self, address: str) -> socket.socket:
         """A blocking connection to an address; raises OSError, or UsageError for an address of another kind."""
@@ -89,8 +87,6 @@ class SocketEndpoint(NetworkEndpoint):
 
     def _linger(self, link: Link, deadline: float) -> None:
         """Wait until what was sent can no longer be lost by closing."""
-
-    # The promises of base.py.
 
     def connect(self, role: str, address: str) -> None:
         """Open the link to a role that listens at an address; it is there when this returns.
@@ -147,6 +143,14 @@ class SocketEndpoint(NetworkEndpoint):
             if link.queued > link.limit:
                 self._doom(link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}")
 
+    def flush(self) -> None:
+        """Send what is kept, as far as the peers take it at once."""
+        for link in self._dirty:
+            link.dirty = False
+            if not link.writing and not link.closed:
+                link.flush()
+        self._dirty.clear()
+
     def settle(self) -> None:
         """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""
         if self._unsettled:
@@ -174,21 +178,19 @@ class SocketEndpoint(NetworkEndpoint):
         by_fd = self._by_fd
         while True:
             if self._dirty:
-                for link in self._dirty:
-                    link.dirty = False
-                    if not link.writing and not link.closed:
-                        link.flush()
-                self._dirty.clear()
+                self.flush()
             wait = self._attend(timeout) if self._failed or self._strangers else timeout
+            if self._closed:
+                return
             for fd, events in self._epoll.poll(wait, _EVENTS):
                 known = by_fd.get(fd)
                 if known is None:
                     self._other(fd)
-                    continue
-                if events & OUT:
-                    known.flush()
-                if events & ~OUT:
-                    self._read(known)
+                else:
+                    if events & OUT:
+                        known.flush()
+                    if events & ~OUT:
+                        self._read(known)
                 if self._closed:
                     return
             if self._delivered:
@@ -208,24 +210,13 @@ class SocketEndpoint(NetworkEndpoint):
             self._listener.close()
         for link in list(self._strangers.values()):
             self._shut(link)
-        writing = select.poll()
-        for link in self._links.values():
-            link.flush()
-            if link.queue:
-                writing.register(link.fd, select.POLLOUT)
-        while any(link.queue for link in self._links.values()) and (left := deadline - monotonic()) > 0:
-            for fd, _ in writing.poll(left * 1000):
-                self._by_fd[fd].flush()
-                if not self._by_fd[fd].queue:
-                    writing.unregister(fd)
+        drain(self._links.values(), deadline)
         for link in list(self._links.values()):
             self._linger(link, deadline)
             self._shut(link)
         self._links.clear()
         self._epoll.close()
         self._spare.clear()
-
-    # Links.
 
     def _hello(self) -> Hello:
         arena = self.arena
@@ -302,6 +293,8 @@ class SocketEndpoint(NetworkEndpoint):
         self._bound(link)
         if old is not None:
             self._lose(old, f"{hello.role} came again, as incarnation {hello.incarnation}")
+        if link.closed:
+            return  # whoever was told of the loss has closed this endpoint
         del self._strangers[link.fd]
         link.role = hello.role
         self._links[link.role] = link
@@ -328,8 +321,6 @@ class SocketEndpoint(NetworkEndpoint):
         del self._by_fd[link.fd]
         self._strangers.pop(link.fd, None)
         link.shut()
-
-    # Frames.
 
     def _read(self, link: Link) -> None:
         """Receive from a link that has something, and deliver what is complete."""

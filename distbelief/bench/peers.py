@@ -1,0 +1,87 @@
+"""The other sides of a benchmark: processes of our own that end with it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+from distbelief.cluster.forkserver import context as forkserver
+from distbelief.cluster.process import settle_process
+from distbelief.errors import JobFailed
+
+ANSWER_SECONDS = 120.0
+"""Longest wait for one word of a peer."""
+GRACE = 1.0
+"""Seconds between asking the peers to end and killing them."""
+
+
+class Peer:
+    """One process, and the pipe to it."""
+
+    def __init__(self, name: str, process: Any, connection: Connection) -> None:
+        self.name, self.process, self.connection = name, process, connection
+
+    def say(self, word: str = "") -> None:
+        """Send a word."""
+        self.connection.send_bytes(word.encode())
+
+    def hear(self, seconds: float = ANSWER_SECONDS) -> str:
+        """The next word.
+
+        Raises:
+            JobFailed: it ended without one, or took too long.
+        """
+        try:
+            if self.connection.poll(seconds):
+                return self.connection.recv_bytes().decode()
+        except (EOFError, ConnectionResetError):
+            self.process.join(GRACE)
+            raise JobFailed(f"the benchmark's {self.name} ended with status {self.process.exitcode}; its own words are above") from None
+        raise JobFailed(f"the benchmark's {self.name} said nothing for {seconds:.0f} s; is the machine overloaded?")
+
+
+class Peers:
+    """The processes of a benchmark; on leaving, all are ended."""
+
+    def __init__(self) -> None:
+        self._peers: list[Peer] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self._peers:
+            peer.process.terminate()
+        deadline = time.monotonic() + GRACE
+        for peer in self._peers:
+            peer.process.join(max(0.0, deadline - time.monotonic()))
+            if peer.process.is_alive():
+                peer.process.kill()
+                peer.process.join()
+            peer.connection.close()
+        self._peers.clear()
+
+    def start(self, name: str, threads: int, function: Callable[..., None], *args: Any) -> Peer:
+        """Run `function(connection, ...)`, of a module, in a process with so many torch threads."""
+        context = forkserver()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_play, args=(name, os.getpid(), threads, theirs, function, args), name=name, daemon=True)
+        main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")  # what the user runs is not to run there too
+        try:
+            process.start()
+        finally:
+            sys.modules["__main__"] = main
+        theirs.close()
+        peer = Peer(name, process, ours)
+        self._peers.append(peer)
+        return peer
+
+
+def _play(name: str, supervisor: int, threads: int, connection: Connection, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    settle_process(f"bench {name}", supervisor, threads)
+    function(connection, *args)

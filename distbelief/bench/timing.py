@@ -1,0 +1,136 @@
+"""How the benchmarks measure: contenders take turns within one run, and what is reported are medians and ratios of the same rounds."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from distbelief.errors import UsageError
+
+REPEATS_LIMIT = 1000
+"""Most rounds of one benchmark."""
+
+
+def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure every contender once a round, for `repeats` rounds; every other round goes backwards, so that nobody always follows the same one.
+
+    Raises:
+        UsageError: no round, or more than `REPEATS_LIMIT`.
+
+    >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 2)
+    {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
+    """
+    if not 1 <= repeats <= REPEATS_LIMIT:
+        raise UsageError(f"--repeats {repeats}: must be from 1 to {REPEATS_LIMIT}")
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(repeats):
+        for name in list(contenders)[:: -1 if number % 2 else 1]:
+            taken[name].append(contenders[name]())
+    return taken
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median over the rounds of `above / below`, each within its round.
+
+    >>> ratio([2.0, 9.0, 6.0], [1.0, 3.0, 3.0])
+    2.0
+    """
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a fraction of the median; 0 of fewer than 2 values.
+
+    >>> spread([1.0, 2.0, 3.0])
+    0.5
+    """
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / middle if middle else 0.0
+
+
+def figure(what: str, measured: float, promised: float, lower: bool = False) -> dict[str, Any]:
+    """One of the figures to reach, beside what was measured; `lower` where less is better.
+
+    >>> figure("seconds to the first step", 2.5, 3.0, lower=True)["reached"]
+    True
+    """
+    return {"what": what, "measured": measured, "promised": promised, "better": "lower" if lower else "higher",
+            "reached": measured <= promised if lower else measured >= promised}  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": model[0] if model else platform.processor(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": round(os.getloadavg()[0], 2),
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def finish(result: dict[str, Any], path: str | None, quiet: bool) -> dict[str, Any]:
+    """Show the figures of a result, write it where the user asked for that, and return it.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    if not quiet and result.get("figures"):
+        rows = [[f["what"], number(f["measured"]), f"{'<=' if f['better'] == 'lower' else '>='} {number(f['promised'])}", _told(f)]
+                for f in result["figures"]]  # fmt: skip
+        show("figures to reach", ("what", "measured", "promised", ""), rows)
+    if path:
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {path}: cannot be written ({error}); name a file in a folder of yours") from error
+    return result
+
+
+def _told(one: Mapping[str, Any]) -> str:
+    return "reached" if one["reached"] else "NOT REACHED"
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    table = Table(*columns, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    Console(width=console.width if console.is_terminal else 150).print(table)
+
+
+def number(value: float) -> str:
+    """A number with three digits that count.
+
+    >>> number(0.45678), number(123456.7), number(12.0)
+    ('0.457', '123,457', '12.0')
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 1 else f"{value:.3g}" if value % 1 else f"{value:.1f}"

@@ -1,0 +1,157 @@
+"""`bench wire`: push and fetch round trips over each carrier, beside what this machine can do at best."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from distbelief.bench import limits
+from distbelief.bench.carriers import Ours
+from distbelief.bench.peers import Peers
+from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.errors import UsageError
+
+OURS = ("shared, landed", "shared, in place", "tcp")
+LIMITS = ("memcpy", "add in place", "direct update", "raw tcp", "gloo", "doorbell")
+TRIPS_LIMIT = 400
+"""Most round trips of one measurement."""
+SMALL, MIDDLE, LARGE = 4 << 10, 4 << 20, 64 << 20
+
+
+@dataclass(frozen=True)
+class WireOptions:
+    """Options of `bench wire`."""
+
+    sizes: tuple[int, ...] = (SMALL, 256 << 10, 1 << 20, MIDDLE, LARGE)
+    """Bytes that are pushed, and fetched, in one round trip; multiples of 128."""
+    repeats: int = 15
+    """Rounds in which all carriers and limits take their turns."""
+    seconds: float = 0.04
+    """About how long one turn lasts."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """Two sizes, three short rounds: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+class Contender(Protocol):
+    """A carrier or a limit."""
+
+    def trips(self, count: int) -> float:
+        """Seconds per round trip, over `count` of them."""
+        ...
+
+    def check(self) -> None:
+        """Raise where what was measured did not happen."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def run(options: WireOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: a size or a number of repeats that cannot be.
+    """
+    for size in options.sizes:
+        if size < 128 or size % 128:
+            raise UsageError(f"--sizes {size}: must be a positive multiple of 128 bytes")
+    sizes, repeats, seconds = options.sizes, options.repeats, options.seconds
+    if options.quick:
+        sizes, repeats, seconds = (SMALL, 256 << 10), min(3, repeats), 0.002
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    facts = machine()
+    try:
+        measured = {str(size): _of_size(size, repeats, seconds) for size in sizes}
+    finally:
+        torch.set_num_threads(threads)
+    result = {"bench": "wire", "machine": facts, "repeats": repeats, "sizes": measured, "figures": _figures(measured)}
+    if not options.quiet:
+        _show(measured)
+    return finish(result, options.json, options.quiet)
+
+
+def _of_size(size: int, repeats: int, seconds: float) -> dict[str, Any]:
+    """All carriers and limits, for one size."""
+    with Peers() as peers, contextlib.ExitStack() as stack:
+        contenders: dict[str, Contender] = {
+            "shared, landed": Ours(peers, "shared", size),
+            "shared, in place": Ours(peers, "shared", size, in_place=True),
+            "tcp": Ours(peers, "tcp", size),
+            "memcpy": limits.Copy(size),
+            "add in place": limits.Add(size),
+            "direct update": limits.Direct(size),
+            "raw tcp": limits.RawTcp(peers, size),
+            "gloo": limits.Gloo(peers, size),
+            "doorbell": limits.Doorbell(peers),
+        }
+        for contender in contenders.values():
+            stack.callback(contender.close)
+        counts = {}
+        for name, contender in contenders.items():
+            contender.trips(2)  # the first ones touch memory that was never touched
+            counts[name] = max(1, min(TRIPS_LIMIT, round(seconds / contender.trips(2))))
+        taken = interleave({name: partial(_turn, contender, counts[name]) for name, contender in contenders.items()}, repeats)
+        for contender in contenders.values():
+            contender.check()
+    medians = {name: statistics.median(values) for name, values in taken.items()}
+    return {
+        "seconds": medians,
+        "spread": {name: spread(values) for name, values in taken.items()},
+        "gigabytes_per_second": {name: size / value / 1e9 for name, value in medians.items() if name != "doorbell"},
+        "of_direct": {name: ratio(taken["direct update"], taken[name]) for name in OURS},
+        "of_gloo": {name: ratio(taken["gloo"], taken[name]) for name in OURS},
+        "of_raw_tcp": {name: ratio(taken["raw tcp"], taken[name]) for name in OURS},
+        "doorbells": {name: ratio(taken[name], taken["doorbell"]) for name in OURS},
+    }
+
+
+def _turn(contender: Contender, count: int) -> float:
+    contender.trips(1)  # brings its data back into the caches, as in a run of its own
+    return contender.trips(count)
+
+
+def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """The promised figures, as far as their sizes were measured."""
+    figures = []
+    for size, told, landed, in_place in ((MIDDLE, "4 MB", 0.45, 0.5), (LARGE, "64 MB", 0.6, 0.8)):
+        if one := measured.get(str(size)):
+            figures += [
+                figure(f"shared, landed, {told}: of the direct update", one["of_direct"]["shared, landed"], landed),
+                figure(f"shared, in place, {told}: of the direct update", one["of_direct"]["shared, in place"], in_place),
+                figure(f"shared, landed, {told}: times gloo", one["of_gloo"]["shared, landed"], 4.0),
+                figure(f"tcp, {told}: of a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
+            ]
+    if one := measured.get(str(SMALL)):
+        micro, bells = one["seconds"]["shared, landed"] * 1e6, one["doorbells"]["shared, landed"]
+        either = figure("shared, landed, 4 kB: us a round trip, or 1.5 times a doorbell", micro, 60.0, lower=True)
+        figures.append({**either, "doorbells": bells, "reached": either["reached"] or bells <= 1.5})
+    return figures
+
+
+def _show(measured: dict[str, Any]) -> None:
+    def name_of(size: str) -> str:
+        return f"{int(size) >> 20} MB" if int(size) >= 1 << 20 else f"{int(size) >> 10} kB"
+
+    columns = [f"{name_of(size)}, {unit}" for size in measured for unit in ("us", "GB/s")]
+    rows = []
+    for name in (*OURS, *LIMITS):
+        row = [name]
+        for one in measured.values():
+            rate = one["gigabytes_per_second"].get(name)
+            row += [number(one["seconds"][name] * 1e6), number(rate) if rate else ""]
+        rows.append(row)
+    show("a push and a fetch, the update applied; GB/s each way", ("", *columns), rows)
+    rows = []
+    for what, key in (("the direct update", "of_direct"), ("gloo", "of_gloo"), ("a raw socket", "of_raw_tcp")):
+        rows += [[f"{name}: speed, of {what}", *(number(one[key][name]) for one in measured.values())] for name in OURS]
+    show("ratios", ("", *map(name_of, measured)), rows)

@@ -1,0 +1,187 @@
+"""The commands: each checks its words before torch is imported, makes the call, and shows what came of it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from distbelief.cli import options, words
+from distbelief.cluster import forkserver
+from distbelief.cluster.local import Local
+from distbelief.core.settings import option
+from distbelief.errors import UsageError, unknown
+from distbelief.strategy import STRATEGIES
+
+TASKS = ("digits", "mnist", "mnist-lenet")
+"""The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
+BENCHES = ("train", "wire")
+INTERRUPTED = 130
+
+
+def train(args: list[str]) -> int:
+    """`distbelief train TASK STRATEGY [options]`."""
+    task, strategy, rest = _task_and_strategy("train", args)
+    asked = options.parse("train", task, strategy, rest)
+    job = asked.job(task)
+    place = asked.place(Local)
+    _start_forkserver()
+    return _show(place.run(job, _view(asked)), asked, ["train", *args])
+
+
+def launch(args: list[str]) -> int:
+    """`distbelief launch STRATEGY [options] script.py [args...]`."""
+    if not args or args[0] in ("--help", "-h"):
+        return _usage("launch STRATEGY [options] script.py [args...]", bool(args))
+    strategy = _strategy("launch", args[0], args)
+    mine, script = options.split_script(strategy, args[1:])
+    asked = options.parse("launch", "", strategy, mine)
+    if not script:
+        raise UsageError(f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} script.py")
+    job = asked.job("script")
+    place = asked.place(Local)
+    _start_forkserver()
+    return _show(place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
+
+
+def simulate(args: list[str]) -> int:
+    """`distbelief simulate TASK STRATEGY [options]`."""
+    task, strategy, rest = _task_and_strategy("simulate", args)
+    asked = options.parse("simulate", task, strategy, rest)
+    job = asked.job(task)
+    network, pace = words.network(asked.network), {**words.compute(asked.compute), **words.stragglers(asked.stragglers)}
+    crashes, delays = words.faults(asked.faults)
+    from distbelief.cluster.pace import Pace
+    from distbelief.cluster.simulated import Crash, Simulated
+    from distbelief.transport.virtual import Weather
+
+    place = Simulated(Weather(**network, **delays), Pace(**pace), tuple(Crash(*crash) for crash in crashes), asked.phantom, asked.keep)
+    return _show(place.run(job, _view(asked)), asked, ["simulate", *args])
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure the model of a run folder on its task's test set."""
+
+    data_dir: str | None = None
+    """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1."""
+    json: bool = False
+    """Show the figures as JSON."""
+
+
+def evaluate(args: list[str]) -> int:
+    """`distbelief evaluate RUN [options]`."""
+    if not args or args[0] in ("--help", "-h"):
+        if args:
+            options.call_tyro(Evaluate, "distbelief evaluate RUN", str(Evaluate.__doc__), ["--help"])
+        raise UsageError("which run? Write its folder: distbelief evaluate RUN")
+    if args[0].startswith("-"):
+        raise UsageError(f"{args[0]}: write the run folder first: distbelief evaluate RUN [options]")
+    options.refuse("distbelief evaluate RUN", args[1:], ["--data-dir", "--device", "--json"])
+    asked = options.call_tyro(Evaluate, "distbelief evaluate RUN", str(Evaluate.__doc__), args[1:])
+    from distbelief.cluster.evaluate import evaluate as measure
+
+    result = measure(args[0], asked.data_dir, asked.device)
+    if asked.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        accuracy, loss = f"{100 * result['test_accuracy']:.2f} %", f"{result['test_loss']:.4f}"
+        print(f"{result['task']}: test accuracy {accuracy}, loss {loss} ({result['samples']:,} samples)")
+    return 0
+
+
+def bench(args: list[str]) -> int:
+    """`distbelief bench NAME [options]`."""
+    if not args or args[0] in ("--help", "-h"):
+        return _usage(f"bench NAME [options], where NAME is {' or '.join(BENCHES)}", bool(args))
+    if args[0] not in BENCHES:
+        raise unknown("benchmark", args[0], BENCHES)
+    from dataclasses import fields
+    from importlib import import_module
+
+    module, prog = import_module(f"distbelief.bench.{args[0]}"), f"distbelief bench {args[0]}"
+    kind = getattr(module, f"{args[0].capitalize()}Options")
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])
+    module.run(options.call_tyro(kind, prog, str(module.__doc__), args[1:]))
+    return 0
+
+
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {"train": train, "launch": launch, "simulate": simulate, "evaluate": evaluate, "bench": bench}
+"""Every command, by name."""
+
+
+def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) -> str:
+    """The command that goes on with an interrupted run: the same one, with its run folder and `--resume`.
+
+    >>> resume_command(["train", "digits", "single", "--out", "x", "--epochs", "3"], "x")
+    'distbelief train digits single --epochs 3 --out x --resume'
+    """
+    kept: list[str] = []
+    for at, word in enumerate(args):
+        if word in ("--out", "--resume") or word.startswith("--out=") or (at and args[at - 1] == "--out"):
+            continue
+        kept.append(word)
+    return shlex.join(["distbelief", *kept, "--out", run, "--resume", *script])
+
+
+def _usage(words: str, asked: bool) -> int:
+    print(f"usage: distbelief {words}\n\nstrategies: {', '.join(STRATEGIES)}; tasks: {', '.join(TASKS)}, or module:function of your own")
+    return 0 if asked else 2
+
+
+def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, list[str]]:
+    """The two words that come first, checked."""
+    if not args or args[0] in ("--help", "-h") or list(args[1:]) in (["--help"], ["-h"]):
+        _usage(f"{command} TASK STRATEGY [options]\n\n  distbelief {command} TASK STRATEGY --help shows the options of a strategy", True)
+        raise SystemExit(0 if args else 2)
+    task = args[0]
+    if task.startswith("-"):
+        raise UsageError(f"{task}: write the task and the strategy first: distbelief {command} TASK STRATEGY [options]")
+    if task not in TASKS and ":" not in task:
+        raise unknown("task", task, [*TASKS, "module:function"])
+    if len(args) < 2:
+        raise UsageError(f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}")
+    return task, _strategy(command, args[1], args), list(args[2:])
+
+
+def _strategy(command: str, name: str, args: Sequence[str]) -> str:
+    if name.startswith("-"):
+        raise UsageError(f"{name}: write the strategy before the options: distbelief {command} {' '.join([*args[:-1][:1], 'STRATEGY'])} [options]")
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+    return name
+
+
+def _start_forkserver() -> None:
+    """Let torch be imported over there while it is imported here."""
+    forkserver.start()
+
+
+def _view(asked: options.Options) -> Any:
+    from distbelief.cluster.sitting import View
+
+    return View(quiet=asked.quiet, json=asked.json and not asked.quiet)
+
+
+def _show(result: dict[str, Any], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
+    """Print the end of a job, and how to go on where it was interrupted."""
+    run = result.get("run")
+    if asked.json:
+        print(msgspec.json.encode(result).decode())
+    elif asked.quiet:
+        print(run or "")
+    else:
+        from distbelief.record.live import summary
+
+        print(summary(result, run))
+    if result["outcome"] != "interrupted":
+        return 0
+    go_on = f"; go on with: {resume_command(args, run, script)}" if run else ""
+    print(f"distbelief: interrupted{go_on}", file=sys.stderr)
+    return INTERRUPTED

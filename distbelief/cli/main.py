@@ -1,0 +1,75 @@
+"""The command `distbelief`: from words to calls, from errors to one line and an exit code; it decides nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from distbelief.errors import DataError, DistbeliefError, UsageError, unknown
+
+INTERRUPTED = 130
+USAGE = """\
+usage: distbelief COMMAND ...
+
+Train deep networks on many machines: DistBelief on today's PyTorch.
+
+  train TASK STRATEGY [options]                    train a task on this machine
+  launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
+  simulate TASK STRATEGY [options]                 the same job on a virtual cluster
+  evaluate RUN [options]                           measure the model of a run folder on its task's test set
+  bench NAME [options]                             measure this machine: train, wire
+
+tasks:       {tasks}, or module:function of your own
+strategies:  {strategies}
+
+distbelief train mnist downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
+distbelief train mnist downpour --help             the options of a command with a strategy
+distbelief --version"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 1 for a failure, 2 for a wrong word, 130 for an interruption."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        return _command(args)
+    except (UsageError, DataError) as error:
+        return _complain(error, 2)
+    except DistbeliefError as error:
+        return _complain(error, INTERRUPTED if str(error).startswith("interrupted") else 1)
+    except KeyboardInterrupt:
+        return _complain("interrupted before the job began", INTERRUPTED)
+    except BrokenPipeError:
+        # whoever read our output has gone; Python must not try to flush it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _complain(error: object, status: int) -> int:
+    print(f"distbelief: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def _command(args: list[str]) -> int:
+    from distbelief.cli import commands
+
+    if not args or args[0] in ("--help", "-h", "help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] in ("--version", "-V"):
+        from importlib.metadata import version
+
+        print(f"distbelief {version('distbelief')}")
+        return 0
+    known: Mapping[str, Callable[[list[str]], int]] = commands.COMMANDS
+    if args[0] not in known:
+        raise unknown("command", args[0], [*known, "--help", "--version"] if args[0].startswith("-") else known)
+    return known[args[0]](args[1:])
+
+
+def usage() -> str:
+    """What `distbelief --help` shows."""
+    from distbelief.cli.commands import TASKS
+    from distbelief.strategy import STRATEGIES
+
+    return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES))

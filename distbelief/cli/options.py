@@ -1,0 +1,261 @@
+"""The options of each command, made from the fields of the Python API's dataclasses; one that does not belong is refused with one that does."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import itertools
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from distbelief.cli import words
+from distbelief.cluster.local import Local
+from distbelief.core.settings import LEARNING_RATES, Optimizer, optim, option
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.strategy import STRATEGIES, Downpour, Strategy
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How the parameters are stepped."""
+
+    optimizer: str = "sgd"
+    """adadelta, adagrad, adam, adamax, adamw, momentum, nadam, nesterov, radam, rmsprop or sgd."""
+    lr: float | None = None
+    """Learning rate; the optimizer's own where none is given."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    optimizer_options: tuple[str, ...] = ()
+    """Other options of the torch class, such as eps=1e-8 or betas=0.9,0.95."""
+
+
+@dataclass(frozen=True)
+class Showing:
+    """What is shown."""
+
+    quiet: bool = False
+    """Show nothing but, at the end, the run folder."""
+    json: bool = False
+    """Show what happens as lines of JSON; the last one is the result."""
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """The virtual cluster."""
+
+    network: str = "latency=50us,bandwidth=10Gbit"
+    """Latency, bandwidth and jitter (a fraction of the latency) of every link."""
+    compute: str = "lognormal:1ms:0.2"
+    """Time of a step: 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2."""
+    stragglers: tuple[str, ...] = ()
+    """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
+    faults: tuple[str, ...] = ()
+    """crash=1@500 kills replica 1 as it sends its 500th message; delay=1%x50ms delays 1 % of the messages."""
+    phantom: bool = False
+    """Compute nothing, move no bytes: only the time that passes."""
+    keep: bool = False
+    """Leave a run folder with metrics, checkpoints and the model."""
+
+
+Source = tuple[type, tuple[str, ...]]
+"""A dataclass, and its fields that a command has no option for."""
+
+
+def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
+    """The options of a command with a strategy, by the heading that its help shows them under."""
+    kind = STRATEGIES[strategy]
+    job = ("task", "strategy", *(("evaluate_every", "target_accuracy", "init_from", "data_dir") if command == "launch" else ()))
+    place: list[Source] = []
+    if command == "simulate":
+        place = [(Virtual, ())]
+    elif kind is Downpour:
+        place = [(Local, ())]
+    own: list[Source] = [(kind, ("optimizer",))]
+    found: dict[str, list[Source]] = {strategy: own, "optimizer": [(Stepping, ())], "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
+    return {name: sources for name, sources in found.items() if any(_fields(*source) for source in sources)}
+
+
+def _fields(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(kind) if field.name not in without]
+
+
+def _documents(kind: type) -> dict[str, str]:
+    """The docstring of each field of a dataclass, from its source."""
+    [body] = [node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)]
+    found = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return found
+
+
+def _flat(sources: Sequence[Source], heading: str) -> type:
+    """One dataclass with the fields of several, as tyro is to show them."""
+    import tyro
+
+    made: list[tuple[str, Any, Any]] = []
+    for kind, without in sources:
+        # a job's task is no option, and its type would import torch
+        hints, documents = typing.get_type_hints(kind, localns={"Task": object}), _documents(kind)
+        for field in _fields(kind, without):
+            hint = hints[field.name]
+            several = typing.get_origin(hint) is tuple
+            bare = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
+            empty = field.default in (None, "", (), False)
+            shown = tyro.conf.arg(
+                help=documents.get(field.name, ""),
+                metavar="WORD ..." if several else bare.__name__.upper() if bare is not bool else None,
+                help_behavior_hint="" if empty else f"(default: {field.default})",
+            )
+            made.append((field.name, Annotated[hint, shown], dataclasses.field(default=field.default)))
+    flat = dataclasses.make_dataclass(heading, made, frozen=True)
+    flat.__doc__ = heading
+    return flat
+
+
+def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Options:
+    """The options of a command.
+
+    Raises:
+        UsageError: an option that the command does not have, with the nearest that it has, or a value that is none.
+        SystemExit: help was asked for, and shown.
+    """
+    import tyro
+
+    found = groups(command, strategy)
+    prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
+    refuse(prog, args, _names(found), _elsewhere(command, strategy))
+    made = [(name, Annotated[_flat(sources, name), tyro.conf.arg(name="")], dataclasses.MISSING) for name, sources in found.items()]
+    whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
+    values = call_tyro(whole, prog, inspect.getdoc(STRATEGIES[strategy]) or "", args)
+    flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
+    return Options(STRATEGIES[strategy], flat)
+
+
+def _names(found: Mapping[str, list[Source]]) -> list[str]:
+    return [option(field.name) for sources in found.values() for source in sources for field in _fields(*source)]
+
+
+def _elsewhere(command: str, strategy: str) -> dict[str, str]:
+    """The options that only other strategies or commands have, and which."""
+    found: dict[str, str] = {}
+    for other_command in ("train", "simulate", "launch"):
+        for other in STRATEGIES:
+            if (other_command, other) != (command, strategy):
+                where = f"strategy {other}" if other_command == command else f"distbelief {other_command}"
+                for name in _names(groups(other_command, other)):
+                    found.setdefault(name, where)
+    return found
+
+
+def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None) -> None:
+    """Refuse an option that is not known.
+
+    Raises:
+        UsageError: with the nearest that is, and where it would belong.
+    """
+    for word in args:
+        name = word.partition("=")[0].replace("_", "-")
+        if not name.startswith("--") or name in known or name in ("--help", "--"):
+            continue
+        if elsewhere and name in elsewhere:
+            raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}; see {prog} --help")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
+
+
+def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> Any:
+    """What tyro makes of the arguments; its framed complaint becomes one line.
+
+    Raises:
+        UsageError: a value is missing, or is none.
+        SystemExit: help was asked for, and shown.
+    """
+    import tyro
+
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(kind, prog=prog, description=description, args=list(args), config=config)
+    except SystemExit as end:
+        if not end.code:
+            raise
+    lines = [line.strip("│ ") for line in complaint.getvalue().splitlines() if line.startswith("│")]
+    said = " ".join(itertools.takewhile(lambda line: not line.startswith("───"), lines))
+    if found := re.match(r"Error parsing (--\S+): .*(?:literal for (int)|could not convert).*: ('.*')$", said):
+        said = f"{found[1]} {found[3]}: is not a {'whole ' if found[2] else ''}number"
+    elif found := re.match(r"Missing value for argument '(--\S+)'", said):
+        said = f"{found[1]}: its value is missing"
+    elif found := re.match(r"Unrecognized options: (.*)", said):
+        said = f"{found[1]!r} is one word too many"
+    raise UsageError(f"{said.rstrip('.') or 'the arguments cannot be read'}; see {prog} --help")
+
+
+def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of `launch`, and the script with its own arguments: it is the first word that is neither an option nor its value.
+
+    >>> split_script("downpour", ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
+    (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
+    """
+    found = groups("launch", strategy)
+    fields = {option(field.name): field.default for sources in found.values() for source in sources for field in _fields(*source)}
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        name, given, _ = args[at].replace("_", "-").partition("=")
+        at += 1
+        if isinstance(fields.get(name), tuple):
+            at += sum(1 for _ in itertools.takewhile(lambda word: "=" in word and not word.startswith("-"), args[at:]))
+        elif not given and name in fields and not isinstance(fields[name], bool):
+            at += 1
+    return list(args[:at]), list(args[at:])
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
+
+    kind: type[Strategy]
+    values: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return self.values[name]
+
+    def _of(self, kind: type) -> dict[str, Any]:
+        return {field.name: self.values[field.name] for field in dataclasses.fields(kind) if field.name in self.values and field.name != "optimizer"}
+
+    def optimizer(self) -> Optimizer:
+        """The optimizer.
+
+        Raises:
+            UsageError: no such one, or an option that is none.
+        """
+        options = words.optimizer_options(self.optimizer_options)
+        if self.weight_decay:
+            options["weight_decay"] = self.weight_decay
+        name = str(self.values["optimizer"])
+        made = optim(name, self.lr if self.lr is not None else LEARNING_RATES.get(name))
+        return Optimizer(made.name, made.lr, options)
+
+    def job(self, task: str) -> Job:
+        """The job, its settings checked.
+
+        Raises:
+            UsageError: an option has a value that it cannot have.
+        """
+        job = Job(task=task, strategy=self.kind(optimizer=self.optimizer(), **self._of(self.kind)), **self._of(Job))
+        job.settings()
+        return job
+
+    def place(self, kind: type) -> Any:
+        """A cluster, from the options of its fields."""
+        return kind(**self._of(kind))

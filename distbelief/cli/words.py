@@ -1,0 +1,210 @@
+"""The small languages of the command line: durations, rates, networks, compute times, stragglers, faults, optimizer options. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from distbelief.cluster.pace import SPREADS
+from distbelief.errors import UsageError, unknown
+
+SECONDS: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+BYTES: Mapping[str, float] = {
+    f"{prefix}{unit}": scale * size
+    for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
+    for unit, size in (("bit", 0.125), ("B", 1.0))
+}
+_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
+
+
+def duration(text: str, where: str = "duration") -> float:
+    """Seconds: a number and ns, us, ms, s or min.
+
+    Raises:
+        UsageError: it is no such thing.
+
+    >>> duration("1.5ms")
+    0.0015
+    """
+    return _quantity(text, where, SECONDS, "50us, 1ms or 2s")
+
+
+def rate(text: str, where: str = "bandwidth") -> float:
+    """Bytes per second: a number and bit, kbit, Mbit, Gbit, B, kB, MB or GB, with or without "/s".
+
+    Raises:
+        UsageError: it is no such thing.
+
+    >>> rate("10Gbit"), rate("4 MB/s")
+    (1250000000.0, 4000000.0)
+    """
+    return _quantity(text.removesuffix("/s"), where, BYTES, "10Gbit or 1GB")
+
+
+def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -> float:
+    found = _QUANTITY.fullmatch(text.strip())
+    number = _float(found[1]) if found else None
+    if found is None or number is None:
+        raise UsageError(f"{where} {text!r}: write a number and its unit, such as {example}")
+    if number == 0:
+        return 0.0
+    folded = {unit.lower(): scale for unit, scale in units.items()}
+    if not found[2]:
+        raise UsageError(f"{where} {text!r}: its unit is missing, such as in {example}")
+    if found[2].lower() not in folded:
+        raise unknown(f"unit in {where}", found[2], units)
+    return number * folded[found[2].lower()]
+
+
+def fraction(text: str, where: str) -> float:
+    """A chance: 5% or 0.05.
+
+    Raises:
+        UsageError: it is no number from 0 to 1.
+
+    >>> fraction("5%", "chance")
+    0.05
+    """
+    number = _float(text.removesuffix("%"))
+    value = None if number is None else number / 100 if text.endswith("%") else number
+    if value is None or not 0 <= value <= 1:
+        raise UsageError(f"{where} {text!r}: is a chance, such as 5% or 0.05")
+    return value
+
+
+def network(text: str) -> dict[str, float]:
+    """The fields of `Weather` in `--network`.
+
+    Raises:
+        UsageError: an unknown word, or a value that it cannot have.
+
+    >>> network("latency=50us,bandwidth=10Gbit,jitter=0.1")
+    {'latency': 5e-05, 'bandwidth': 1250000000.0, 'jitter': 0.1}
+    """
+    fields: dict[str, float] = {}
+    for item in _items([text]):
+        name, value = _pair(item, "=", "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1")
+        if name not in ("latency", "bandwidth", "jitter"):
+            raise unknown("word in --network", name, ("latency", "bandwidth", "jitter"))
+        where = f"--network {name}"
+        fields[name] = duration(value, where) if name == "latency" else rate(value, where) if name == "bandwidth" else _number(value, where)
+    return fields
+
+
+def compute(text: str) -> dict[str, Any]:
+    """The fields of `Pace` in `--compute`: a time, or a spread, a mean and (lognormal) a variation.
+
+    Raises:
+        UsageError: an unknown spread, or a value that it cannot have.
+
+    >>> compute("1ms"), compute("lognormal:2ms:0.5")
+    ({'step': 0.001}, {'spread': 'lognormal', 'step': 0.002, 'variation': 0.5})
+    """
+    spread, *rest = text.split(":")
+    if not rest:
+        return {"step": duration(spread, "--compute")} if spread else {}
+    if spread not in SPREADS:
+        raise unknown("spread in --compute", spread, SPREADS)
+    if len(rest) > (2 if spread == "lognormal" else 1):
+        raise UsageError(f"--compute {text!r}: write 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2")
+    fields: dict[str, Any] = {"spread": spread, "step": duration(rest[0], "--compute")}
+    return fields | ({"variation": _number(rest[1], "--compute variation")} if rest[1:] else {})
+
+
+def stragglers(texts: Iterable[str]) -> dict[str, Any]:
+    """The fields of `Pace` in `--stragglers`: replicas that are always slow, and steps that now and then are.
+
+    Raises:
+        UsageError: it is neither.
+
+    >>> stragglers(["1:4,3:2", "5%x10"])
+    {'slow': {1: 4.0, 3: 2.0}, 'straggle_chance': 0.05, 'straggle_factor': 10.0}
+    """
+    slow: dict[int, float] = {}
+    fields: dict[str, Any] = {}
+    for item in _items(texts):
+        if ":" in item:
+            replica, factor = _pair(item, ":", "--stragglers", "1:4")
+            slow[_count(replica, "--stragglers replica")] = _number(factor, f"--stragglers factor of replica {replica}")
+        else:
+            chance, factor = _pair(item, "x", "--stragglers", "1:4 (replica 1 takes 4 times as long) or 5%x10 (5 % of the steps, 10 times)")
+            fields = {"straggle_chance": fraction(chance, "--stragglers"), "straggle_factor": _number(factor, "--stragglers factor")}
+    return {"slow": slow, **fields}
+
+
+def faults(texts: Iterable[str]) -> tuple[list[tuple[int, int]], dict[str, float]]:
+    """What `--faults` asks for: crashes as (replica, message), and the fields of `Weather` for delays.
+
+    Raises:
+        UsageError: an unknown fault, or a value that it cannot have.
+
+    >>> faults(["crash=1@500", "delay=1%x50ms"])
+    ([(1, 500)], {'delay_chance': 0.01, 'delay': 0.05})
+    """
+    crashes: list[tuple[int, int]] = []
+    fields: dict[str, float] = {}
+    for item in _items(texts):
+        kind, value = _pair(item, "=", "--faults", "crash=1@500 or delay=1%x50ms")
+        if kind == "crash":
+            replica, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
+            crashes.append((_count(replica, "--faults crash replica"), _count(message, "--faults crash message")))
+        elif kind == "delay":
+            chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
+            fields = {"delay_chance": fraction(chance, "--faults delay"), "delay": duration(time, "--faults delay")}
+        else:
+            raise unknown("fault in --faults", kind, ("crash", "delay"))
+    return crashes, fields
+
+
+def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[float, ...]]:
+    """Options of the torch class: numbers, true or false, or numbers with commas.
+
+    Raises:
+        UsageError: it is none of these.
+
+    >>> optimizer_options(["eps=1e-8", "nesterov=true", "betas=0.9,0.95"])
+    {'eps': 1e-08, 'nesterov': True, 'betas': (0.9, 0.95)}
+    """
+    options: dict[str, float | bool | tuple[float, ...]] = {}
+    for text in texts:
+        name, value = _pair(text, "=", "--optimizer-options", "eps=1e-8")
+        if value.lower() in ("true", "false"):
+            options[name] = value.lower() == "true"
+        else:
+            numbers = tuple(_number(part, f"--optimizer-options {name}") for part in value.split(","))
+            options[name] = numbers if len(numbers) > 1 else numbers[0]
+    return options
+
+
+def _items(texts: Iterable[str]) -> list[str]:
+    return [item.strip() for text in texts for item in text.split(",") if item.strip()]
+
+
+def _pair(text: str, between: str, where: str, example: str) -> tuple[str, str]:
+    one, found, other = text.partition(between)
+    if not (one.strip() and found and other.strip()):
+        raise UsageError(f"{where} {text!r}: write it as {example}")
+    return one.strip(), other.strip()
+
+
+def _float(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _number(text: str, where: str) -> float:
+    value = _float(text)
+    if value is None:
+        raise UsageError(f"{where} {text!r}: is not a number")
+    return value
+
+
+def _count(text: str, where: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{where} {text!r}: is not a whole number of 0 or more")
+    return int(text)

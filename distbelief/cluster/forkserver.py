@@ -1,0 +1,45 @@
+"""The forkserver: the process that the processes of a job are forked from, with torch imported already. Light: it can be started before torch is."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+
+
+def context() -> ForkServerContext:
+    """The context of processes that start with torch imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["distbelief.cluster.process"])
+    return context
+
+
+def start() -> None:
+    """Start the forkserver, where it does not run yet; it imports torch while this process goes on."""
+    context()
+    if threading.current_thread() is not threading.main_thread():
+        multiprocessing.forkserver.ensure_running()
+        return
+    # a Ctrl-C reaches every process of the terminal: those of a job leave it to their supervisor from their first moment
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def blank_main() -> Iterator[None]:
+    """Hide the main module: our processes need nothing of the user's script, and must not run it again."""
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real

@@ -1,0 +1,201 @@
+"""The strategy `single`: the plain PyTorch loop in one process, with the records, checkpoints and result of every other strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbelief.core import learning_rate, records, roles
+from distbelief.core.effects import Batch
+from distbelief.core.layout import Layout, Range
+from distbelief.core.portions import Portion, Position
+from distbelief.core.records import Record
+from distbelief.core.settings import Plan, Settings
+from distbelief.core.sharding import cut
+from distbelief.errors import CheckpointError, TrainingError
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.restore import load_part
+from distbelief.server import optimizers
+from distbelief.tasks import Task
+from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.worker import Trainer, measure
+
+REPORT_SECONDS = 0.25
+
+
+class SingleLoop:
+    """One training loop.
+
+    Args:
+        task: what is trained.
+        model: on its device, with its initial parameters.
+        settings: of the job.
+        note: is handed every record.
+        stopped: says, after each step, why the loop is to end; None while it is not.
+        run: the run folder; "" keeps nothing.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, settings: Settings, note: Callable[[Record], None], stopped: Callable[[], str | None], run: str = ""
+    ) -> None:
+        self.task, self.model, self.settings, self._note, self._stopped = task, model, settings, note, stopped
+        self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = optimizers.build(settings.optimizer, [{"params": self._parameters}])
+        layout = FlatModule(model).layout
+        self._plan = Plan(settings, layout, cut(layout, 1), len(self._trainer.data))
+        self._store = Checkpoints(run) if run else None
+        self._steps = self._samples = 0
+        self._number = 1
+        self._since = [0, 0, 0.0, 0.0]
+
+    def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
+        """Train to the end, from a checkpoint where one is named."""
+        self._samples, self._number = samples, number
+        remaining = self._portions(position)
+        if checkpoint:
+            self._load(checkpoint)
+        s = self.settings
+        self._note(records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples))
+        self._note(records.Joined(roles.SINGLE))
+        outcome, reason = "done", "all epochs are done"
+        for portion in remaining:
+            ended = self._epoch(portion)
+            if ended:
+                outcome, reason = ended
+                break
+        self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
+        self._note(records.Finished(outcome, reason))
+
+    def _portions(self, position: Position | None) -> list[Portion]:
+        batches = self._trainer.order.batches
+        whole = [Portion(epoch, 0, batches) for epoch in range(self.settings.epochs)]
+        if position is None:
+            return whole
+        rest = [Portion(position.epoch, position.batch, batches - position.batch)] if position.batch and position.epoch < self.settings.epochs else []
+        return [*position.undone, *rest, *(p for p in whole if p.epoch >= position.epoch + bool(position.batch))]
+
+    def _epoch(self, portion: Portion) -> tuple[str, str] | None:
+        """One epoch, or what is left of it; returns outcome and reason where the job ends here."""
+        for index in range(portion.first, portion.first + portion.count):
+            self._step(Batch(portion.epoch, index))
+            if reason := self._stopped():
+                self._report()
+                self._save(Position(portion.epoch, index + 1, ()))
+                return "interrupted", reason
+        self._report()
+        done = portion.epoch + 1
+        last = done == self.settings.epochs
+        self._note(records.EpochDone(done))
+        accuracy = self._test(done, last)
+        reached = self.settings.target_accuracy and accuracy is not None and accuracy >= self.settings.target_accuracy
+        if last or reached or (self.settings.checkpoint_every and done % self.settings.checkpoint_every == 0):
+            self._save(Position(done, 0, ()))
+        return ("target", f"test accuracy {accuracy:.4f} reached the target {self.settings.target_accuracy}") if reached else None
+
+    def _step(self, batch: Batch) -> None:
+        computed = self._trainer.compute(batch)
+        if computed.loss is not None and computed.loss - computed.loss != 0.0:
+            raise TrainingError(
+                f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
+                f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
+            )
+        factor = learning_rate.factor(self.settings.lr_schedule, self._samples, self._plan.total_samples)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.optimizer.lr * factor
+        self._optimizer.step()
+        self._steps += 1
+        self._samples += computed.samples
+        since = self._since
+        since[0] += 1
+        since[1] += computed.samples
+        since[2] += computed.loss or 0.0
+        since[3] += computed.seconds
+        if since[3] >= REPORT_SECONDS:
+            self._report()
+
+    def _report(self) -> None:
+        steps, samples, loss, _ = self._since
+        if steps:
+            self._note(records.Stepped(roles.SINGLE, int(steps), int(samples), 0, loss / steps, 0, 0))
+        self._since = [0, 0, 0.0, 0.0]
+
+    def _test(self, epoch: int, last: bool) -> float | None:
+        every = self.settings.evaluate_every
+        if not every or self.task.test is None or not (last or epoch % every == 0):
+            return None
+        measured = measure(self.task, self.model)
+        self._note(records.Tested(epoch, measured.loss, measured.accuracy))
+        return measured.accuracy
+
+    # checkpoints: those of one shard that holds everything
+
+    def _save(self, position: Position) -> None:
+        if self._store is None:
+            return
+        error = ""
+        facts = {"updates": self._steps, "samples": self._samples, "staleness": {"0": self._steps}}
+        try:
+            self._store.save_part(self._number, "shard-0", _arrays(self.model, self._optimizer, self._plan.layout), facts)
+            self._store.commit(self._number, self._plan, position, self._samples)
+        except CheckpointError as failed:
+            error = str(failed)
+        self._note(records.Checkpointed(self._number, error))
+        self._number += 1
+
+    def _load(self, checkpoint: str) -> None:
+        arrays, facts = load_part(Path(checkpoint), self._plan, 0)
+        self._steps = facts["updates"]
+        layout, tensors = self._plan.layout, dict(_tensors(self.model))
+        vector = torch.cat([arrays["vector.moving"], arrays["vector.frozen"]])
+        for entry in layout.entries:
+            t = entry.tensor
+            with torch.no_grad():
+                tensors[t.name].copy_(vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape))
+        for number, names in _members(layout).items():
+            for key in {name.split(".", 2)[2] for name in arrays if name.startswith(f"state.{number}.")}:
+                _scatter(arrays[f"state.{number}.{key}"], key, [tensors[name] for name in names], self._optimizer)
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _members(layout: Layout) -> dict[int, list[str]]:
+    """The names of the parameters of each section of parameters, in their order in the flat vector."""
+    sections = [(i, s) for i, s in enumerate(layout.sections) if s.kind == "parameter"]
+    return {i: [e.tensor.name for e in layout.entries if s.start <= e.start < s.stop and e.tensor.kind == "parameter"] for i, s in sections}
+
+
+def _arrays(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> dict[str, torch.Tensor]:
+    """The model and the optimizer's state as the arrays of one shard."""
+    vector, flat = torch.zeros(layout.total, dtype=torch.uint8), FlatModule(model)
+    flat.bind([vector], [])
+    flat.initial(0)
+    own, frozen = Range(0, layout.moving), Range(layout.moving, layout.total)
+    arrays = {"vector.moving": vector[own.start : own.stop], "vector.frozen": vector[frozen.start : frozen.stop]}
+    tensors = dict(_tensors(model))
+    for number, names in _members(layout).items():
+        states: list[dict[str, Any]] = [optimizer.state.get(tensors[name], {}) for name in names]
+        for key in states[0]:
+            values = [state[key] for state in states]
+            if all(isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for v, name in zip(values, names, strict=True)):
+                arrays[f"state.{number}.{key}"] = torch.cat([v.flatten() for v in values])
+            elif values[0] is not None:
+                arrays[f"state.{number}.{key}"] = torch.as_tensor(values[0]).clone()
+    return arrays
+
+
+def _scatter(values: torch.Tensor, key: str, parameters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Give each parameter its part of an optimizer state."""
+    position = 0
+    for parameter in parameters:
+        part = values.clone()
+        if values.numel() == sum(p.numel() for p in parameters) and values.ndim:
+            part = values[position : position + parameter.numel()].clone().view_as(parameter)
+            position += parameter.numel()
+        optimizer.state[parameter][key] = part

@@ -1,0 +1,194 @@
+"""A user's own training loop as a replica: `join()`, `optimizer`, `batches`, `report`. It drives the same story as every other replica.
+
+`batches` runs the story to its first `Compute`, and hands out the minibatch; `optimizer.step()` answers and runs it to the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbelief.core import roles
+from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.settings import Plan
+from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.replica.downpour import Downpour
+from distbelief.runtime.driver import Driver
+from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.order import Order, seed_chance
+from distbelief.tasks.task import Data, as_data
+from distbelief.transport.base import Arena, Endpoint
+
+Attach = Callable[[FlatModule, Plan, Arena], None]
+
+
+class Replica:
+    """The part that this process takes in a job.
+
+    Args:
+        role: of this replica.
+        driver: plays its story.
+        endpoint: its end of the transport, linked to the coordinator.
+        attach: binds a module to its vectors and opens the links to the shards.
+        clip_norm: global norm to which each step's gradient is clipped; 0 for none.
+    """
+
+    def __init__(self, role: str, driver: Driver, endpoint: Endpoint, attach: Attach, clip_norm: float = 0.0) -> None:
+        self.role, self.clip_norm = role, clip_norm
+        self._driver, self._endpoint, self._attach = driver, endpoint, attach
+        self._vectors: FlatModule | None = None
+        self._story: Downpour | None = None
+        self._plan: Plan | None = None
+        self._batch: Batch | None = None
+        self._answer: Callable[[Any], None] = _nobody
+        self._samples = 0
+        self._began = 0.0
+
+    @property
+    def index(self) -> int:
+        """Which replica this is: 0, 1, ..."""
+        return roles.index_of(self.role)
+
+    def optimizer(self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> ServerOptimizer:
+        """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch on.
+
+        Args:
+            model: on its device, the same in every replica.
+            groups: parameter groups as `torch.optim` takes them; each may set its own `lr` and `weight_decay`.
+
+        Raises:
+            UsageError: the model cannot be trained, or a second one is given.
+        """
+        if self._vectors is not None:
+            raise UsageError("this replica has a model already: one job trains one model")
+        self._vectors = FlatModule(model, groups)
+        return ServerOptimizer(self, self._vectors)
+
+    def batches(self, dataset: Any, batch_size: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """The minibatches that the coordinator deals to this replica, over all epochs of the job.
+
+        Args:
+            dataset: map-style, of pairs (inputs, target), the same in every replica; its order is the job's.
+            batch_size: samples in a minibatch; the job's (`--batch-size`) where None.
+
+        Raises:
+            UsageError: no optimizer was made, or a minibatch was left without `optimizer.step()`.
+        """
+        if self._vectors is None:
+            raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
+        if self._story is not None:
+            return
+        data = as_data(dataset)
+        device = self._vectors.device
+        self._begin(data, batch_size or 0)
+        assert self._plan is not None or self._batch is None
+        while self._batch is not None and self._plan is not None:
+            batch, settings = self._batch, self._plan.settings
+            order = self._order(len(data), settings.batch_size, settings.seed)
+            numbers = order.indices(batch.epoch, batch.index)
+            seed_chance(settings.seed, batch.epoch, batch.index)
+            inputs, targets = data.batch(numbers)
+            self._samples, self._began = len(numbers), time.perf_counter()
+            try:
+                yield (inputs, targets) if device.type == "cpu" else (inputs.to(device), targets.to(device))
+            except GeneratorExit:
+                self._leave()
+                raise
+            if self._batch is batch:
+                raise UsageError("the loop took the next minibatch without optimizer.step() for the last: each minibatch is one step")
+
+    def report(self, loss: float | torch.Tensor | None = None) -> None:
+        """Tell the loss of the step just made, for the run's curve.
+
+        Raises:
+            TrainingError: it is not a number.
+        """
+        if loss is not None and self._story is not None:
+            self._story.report(float(loss))
+
+    def step(self) -> None:
+        """Hand the gradient of the current minibatch to the story, and run it up to the next. `optimizer.step()` calls this."""
+        if self._batch is None:
+            raise UsageError("optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push")
+        assert self._vectors is not None
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm)
+        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
+
+    def _begin(self, data: Data, batch_size: int) -> None:
+        assert self._vectors is not None
+        self._story = Downpour(self.role, self._vectors, len(data), batch_size)
+        self._driver.add_story(self.role, self._story.story(), self._endpoint, self)
+        self._driver.begin(self.role)
+        self._driver.run_while(lambda: self._batch is None)
+
+    def _go_on(self, answer: Computed | None) -> None:
+        self._batch = None
+        self._answer(answer)
+        self._driver.run_while(lambda: self._batch is None)
+
+    def _leave(self) -> None:
+        """The user's loop ended before the job: push what has accrued, and let the others do the rest."""
+        if self._batch is not None:
+            self._go_on(None)
+
+    def _order(self, samples: int, batch_size: int, seed: int) -> Order:
+        known = getattr(self, "_known_order", None)
+        if known is None:
+            known = self._known_order = Order(samples, batch_size, seed)
+        return known
+
+    # what the driver asks of a worker
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        """Take the vectors that were made, and open the links to the shards."""
+        assert self._vectors is not None
+        self._plan = plan
+        self._attach(self._vectors, plan, arena)
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        """The user's loop computes: it answers in `step`."""
+        self._batch, self._answer = batch, answer
+        return None
+
+    def measure(self) -> Measured:
+        """A replica measures nothing."""
+        raise LocalProtocolError(f"{self.role} measures nothing")
+
+
+class ServerOptimizer:
+    """What a user's loop calls instead of a `torch.optim` optimizer."""
+
+    def __init__(self, replica: Replica, vectors: FlatModule) -> None:
+        self._replica, self._vectors = replica, vectors
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the last step."""
+        self._vectors.module.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Push the gradients and fetch parameters, as the job's settings have it."""
+        self._replica.step()
+
+
+current: Replica | None = None
+"""The replica that this process is; set by whoever started it."""
+
+
+def join() -> Replica:
+    """The part that this process takes in the job that started it.
+
+    Raises:
+        UsageError: it was not started by a job.
+    """
+    if current is None:
+        raise UsageError("no job has started this process; run the script with: distbelief launch downpour --replicas 2 SCRIPT.py")
+    return current
+
+
+def _nobody(_: Any) -> None:
+    raise LocalProtocolError("nobody waits for a gradient")

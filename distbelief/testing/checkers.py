@@ -1,0 +1,298 @@
+"""Checkers of a running job: they stand outside, see every message, and raise at the first that breaks a guarantee.
+
+`Rules` holds what messages alone can show, `Replay` holds every shard against plain `torch.optim`. Both attach to the hooks of a
+`VirtualNetwork`; for another carrier call `sent` and `delivered` yourself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from distbelief.core import messages, roles
+from distbelief.core.layout import Range
+from distbelief.core.messages import Message, Version
+from distbelief.core.settings import Plan
+from distbelief.transport.virtual import VirtualNetwork
+
+MESSAGE_LIMIT = 200_000
+"""Messages after which a job counts as one that does not end; give `Rules` another for a large one."""
+
+Minibatch = tuple[int, int]
+"""Epoch and number of a minibatch."""
+
+
+class Checker(Protocol):
+    """What stands beside a network."""
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
+
+
+def attach(network: VirtualNetwork, *checkers: Checker) -> None:
+    """Stand at a network's hooks, after those who stand there already."""
+    before, watch = network.before_send, network.watch
+
+    def sent(sender: str, to: str, message: Message) -> None:
+        before(sender, to, message)
+        if not network.endpoints[sender].closed:
+            for checker in checkers:
+                checker.sent(sender, to, message)
+
+    def delivered(sender: str, to: str, message: Message) -> None:
+        watch(sender, to, message)
+        for checker in checkers:
+            checker.delivered(sender, to, message)
+
+    network.before_send, network.watch = sent, delivered
+
+
+class _Push:
+    """One push, at all shards: what it holds, and how many shards have not acknowledged it."""
+
+    def __init__(self, steps: int, samples: int, parts: int, holds: list[Minibatch]) -> None:
+        self.steps, self.samples, self.holds = steps, samples, holds
+        self.unacknowledged = parts
+
+
+class _Replica:
+    """What a replica was dealt, has pushed and has reported."""
+
+    def __init__(self) -> None:
+        self.dealt: list[Minibatch] = []
+        self.pushes: list[_Push] = []
+        self.pushed = 0
+        self.reported = Counter[str]()
+
+
+class Rules:
+    """The guarantees of Downpour that messages alone show.
+
+    - Every push is applied at a shard at most once, in the order of the replica's clock, and is acknowledged only then.
+    - Versions never go back on a link, and no two pushes are acknowledged with one version.
+    - A push names a version that its replica had fetched from that shard, and holds the next minibatches it was dealt.
+    - A replica reports steps and samples only when all shards have acknowledged their push, and all of them before it leaves.
+    - A minibatch is dealt to one living replica at a time.
+    - `finish`: every minibatch is applied at every shard, exactly once where nobody died.
+
+    Args:
+        alive: whether a role still takes part.
+        limit: of messages, after which the job counts as one that does not end.
+    """
+
+    def __init__(self, alive: Callable[[str], bool], limit: int = MESSAGE_LIMIT) -> None:
+        self.plan: Plan | None = None
+        self.messages = 0
+        self.applied: Counter[str] = Counter()
+        """Updates of each shard."""
+        self.samples: Counter[str] = Counter()
+        """Samples applied at each shard."""
+        self.replicas: defaultdict[str, _Replica] = defaultdict(_Replica)
+        self.counted = 0
+        """Samples that the coordinator was told of."""
+        self._alive, self._limit = alive, limit
+        self._clocks: Counter[tuple[str, str]] = Counter()
+        self._told: dict[tuple[str, str], Version] = {}
+        self._fetched: defaultdict[tuple[str, str], set[Version]] = defaultdict(set)
+        self._versions: set[tuple[str, int]] = set()
+        self._holder: dict[Minibatch, str] = {}
+        self._times: Counter[tuple[str, Minibatch]] = Counter()
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
+        self.messages += 1
+        assert self.messages <= self._limit, f"{self.messages} messages and the job has not ended"
+        match message:
+            case messages.Welcome():
+                assert self.plan in (None, message.plan), "two replicas were told different plans"
+                self.plan = message.plan
+            case messages.Deal():
+                self._deal(to, message)
+            case messages.Push():
+                self._push(sender, to, message)
+            case messages.Pushed():
+                assert message.clock <= self._clocks[sender, to], f"{sender} acknowledges push {message.clock} of {to}, which it has not"
+                assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
+            case messages.Fetched():
+                assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
+            case messages.Progress():
+                self._progress(sender, message)
+            case messages.Leave():
+                one = self.replicas[sender]
+                assert one.reported["steps"] == one.pushed, f"{sender} leaves after {one.pushed} steps and has reported {one.reported['steps']}"
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
+        match message:
+            case messages.Push():
+                self._clocks[to, sender] += 1
+                assert message.clock == self._clocks[to, sender], f"{to} has push {self._clocks[to, sender] - 1} of {sender}, then {message.clock}"
+                self.applied[to] += 1
+                self.samples[to] += message.samples
+                for minibatch in self.replicas[sender].pushes[message.clock - 1].holds:
+                    self._times[to, minibatch] += 1
+            case messages.Pushed():
+                self._grows(sender, to, message.version)
+                key = (sender, message.version.updates)
+                assert key not in self._versions, f"two pushes were acknowledged as update {message.version.updates} of {sender}"
+                self._versions.add(key)
+                self.replicas[to].pushes[message.clock - 1].unacknowledged -= 1
+            case messages.Fetched():
+                self._grows(sender, to, message.version)
+                self._fetched[sender, to].add(message.version)
+            case messages.Progress():
+                self.counted += message.samples
+
+    def finish(self, outcome: str, died: Iterable[str]) -> None:
+        """The job has ended: everything was applied, if it was done."""
+        if outcome != "done":
+            return
+        assert self.plan is not None, "a job was done without a plan"
+        settings, died = self.plan.settings, list(died)
+        for epoch in range(settings.epochs):
+            for index in range(-(-self.plan.samples // settings.batch_size)):
+                for shard in self._parts(self.plan):
+                    times = self._times[shard, (epoch, index)]
+                    assert times == 1 or (times and died), f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+        if not died:
+            assert self.counted == self.plan.total_samples, f"{self.counted} samples were counted of {self.plan.total_samples}"
+
+    def _parts(self, plan: Plan) -> list[str]:
+        return [roles.shard(i) for i, assignment in enumerate(plan.assignments) if assignment.moving.size]
+
+    def _grows(self, shard: str, to: str, version: Version) -> None:
+        before = self._told.get((shard, to), version)
+        assert version >= before, f"{shard} told {to} {before} and then {version}"
+        self._told[shard, to] = version
+
+    def _deal(self, to: str, message: messages.Deal) -> None:
+        portion = message.portion
+        for index in range(portion.first, portion.first + portion.count):
+            minibatch = (portion.epoch, index)
+            holder = self._holder.get(minibatch)
+            assert holder is None or not self._alive(holder), f"minibatch {minibatch} is dealt to {to} and to {holder}, which lives"
+            self._holder[minibatch] = to
+            self.replicas[to].dealt.append(minibatch)
+
+    def _push(self, sender: str, to: str, message: messages.Push) -> None:
+        one, plan = self.replicas[sender], self.plan
+        assert plan is not None, f"{sender} pushes before anybody was welcomed"
+        assert message.version in self._fetched[to, sender], f"{sender} pushes from {message.version} of {to}, which it never fetched"
+        if message.clock == len(one.pushes) + 1:
+            holds = one.dealt[one.pushed : one.pushed + message.steps]
+            size, most = plan.settings.batch_size, plan.samples
+            samples = sum(min(size, most - index * size) for _, index in holds)
+            assert (message.steps, message.samples) == (len(holds), samples), f"{sender} pushes {message}, and was dealt {holds} for it"
+            one.pushes.append(_Push(message.steps, message.samples, len(self._parts(plan)), holds))
+            one.pushed += message.steps
+        push = one.pushes[-1]
+        same = (message.clock, message.steps, message.samples) == (len(one.pushes), push.steps, push.samples)
+        assert same, f"{sender} sends {to} {message}, and other shards push {len(one.pushes)} of {push.steps} steps"
+
+    def _progress(self, sender: str, message: messages.Progress) -> None:
+        one = self.replicas[sender]
+        one.reported.update(steps=message.steps, samples=message.samples, pushes=message.pushes)
+        done = [push for push in one.pushes if not push.unacknowledged]
+        for name, most in (("steps", sum(p.steps for p in done)), ("samples", sum(p.samples for p in done)), ("pushes", len(done))):
+            assert one.reported[name] <= most, f"{sender} has reported {one.reported[name]} {name}, and all shards have acknowledged {most}"
+
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+class _Piece(NamedTuple):
+    bytes: slice
+    dtype: torch.dtype
+    parameter: torch.nn.Parameter | None
+
+
+class _Twin:
+    """A shard's moving range, stepped by plain `torch.optim`."""
+
+    def __init__(self, plan: Plan, own: Range, values: torch.Tensor, optimizer: MakeOptimizer) -> None:
+        self.values = values.clone()
+        self.pieces: list[_Piece] = []
+        groups = []
+        for section in plan.layout.pieces(own):
+            where, dtype = slice(section.start - own.start, section.stop - own.start), getattr(torch, section.dtype)
+            parameter = None
+            if section.kind == "parameter":
+                parameter = torch.nn.Parameter(self.values[where].view(dtype).clone().to(_stepped(dtype)))
+                groups.append({"params": [parameter], **plan.layout.groups[section.group]})
+            self.pieces.append(_Piece(where, dtype, parameter))
+        self.optimizer = optimizer(groups) if groups else None
+        self.history = [self.values.clone()]
+
+    def step(self, payload: torch.Tensor) -> None:
+        for piece in self.pieces:
+            if piece.parameter is not None:
+                piece.parameter.grad = payload[piece.bytes].clone().view(piece.dtype).to(piece.parameter.dtype)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for piece in self.pieces:
+            here = self.values[piece.bytes]
+            if piece.parameter is None:
+                here.copy_(payload[piece.bytes])
+            else:
+                here.view(piece.dtype).copy_(piece.parameter.detach())
+        self.history.append(self.values.clone())
+
+
+def _stepped(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+class Replay:
+    """Applies every push that a shard is handed to a twin of it, and holds against the twin all that the shard answers, bit for bit.
+
+    Beside that, a push must still hold when it is read what it held when it was sent.
+
+    Args:
+        network: whose arenas it reads.
+        optimizer: makes the twin's optimizer from parameter groups, as `torch.optim` classes do; a constant learning rate.
+    """
+
+    def __init__(self, network: VirtualNetwork, optimizer: MakeOptimizer) -> None:
+        self.twins: dict[str, _Twin] = {}
+        self._network, self._optimizer = network, optimizer
+        self._plan: Plan | None = None
+        self._sent: dict[tuple[str, str, int], torch.Tensor] = {}
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """Note the plan, and what a push holds."""
+        if isinstance(message, messages.Welcome):
+            self._plan = message.plan
+        elif isinstance(message, messages.Push):
+            self._sent[sender, to, message.clock] = self._payload(sender, message).clone()
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """Step the twin with a push, and compare what was fetched."""
+        match message:
+            case messages.Initialise():
+                own = self._own(to)
+                if to not in self.twins and (message.start, message.stop) == (own.start, own.stop):
+                    assert self._plan is not None
+                    self.twins[to] = _Twin(self._plan, own, self._payload(sender, message), self._optimizer)
+            case messages.Push():
+                payload = self._payload(sender, message)
+                assert torch.equal(payload, self._sent.pop((sender, to, message.clock))), f"push {message.clock} of {sender} was overwritten"
+                self.twins[to].step(payload)
+            case messages.Fetched():
+                own = self._own(sender)
+                if (message.start, message.stop) == (own.start, own.stop):
+                    here = self._network.endpoints[to].arena.parameters[message.slot][message.start : message.stop]
+                    expected = self.twins[sender].history[message.version.updates]
+                    assert torch.equal(here, expected), f"{to} fetched from {sender} what is not its {message.version}"
+
+    def _own(self, shard: str) -> Range:
+        assert self._plan is not None
+        return self._plan.assignments[roles.index_of(shard)].moving
+
+    def _payload(self, sender: str, message: messages.Push | messages.Initialise) -> torch.Tensor:
+        return self._network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]

@@ -1,0 +1,80 @@
+"""Simulations under observation: one run of a job with checkers beside it, and the trace of its messages."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from distbelief.cluster.simulated import Simulated, Simulation
+from distbelief.core import records, wire
+from distbelief.core.messages import Message
+from distbelief.core.records import Record
+from distbelief.job import Job
+from distbelief.testing.checkers import Checker, Rules, attach
+
+
+class Observed:
+    """One simulated run, with `Rules` beside it.
+
+    Args:
+        job: what is run; nothing is kept on disk.
+        cluster: where.
+        limit: of messages.
+
+    >>> from distbelief.strategy import Downpour
+    >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
+    >>> run.outcome, run.rules.counted
+    ('done', 1437)
+    """
+
+    def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
+        cluster = cluster or Simulated()
+        self.records: list[Record] = []
+        self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
+        self.rules = Rules(lambda role: not self.simulation.network.endpoints[role].closed, limit)
+        self.watch(self.rules)
+
+    def watch(self, *checkers: Checker) -> None:
+        """Let more checkers stand beside it."""
+        attach(self.simulation.network, *checkers)
+
+    def run(self) -> Observed:
+        """Run to the end, and hold the rules of the end."""
+        self.simulation.run()
+        self.rules.finish(self.outcome, self.simulation.killed)
+        return self
+
+    @property
+    def outcome(self) -> str:
+        """How the job ended."""
+        return next(record.outcome for record in self.records if isinstance(record, records.Finished))
+
+    def vector(self) -> bytes:
+        """The moving range of the server's vector, put together from the shards; empty where it is a phantom's."""
+        return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]
+
+
+class Trace:
+    """What was delivered in a simulation, in order: moment (to a nanosecond), sender, receiver and the message's frame."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._clock = simulation.clock
+        self._hash = blake2b(digest_size=16)
+        self.marks = ""
+        """Two hexadecimal digits for each message: where two traces part, their marks do."""
+        attach(simulation.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """What is only sent stands in no trace."""
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """Take a message into the trace."""
+        line = msgspec.msgpack.encode((f"{self._clock.now():.9f}", sender, to)) + wire.encode(message)
+        self._hash.update(line)
+        self.marks += blake2b(line, digest_size=1).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """One number for all of it."""
+        return self._hash.hexdigest()

@@ -1,0 +1,366 @@
+"""The carriers over sockets keep the promises of transports, whatever the peer does."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distbelief.core import wire
+from distbelief.core.effects import Arrival
+from distbelief.core.messages import Fetch, Fetched, Hello, Lost, Push, Pushed, Ready, Stop, Version
+from distbelief.errors import JobFailed, LocalProtocolError, UsageError
+from distbelief.testing import Pair, check_transport
+from distbelief.transport import sockets
+from distbelief.transport.shared import SharedEndpoint
+from distbelief.transport.sockets import SocketEndpoint
+from distbelief.transport.tcp import TcpEndpoint
+
+PATIENCE = 30.0
+NONE = Version(0, 0)
+Carrier = type[SharedEndpoint] | type[TcpEndpoint]
+
+
+class End:
+    """An endpoint and what was delivered to it."""
+
+    def __init__(self, endpoint: SocketEndpoint) -> None:
+        self.endpoint = endpoint
+        self.got: list[Arrival] = []
+        endpoint.deliver = self.got.append
+
+    def until(self, reached: Callable[[], object], *others: SocketEndpoint) -> None:
+        end = monotonic() + PATIENCE
+        while not reached():
+            assert monotonic() < end, self.got
+            for other in others:
+                other.poll(0)
+            self.endpoint.poll(0.005)
+
+    @property
+    def lost(self) -> list[Lost]:
+        return [arrival.event for arrival in self.got if isinstance(arrival.event, Lost)]
+
+
+@pytest.fixture(params=[SharedEndpoint, TcpEndpoint])
+def carrier(request: pytest.FixtureRequest) -> Carrier:
+    return request.param
+
+
+@pytest.fixture
+def make(carrier: Carrier) -> Iterator[Callable[..., End]]:
+    ends: list[End] = []
+
+    def one(role: str, incarnation: int = 0, job: str = "job") -> End:
+        ends.append(End(carrier(role, job, incarnation)))
+        return ends[-1]
+
+    yield one
+    for end in ends:
+        end.endpoint.close()
+
+
+def raw(address: str) -> socket.socket:
+    """A bare connection to where an endpoint listens."""
+    if address.startswith("unix:@"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect("\0" + address.removeprefix("unix:@"))
+    else:
+        host, _, port = address.removeprefix("tcp:").rpartition(":")
+        connection = socket.create_connection((host, int(port)))
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed; nothing ever comes from an acceptor that nobody told to speak."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def hello(**changes: object) -> bytes:
+    fields: dict[str, object] = {"job": "job", "role": "replica 0", "incarnation": 0, **changes}
+    return wire.encode(Hello(**fields))
+
+
+def test_conformance(carrier: Carrier) -> None:
+    def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+        a, b = carrier("replica 0", "job"), carrier("shard 0", "job")
+        a.allocate(size, gradients, parameters)
+        a.connect("shard 0", b.listen())
+
+        def pump() -> None:
+            a.poll(0)
+            b.poll(0.001)
+
+        return Pair(a, b, pump)
+
+    check_transport(make_pair)
+
+
+def test_the_same_range_is_the_same_tensor(make: Callable[..., End]) -> None:
+    a, b = make("replica 0"), make("shard 0")
+    arena = a.endpoint.allocate(4096, 2, 1)
+    a.endpoint.connect("shard 0", b.endpoint.listen())
+    for clock in range(3):
+        for slot in (0, 1):
+            a.endpoint.send("shard 0", Push(slot, 128, 256, 0, clock, NONE, 1, 1), arena.gradients[slot][128:256])
+    b.until(lambda: len(b.got) == 6, a.endpoint)
+    assert len({id(arrival.payload) for arrival in b.got}) == 2
+
+
+def test_messages_sent_between_two_polls_leave_in_one_piece(make: Callable[..., End]) -> None:
+    a, b = make("replica 0"), make("shard 0")
+    a.endpoint.connect("shard 0", b.endpoint.listen())
+    for clock in range(20):
+        a.endpoint.send("shard 0", Pushed(0, clock, NONE))
+    b.endpoint.poll(0)
+    b.endpoint.poll(0)
+    assert b.got == []
+    a.endpoint.poll(0)
+    b.until(lambda: b.got)
+    assert [arrival.event.clock for arrival in b.got] == list(range(20))
+
+
+def frame(body: bytes, version: int = wire.VERSION, length: int | None = None) -> bytes:
+    return wire.PREFIX.pack(version, len(body) if length is None else length) + body
+
+
+GARBAGE = {
+    "another version": frame(b"\x90", version=wire.VERSION + 1),
+    "too long": frame(b"", length=wire.MESSAGE_LIMIT + 1),
+    "no message": frame(b"\xc1" * 10),
+    "unknown message": frame(b"\x91\xa4Nope"),
+    "lost from a wire": frame(b"\x92\xa4Lost\xa3why"),
+    "second hello": hello(),
+    "slot out of bounds": wire.encode(Push(1, 0, 64, 0, 0, NONE, 1, 1)),
+    "negative slot": wire.encode(Push(-1, 0, 64, 0, 0, NONE, 1, 1)),
+    "range out of bounds": wire.encode(Push(0, 0, 64 + 4096, 0, 0, NONE, 1, 1)),
+    "backward range": wire.encode(Push(0, 64, 0, 0, 0, NONE, 1, 1)),
+    "huge numbers": wire.encode(Push(0, 0, 1 << 62, 0, 0, NONE, 1, 1)),
+    "answer to nobody": wire.encode(Fetched(0, 0, 64, NONE)),
+    "fetch out of bounds": wire.encode(Fetch(0, 0, 1 << 40)),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_costs_the_link_it_came_on_and_no_other(make: Callable[..., End], garbage: bytes) -> None:
+    good, shard = make("replica 1"), make("shard 0")
+    address = shard.endpoint.listen()
+    good.endpoint.connect("shard 0", address)
+    with raw(address) as bad:
+        bad.sendall(hello() + wire.encode(Ready()) + garbage + wire.encode(Ready()))
+        shard.until(lambda: shard.lost)
+        assert [type(arrival.event) for arrival in shard.got] == [Ready, Lost]
+        assert shard.got[1].sender == "replica 0"
+        assert closed(bad)
+    good.endpoint.send("shard 0", Ready())
+    shard.until(lambda: len(shard.got) == 3, good.endpoint)
+    assert (shard.got[2].sender, shard.got[2].event) == ("replica 1", Ready())
+
+
+STRANGE = {
+    "no hello": wire.encode(Ready()),
+    "another job": hello(job="other"),
+    "our own name": hello(role="shard 0"),
+    "no name": hello(role=""),
+    "negative incarnation": hello(incarnation=-1),
+    "long hello": hello(role="x" * 5000),
+    "vectors too long": hello(size=1 << 60, gradients=1),
+    "too many vectors": hello(size=64, gradients=1 << 30),
+    "negative size": hello(size=-4096, gradients=1, parameters=1),
+}
+
+
+@pytest.mark.parametrize("first", STRANGE.values(), ids=STRANGE.keys())
+def test_a_stranger_is_dropped_and_nobody_is_told(make: Callable[..., End], first: bytes) -> None:
+    shard = make("shard 0")
+    with raw(shard.endpoint.listen()) as bad:
+        bad.sendall(first)
+        shard.until(lambda: closed(bad))
+    assert shard.got == []
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 20, 40, 70])
+def test_a_link_that_ends_inside_a_message_is_lost(make: Callable[..., End], cut: int) -> None:
+    shard = make("shard 0")
+    with raw(shard.endpoint.listen()) as peer:
+        stream = hello(size=64, gradients=0) + wire.encode(Pushed(0, 1, NONE)) * 4
+        peer.sendall(stream[: len(hello(size=64, gradients=0)) + cut])
+    shard.until(lambda: shard.lost)
+    assert len(shard.got) == cut // len(wire.encode(Pushed(0, 1, NONE))) + 1
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=st.lists(st.one_of(st.binary(min_size=1, max_size=64), st.sampled_from([wire.encode(Ready()), wire.encode(Fetch(0, 0, 0))])), max_size=6)
+)
+def test_no_bytes_stop_an_endpoint(carrier: Carrier, pieces: list[bytes]) -> None:
+    shard = End(carrier("shard 0", "job"))
+    try:
+        with raw(shard.endpoint.listen()) as peer:
+            peer.sendall(hello())
+            for piece in pieces:
+                peer.sendall(piece)
+        shard.until(lambda: shard.lost)
+        assert isinstance(shard.got[-1].event, Lost)
+        assert len(shard.lost) == 1
+    finally:
+        shard.endpoint.close()
+
+
+def test_silent_strangers_are_dropped_in_time_and_in_number(make: Callable[..., End], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "STRANGERS_LIMIT", 3)
+    shard = make("shard 0")
+    address = shard.endpoint.listen()
+    waiting = [raw(address) for _ in range(5)]
+    shard.until(lambda: closed(waiting[0]) and closed(waiting[1]))
+    assert not any(closed(connection) for connection in waiting[2:])
+    shard.endpoint.poll(0)
+    now = monotonic()
+    monkeypatch.setattr(sockets, "monotonic", lambda: now + sockets.HELLO_SECONDS + 1)
+    shard.endpoint.poll(0)
+    assert all(closed(connection) for connection in waiting)
+    assert shard.got == []
+    for connection in waiting:
+        connection.close()
+
+
+def test_a_slow_hello_in_pieces_is_heard(make: Callable[..., End]) -> None:
+    shard = make("shard 0")
+    with raw(shard.endpoint.listen()) as peer:
+        for byte in hello() + wire.encode(Ready()):
+            peer.sendall(bytes([byte]))
+            shard.endpoint.poll(0.0001)
+        shard.until(lambda: shard.got)
+        assert shard.got[0].event == Ready()
+
+
+def test_only_a_higher_incarnation_replaces_a_link(make: Callable[..., End]) -> None:
+    shard = make("shard 0")
+    address = shard.endpoint.listen()
+    first, again, second = make("replica 0", 1), make("replica 0", 1), make("replica 0", 2)
+    for end in (first, again, second):
+        end.endpoint.connect("shard 0", address)
+        end.endpoint.send("shard 0", Pushed(end.endpoint.incarnation, 0, NONE))
+        end.endpoint.poll(0)
+        shard.until(lambda: len(shard.got) == (1 if end is not second else 3) and (end is not again or again.lost), again.endpoint)  # noqa: B023
+    assert [type(arrival.event) for arrival in shard.got] == [Pushed, Lost, Pushed]
+    assert "incarnation 2" in shard.got[1].event.reason
+    assert shard.got[2].event.slot == 2
+    first.until(lambda: first.lost)
+    shard.endpoint.send("replica 0", Ready())
+    second.until(lambda: second.got, shard.endpoint)
+    assert second.got[0].event == Ready()
+
+
+def test_a_peer_that_does_not_read_is_lost_when_the_queue_is_full(make: Callable[..., End]) -> None:
+    shard, good = make("shard 0"), make("replica 1")
+    address = shard.endpoint.listen()
+    good.endpoint.connect("shard 0", address)
+    with raw(address) as deaf:
+        deaf.sendall(hello() + wire.encode(Ready()))
+        shard.until(lambda: shard.got)
+        long = Stop("x" * (8 << 20))
+        for _ in range(40):
+            shard.endpoint.send("replica 0", long)
+        shard.until(lambda: shard.lost, good.endpoint)
+        assert "does not read" in shard.lost[0].reason
+    good.endpoint.send("shard 0", Ready())
+    shard.until(lambda: len(shard.got) == 3, good.endpoint)
+    assert len(shard.lost) == 1
+
+
+def test_what_was_sent_before_close_arrives_even_past_unread_messages(make: Callable[..., End]) -> None:
+    a, b = make("replica 0"), make("shard 0")
+    a.endpoint.connect("shard 0", b.endpoint.listen())
+    a.endpoint.send("shard 0", Ready())
+    b.until(lambda: b.got, a.endpoint)
+    b.endpoint.send("replica 0", Ready())
+    b.endpoint.poll(0)
+    for clock in range(1000):
+        a.endpoint.send("shard 0", Pushed(0, clock, NONE))
+    a.endpoint.close()
+    b.until(lambda: b.lost)
+    assert [type(arrival.event) for arrival in b.got] == [Ready] + [Pushed] * 1000 + [Lost]
+
+
+def test_an_address_in_use_is_named_with_the_remedy(make: Callable[..., End]) -> None:
+    address = make("shard 0").endpoint.listen()
+    with pytest.raises(UsageError, match=f"cannot listen at {address}.*in use.*choose another"):
+        make("shard 1").endpoint.listen(address)
+
+
+def test_nobody_at_an_address_fails_the_job_with_its_name(make: Callable[..., End]) -> None:
+    there = make("shard 0")
+    address = there.endpoint.listen()
+    there.endpoint.close()
+    with pytest.raises(JobFailed, match=f"replica 0 cannot reach shard 0 at {address}"):
+        make("replica 0").endpoint.connect("shard 0", address)
+
+
+def test_a_role_is_connected_to_once(make: Callable[..., End]) -> None:
+    a, b = make("replica 0"), make("shard 0")
+    address = b.endpoint.listen()
+    a.endpoint.connect("shard 0", address)
+    with pytest.raises(LocalProtocolError, match="wait for its Lost"):
+        a.endpoint.connect("shard 0", address)
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "tcp:", "tcp:host", "tcp:127.0.0.1:x", "tcp:127.0.0.1:99999", "unix:@", "unix:/tmp/x"])
+def test_an_address_of_another_kind_is_refused(make: Callable[..., End], address: str) -> None:
+    with pytest.raises(UsageError, match="is no address of this carrier"):
+        make("replica 0").endpoint.connect("shard 0", address)
+
+
+def test_a_watched_descriptor_is_served_by_poll(make: Callable[..., End]) -> None:
+    end = make("shard 0").endpoint
+    read, write = os.pipe()
+    seen: list[bytes] = []
+    end.watch(read, lambda: seen.append(os.read(read, 10)))
+    os.write(write, b"stop")
+    end.poll(PATIENCE)
+    assert seen == [b"stop"]
+    os.close(write)
+    end.close()
+    os.close(read)
+
+
+def test_a_payload_must_be_what_its_message_names(make: Callable[..., End]) -> None:
+    a, b = make("replica 0"), make("shard 0")
+    arena = a.endpoint.allocate(4096, 1, 1)
+    a.endpoint.connect("shard 0", b.endpoint.listen())
+    message = Push(0, 0, 128, 0, 0, NONE, 1, 1)
+    for wrong in (None, arena.gradients[0][:64], arena.gradients[0][:256:2]):
+        with pytest.raises(LocalProtocolError, match="a Push of 128 bytes"):
+            a.endpoint.send("shard 0", message, wrong)
+
+
+def test_an_endpoint_may_be_closed_by_what_it_is_told(make: Callable[..., End]) -> None:
+    shard, first, second = make("shard 0"), make("replica 0", 0), make("replica 0", 1)
+    address = shard.endpoint.listen()
+    seen: list[Arrival] = []
+
+    def deliver(arrival: Arrival) -> None:
+        seen.append(arrival)
+        if isinstance(arrival.event, Lost):
+            shard.endpoint.close()
+
+    shard.endpoint.deliver = deliver
+    for end in (first, second):
+        end.endpoint.connect("shard 0", address)
+        end.endpoint.send("shard 0", Ready())
+        shard.until(lambda: seen, end.endpoint)
+    shard.until(lambda: len(seen) == 2, second.endpoint)
+    assert [type(arrival.event) for arrival in seen] == [Ready, Lost]
+    shard.endpoint.poll(None)
