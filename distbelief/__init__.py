@@ -68,9 +68,9 @@ def run(job: Job, on: Local | Simulated | None = None, view: View | None = None)
     Raises:
         DistbeliefError: the job could not begin, or failed.
 
-    >>> result = run(__getattr__("Job")("digits"), on=__getattr__("Simulated")())
-    >>> result["outcome"], result["test_accuracy"] > 0.5
-    ('done', True)
+    >>> import distbelief as db
+    >>> db.run(db.Job("digits", db.Downpour(replicas=3), epochs=2), on=db.Simulated())["samples"]
+    2874
     """
     if on is None:
         from distbelief.cluster.local import Local

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from distbelief.errors import DataError, DistbeliefError, UsageError, unknown
 
@@ -28,11 +29,23 @@ distbelief train mnist downpour --help             the options of a command with
 distbelief --version"""
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0, 1 for a failure, 2 for a wrong word, 130 for an interruption."""
-    args = list(sys.argv[1:] if args is None else args)
+def main() -> NoReturn:
+    """Run the command of this process, and end it."""
+    status = run(sys.argv[1:])
     try:
-        return _command(args)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # at once: all is written and every process ended, and Python would take half a second to tear torch down
+        os._exit(status)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command; returns the exit status: 0, 1 for a failure, 2 for a wrong word, 130 for an interruption."""
+    try:
+        return _command(list(args))
+    except SystemExit as end:  # help was shown
+        return end.code if isinstance(end.code, int) else 0
     except (UsageError, DataError) as error:
         return _complain(error, 2)
     except DistbeliefError as error:

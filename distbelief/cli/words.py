@@ -10,7 +10,7 @@ from typing import Any
 from distbelief.cluster.pace import SPREADS
 from distbelief.errors import UsageError, unknown
 
-SECONDS: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+PER_SECOND: Mapping[str, float] = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0, "min": 1 / 60}
 BYTES: Mapping[str, float] = {
     f"{prefix}{unit}": scale * size
     for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
@@ -28,7 +28,9 @@ def duration(text: str, where: str = "duration") -> float:
     >>> duration("1.5ms")
     0.0015
     """
-    return _quantity(text, where, SECONDS, "50us, 1ms or 2s")
+    # divided, since 50 * 1e-6 is not 50e-6
+    number, per_second = _quantity(text, where, PER_SECOND, "50us, 1ms or 2s")
+    return number / per_second
 
 
 def rate(text: str, where: str = "bandwidth") -> float:
@@ -40,22 +42,23 @@ def rate(text: str, where: str = "bandwidth") -> float:
     >>> rate("10Gbit"), rate("4 MB/s")
     (1250000000.0, 4000000.0)
     """
-    return _quantity(text.removesuffix("/s"), where, BYTES, "10Gbit or 1GB")
+    number, unit = _quantity(text.removesuffix("/s"), where, BYTES, "10Gbit or 1GB")
+    return number * unit
 
 
-def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -> float:
+def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -> tuple[float, float]:
     found = _QUANTITY.fullmatch(text.strip())
     number = _float(found[1]) if found else None
     if found is None or number is None:
         raise UsageError(f"{where} {text!r}: write a number and its unit, such as {example}")
-    if number == 0:
-        return 0.0
+    if number == 0 and not found[2]:
+        return 0.0, 1.0
     folded = {unit.lower(): scale for unit, scale in units.items()}
     if not found[2]:
         raise UsageError(f"{where} {text!r}: its unit is missing, such as in {example}")
     if found[2].lower() not in folded:
         raise unknown(f"unit in {where}", found[2], units)
-    return number * folded[found[2].lower()]
+    return number, folded[found[2].lower()]
 
 
 def fraction(text: str, where: str) -> float:

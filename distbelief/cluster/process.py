@@ -28,8 +28,7 @@ from distbelief.core.portions import Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import DistbeliefError, JobFailed
-from distbelief.record.checkpoints import Checkpoints
-from distbelief.record.restore import load_part, load_weights
+from distbelief.record.restore import Store, load_weights
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime import loop
@@ -137,7 +136,7 @@ class _Process:
     def _play_coordinator(self) -> None:
         spec = self.spec
         coordinator = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
-        self.driver.add_machine(self.role, coordinator, self.endpoint, _Store(spec.run))
+        self.driver.add_machine(self.role, coordinator, self.endpoint, Store(spec.run))
         self._listen()
         self.endpoint.watch(self.channel.connection.fileno(), self._hear)
         self.driver.run()
@@ -154,7 +153,7 @@ class _Process:
 
     def _play_shard(self) -> None:
         shard = Shard(roles.index_of(self.role), self._slice)
-        self.driver.add_machine(self.role, shard, self.endpoint, _Store(self.spec.run))
+        self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         self._listen()
         self.endpoint.connect(roles.COORDINATOR, self._meet()[roles.COORDINATOR])
         self.endpoint.send(roles.COORDINATOR, messages.Here())
@@ -264,13 +263,6 @@ class _Worker:
     def measure(self) -> Measured:
         assert self._task is not None
         return measure(self._task, self._vectors.module)
-
-
-class _Store(Checkpoints):
-    """The run folder's checkpoints, read back too."""
-
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        return load_part(checkpoint, plan, shard)
 
 
 def settle_process(role: str, supervisor: int, threads: int) -> None:

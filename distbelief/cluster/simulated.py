@@ -24,8 +24,7 @@ from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.record.checkpoints import Checkpoints
-from distbelief.record.restore import load_part, load_weights
+from distbelief.record.restore import Store, load_weights
 from distbelief.replica.downpour import Downpour as DownpourStory
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors, Vectors
@@ -76,7 +75,7 @@ class Simulated:
         Raises:
             UsageError: a strategy or option that has no meaning here.
         """
-        settings = self._settings(job)
+        settings = self.settings(job)
         sitting = Sitting(
             job,
             settings,
@@ -89,7 +88,12 @@ class Simulated:
         simulation.run()
         return {**sitting.finish(), "events": simulation.clock.events}
 
-    def _settings(self, job: Job) -> Settings:
+    def settings(self, job: Job) -> Settings:
+        """What every role of a job is told here.
+
+        Raises:
+            UsageError: a strategy or option that has no meaning here.
+        """
         if not isinstance(job.strategy, Downpour):
             raise UsageError(f"strategy {job.strategy.name} has nothing to simulate; downpour with --replicas 1 is the same arithmetic on a server")
         settings = job.settings()
@@ -139,13 +143,13 @@ class Simulation:
             self.clock.call_later(0.0, self._dismiss, None)
 
     def _dismiss(self, _: None) -> None:
-        """End the replicas that are left when the job is over, as a supervisor does: those whose joining came too late."""
-        for i in range(self.settings.replicas):
-            self.driver.remove(roles.replica(i))
+        """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
+        for role in (roles.EVALUATOR, *(roles.replica(i) for i in range(self.settings.replicas))):
+            self.driver.remove(role)
 
     def _cast(self) -> None:
         sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
-        store = _Store(sitting.folder.path) if keep and sitting and sitting.folder else _NoStore()
+        store = Store(sitting.folder.path) if keep and sitting and sitting.folder else _NoStore()
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
         self.coordinator = Coordinator(self.settings, self.evaluates, *resume)
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), store)
@@ -278,13 +282,6 @@ class _Watcher:
 
     def measure(self) -> Measured:
         return measure(self._task, self._vectors.module)
-
-
-class _Store(Checkpoints):
-    """The run folder's checkpoints, read back too."""
-
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        return load_part(checkpoint, plan, shard)
 
 
 class _NoStore:

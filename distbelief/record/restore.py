@@ -61,6 +61,14 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
     return arrays, max((part.facts for part in manifest.parts), key=lambda facts: (facts.get("updates", 0), facts.get("samples", 0)))
 
 
+class Store(Checkpoints):
+    """The checkpoints of one run, written and read back: what a driver asks of a store."""
+
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """As the function `load_part`."""
+        return load_part(checkpoint, plan, shard)
+
+
 def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
     """The weights in a checkpoint or any safetensors file, checked against a layout; the optimizer's state is left alone.
 

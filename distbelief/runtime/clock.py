@@ -55,6 +55,11 @@ class VirtualClock:
         """Simulated seconds since the start."""
         return self.time
 
+    @property
+    def pending(self) -> bool:
+        """Whether anything is to come."""
+        return bool(self._coming)
+
     def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
         """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
         self.call_at(self.time + delay, function, argument)

@@ -48,7 +48,9 @@ def build(settings: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Opti
         if option not in known | {"params", "lr"}:
             raise unknown(f"option of optimizer {settings.name}", option, known)
     options = {**preset, **settings.options, "lr": settings.lr}
-    if issubclass(kind, _FUSED_ON_CPU):
+    if kind is torch.optim.SGD and not any(part.get(extra) for part in (options, *groups) for extra in ("momentum", "weight_decay")):
+        options["foreach"] = False  # one `add_`: the same bits as fused in less time (266 k floats: 30 us against 40; a few floats: 3 against 8)
+    elif issubclass(kind, _FUSED_ON_CPU):
         options["fused"] = True
     _spare_dynamo()
     try:
@@ -84,4 +86,4 @@ def check(settings: Optimizer) -> None:
 
 
 def _shown(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items() if key != "fused")
+    return ", ".join(f"{key}={value}" for key, value in options.items() if key not in ("fused", "foreach"))

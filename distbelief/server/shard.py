@@ -69,7 +69,7 @@ class Shard:
         return [Send(roles.COORDINATOR, messages.Restored(loaded=False))]
 
     def _loaded(self, sender: str, event: messages.Loaded, payload: Payload | None) -> list[Effect]:
-        self._held.load(event.arrays)
+        self.held.load(event.arrays)
         self._blank.clear()
         self.version = Version(self.version.incarnation, event.facts["updates"])
         self.samples = event.facts["samples"]
@@ -82,11 +82,11 @@ class Shard:
         # the first who initialises a range does: one who died doing it may be heard after its successor
         if payload is not None and asked in self._blank:
             self._blank.discard(asked)
-            self._held.fill(payload, frozen)
+            self.held.fill(payload, frozen)
         return [Send(sender, messages.Initialised(self.version))]
 
     def _push(self, sender: str, event: messages.Push, payload: Payload | None) -> list[Effect]:
-        held, own = self._held, self._range
+        held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to shard {self.index}, which holds [{own.start}, {own.stop})")
         verdict = self.ledger.judge(sender, event.incarnation, event.clock)
@@ -103,12 +103,12 @@ class Shard:
 
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
-        held = self._held.frozen() if self._which(sender, start, stop) else self._held.moving()
+        held = self.held.frozen() if self._which(sender, start, stop) else self.held.moving()
         return [Send(sender, messages.Fetched(event.slot, start, stop, self.version), held)]
 
     def _snapshot(self, sender: str, event: messages.Snapshot, payload: Payload | None) -> list[Effect]:
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()}}
-        return [Save(event.number, f"shard-{self.index}", self._held.arrays(), facts)]
+        return [Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _saved(self, sender: str, event: messages.Saved, payload: Payload | None) -> list[Effect]:
         return [Send(roles.COORDINATOR, messages.SnapshotDone(event.number, event.error))]
@@ -123,7 +123,12 @@ class Shard:
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     @property
-    def _held(self) -> Slice:
+    def held(self) -> Slice:
+        """Its slice.
+
+        Raises:
+            RemoteProtocolError: nobody has told it its range.
+        """
         if self._slice is None:
             raise RemoteProtocolError(f"shard {self.index} has not been told its range yet")
         return self._slice

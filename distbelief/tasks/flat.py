@@ -108,6 +108,8 @@ class FlatModule:
         self._working = self._gradients if on_host else [torch.zeros_like(g, device=self.device) for g in gradients]
         self._slots = [[v for v, e in zip(self._views(w), self.layout.entries, strict=True) if e.tensor.kind == "parameter"] for w in self._working]
         if not on_host:
+            for vector in (*self._gradients, *self._parameters):
+                _pin(vector)
             self._live = torch.empty(self.layout.total, dtype=torch.uint8, device=self.device)
         # the frozen parameters are fetched once, into the first vector
         homes = [self._views(p if on_host else self._live) for p in self._parameters]
@@ -162,6 +164,12 @@ class FlatModule:
     def outgoing(self, slot: int, part: Range) -> torch.Tensor:
         """A range of a gradient slot."""
         return self._gradients[slot][part.start : part.stop]
+
+
+def _pin(vector: torch.Tensor) -> None:
+    """Register host memory with CUDA, so that copies run at full speed and beside compute; where that fails they are only slower."""
+    if vector.nbytes and not vector.is_pinned():
+        torch.cuda.cudart().cudaHostRegister(vector.data_ptr(), vector.nbytes, 0)
 
 
 def _view(vector: torch.Tensor, entry: Entry) -> torch.Tensor:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Message
+from distbelief.core.messages import Bulk, Fetch, Message
+from distbelief.errors import LocalProtocolError
 
 
 class Arena(NamedTuple):
@@ -44,6 +45,30 @@ def plain_arena(size: int, gradients: int, parameters: int) -> Arena:
     """An arena in ordinary memory, zeroed."""
     vectors = [torch.zeros(size, dtype=torch.uint8) for _ in range(gradients + parameters)]
     return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
+
+
+def outside(message: Bulk | Fetch, slots: int, size: int) -> str:
+    """What is wrong with the range of a message about `slots` vectors of `size` bytes; empty if nothing."""
+    if 0 <= message.slot < slots and 0 <= message.start <= message.stop <= size:
+        return ""
+    where = f"bytes {message.start} to {message.stop} of vector {message.slot}"
+    return f"a {type(message).__name__} names {where}; there are {slots} vectors of {size} bytes"
+
+
+def checked(message: Bulk, payload: Payload | None, slots: int, size: int) -> torch.Tensor:
+    """A payload as bytes, for a range of `slots` vectors of `size` bytes.
+
+    Raises:
+        LocalProtocolError: there is no such range, or the payload is no contiguous tensor of its length.
+    """
+    if wrong := outside(message, slots, size):
+        raise LocalProtocolError(f"{wrong}: send what fits them")
+    if not isinstance(payload, torch.Tensor) or payload.nbytes != message.stop - message.start or not payload.is_contiguous():
+        got = f"a tensor of {payload.nbytes} bytes" if isinstance(payload, torch.Tensor) else repr(payload)
+        raise LocalProtocolError(f"a {type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give one contiguous tensor")
+    if payload.dtype is torch.uint8 and payload.dim() == 1:
+        return payload
+    return payload.detach().reshape(-1).view(torch.uint8)
 
 
 class Endpoint(ABC):

@@ -9,7 +9,7 @@ import torch
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.messages import Bulk, Fetched, Lost, Message
 from distbelief.errors import LocalProtocolError
-from distbelief.transport.base import Endpoint
+from distbelief.transport.base import Endpoint, checked
 
 
 class Inline:
@@ -66,9 +66,9 @@ class InlineEndpoint(Endpoint):
         if peer is None or to in self.cut:
             return
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
-            self._check(peer, message, payload)
-            if isinstance(message, Fetched):
-                payload = payload.detach().reshape(-1).view(torch.uint8).clone()
+            vectors = peer.arena.parameters if isinstance(message, Fetched) else self.arena.gradients
+            whole = checked(message, payload, len(vectors), vectors[0].nbytes if vectors else 0)
+            payload = whole.clone() if isinstance(message, Fetched) else whole
         self.links.add(to)
         peer.links.add(self.role)
         self.network.queue.append((to, Arrival(self.role, message, payload)))
@@ -107,11 +107,3 @@ class InlineEndpoint(Endpoint):
             other.links.discard(self.role)
             other.cut.add(self.role)
             self.network.queue.append((peer, Arrival(self.role, Lost(reason))))
-
-    def _check(self, peer: InlineEndpoint, message: Bulk, payload: torch.Tensor) -> None:
-        vectors = peer.arena.parameters if isinstance(message, Fetched) else self.arena.gradients
-        size = vectors[0].nbytes if vectors else 0
-        if not (0 <= message.slot < len(vectors) and 0 <= message.start <= message.stop <= size and payload.nbytes == message.stop - message.start):
-            raise LocalProtocolError(
-                f"{message} from {self.role} to {peer.role} with {payload.nbytes} bytes; there are {len(vectors)} vectors of {size}"
-            )

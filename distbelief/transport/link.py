@@ -11,10 +11,10 @@ from time import monotonic
 
 import torch
 
-from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Message
-from distbelief.errors import LocalProtocolError, RemoteProtocolError
-from distbelief.transport.base import EMPTY
+from distbelief.core.effects import Arrival
+from distbelief.core.messages import Bulk, Hello, Message
+from distbelief.errors import RemoteProtocolError
+from distbelief.transport.base import EMPTY, outside
 
 FRAMES_LIMIT = 64 << 20
 """Bytes of messages kept for a peer that does not read, beside what fits the vectors of both."""
@@ -187,28 +187,3 @@ def acceptable(message: Message, job: str, role: str) -> Hello:
         lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes"
         raise RemoteProtocolError(f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed")
     return message
-
-
-def outside(message: Bulk | Fetch, vectors: int, size: int) -> str:
-    """What is wrong with the range of a message about `vectors` vectors of `size` bytes; empty if nothing."""
-    if 0 <= message.slot < vectors and 0 <= message.start <= message.stop <= size:
-        return ""
-    return (f"a {type(message).__name__} names bytes {message.start} to {message.stop} of vector {message.slot}; "
-            f"there are {vectors} vectors of {size} bytes")  # fmt: skip
-
-
-def checked(message: Bulk, payload: Payload | None, lender: Hello) -> torch.Tensor:
-    """A payload as bytes, for a range of the vectors that somebody lends.
-
-    Raises:
-        LocalProtocolError: there is no such range, or the payload is no contiguous tensor of its length.
-    """
-    vectors = lender.parameters if isinstance(message, Fetched) else lender.gradients
-    if wrong := outside(message, vectors, lender.size):
-        raise LocalProtocolError(f"{wrong} at {lender.role}: send what fits them")
-    if not isinstance(payload, torch.Tensor) or payload.nbytes != message.stop - message.start or not payload.is_contiguous():
-        got = f"a tensor of {payload.nbytes} bytes" if isinstance(payload, torch.Tensor) else repr(payload)
-        raise LocalProtocolError(f"a {type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give one contiguous tensor")
-    if payload.dtype is torch.uint8 and payload.dim() == 1:
-        return payload
-    return payload.detach().reshape(-1).view(torch.uint8)

@@ -15,8 +15,8 @@ from distbelief.core import wire
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Lost, Message
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
-from distbelief.transport.base import NetworkEndpoint
-from distbelief.transport.link import IN, OUT, Link, acceptable, checked, drain, outside
+from distbelief.transport.base import NetworkEndpoint, checked, outside
+from distbelief.transport.link import IN, OUT, Link, acceptable, drain
 
 HELLO_SECONDS = 5.0
 """How long a new link may take to say who it is."""
@@ -121,7 +121,9 @@ class SocketEndpoint(NetworkEndpoint):
         frame = wire.encode(message)
         queue = link.queue
         if isinstance(message, Bulk):
-            data = self._carry(link, message, checked(message, payload, link.hello if isinstance(message, Fetched) else self._hello()))
+            lender = link.hello if isinstance(message, Fetched) else self._hello()
+            slots = lender.parameters if isinstance(message, Fetched) else lender.gradients
+            data = self._carry(link, message, checked(message, payload, slots, lender.size))
             queue.append(frame)
             if data is not None and data.nbytes:
                 link.queued += data.nbytes

@@ -14,9 +14,9 @@ import msgspec
 import torch
 
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Fetched, Lost, Message
+from distbelief.core.messages import Bulk, Fetched, Lost, Message
 from distbelief.errors import UsageError
-from distbelief.transport.base import EMPTY, Arena, Endpoint
+from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
 
 HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""
@@ -121,8 +121,10 @@ class VirtualEndpoint(Endpoint):
         size = HEADER
         if payload is not None:
             size += payload.nbytes
-            if type(message) is Fetched and isinstance(payload, torch.Tensor):
-                payload = payload.clone()
+            if isinstance(message, Bulk) and not network.phantom:
+                lent = peer.arena.parameters if type(message) is Fetched else self.arena.gradients
+                whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
+                payload = whole.clone() if type(message) is Fetched else whole
         now, takes = clock.time, size / weather.bandwidth
         # out through this role's port, over the line, in through the peer's port
         leaves = self.leaves = (now if now > self.leaves else self.leaves) + takes
@@ -148,9 +150,10 @@ class VirtualEndpoint(Endpoint):
             return
         event, payload = arrival.event, arrival.payload
         if isinstance(event, Fetched):
+            here = None
             if isinstance(payload, torch.Tensor):
-                self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)
-            arrival = Arrival(arrival.sender, event)
+                here = self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)
+            arrival = Arrival(arrival.sender, event, here)
         if isinstance(event, Message):
             self.network.watch(arrival.sender, self.role, event)
         self.deliver(arrival)

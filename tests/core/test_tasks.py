@@ -85,7 +85,7 @@ def test_digits() -> None:
 
 
 def test_digits_without_scikit_learn_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(DataError, match=r"pip install 'distbelief\[digits\]'"):
         tasks.digits().train()
     assert "pip install" in (tasks.available("digits") or "")

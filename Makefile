@@ -1,0 +1,46 @@
+# Everything that a fresh machine needs: `make train`, `make test`. Only Python 3.11+ and a package index are assumed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: train test test-fast test-slow bench clean
+
+train: .venv/installed
+	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
+	if [ -n "$$why" ]; then echo "training on digits, since there is $$why"; task=digits; fi; \
+	$(BIN)/distbelief train $$task downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
+
+test: .venv/tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
+	$(BIN)/pytest tests/processes
+	$(BIN)/pytest --doctest-modules distbelief
+
+test-fast: .venv/tools
+	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
+
+test-slow: .venv/tools
+	$(BIN)/pytest tests/slow
+
+bench: .venv/installed
+	$(BIN)/distbelief bench wire
+	$(BIN)/distbelief bench train
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# torch is named by itself: as a mere dependency its default build comes with gigabytes of GPU packages
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "distbelief needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[digits]'
+	@touch $@
+
+.venv/tools: .venv/installed
+	$(PIP) --editable '.[digits,dev]'
+	@touch $@

@@ -1,0 +1,139 @@
+"""The sweep: random jobs under random faults, with checkers outside that know every message and every byte.
+
+A seed makes one job, one network, one pace and some deaths. To replay one that failed, with its settings printed:
+
+    DISTBELIEF_SEED=123 python -m pytest tests/simulated/test_sweep.py -k replay -s
+
+DISTBELIEF_SEEDS runs more of them than CI does.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import records
+from distbelief.core.settings import Optimizer
+from distbelief.job import Job
+from distbelief.strategy import Downpour
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.checkers import Replay
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Weather
+
+SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "800")), 50
+
+# written out, so that the twins owe nothing to distbelief.server.optimizers
+TWINS: dict[str, Any] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, fused=True),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, fused=True),
+    "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.05, fused=True),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.05, fused=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=0.05),
+}
+
+
+def tiny(samples: int, norm: bool) -> Task:
+    """A hundred parameters, so that there is something on up to four shards; with `norm`, buffers too."""
+
+    def data(seed: int) -> TensorData:
+        chance = torch.Generator().manual_seed(seed)
+        return TensorData(torch.randn(samples, 6, generator=chance), torch.randint(0, 3, (samples,), generator=chance))
+
+    def model() -> nn.Module:
+        middle = [nn.BatchNorm1d(10, momentum=0.3)] if norm else [nn.Tanh()]
+        return nn.Sequential(nn.Linear(6, 10), *middle, nn.Linear(10, 3))
+
+    return Task(model=model, train=lambda: data(0), test=lambda: data(1), reference="tiny")
+
+
+def draw(seed: int) -> tuple[Job, Simulated]:
+    """The job and the faults of a seed."""
+    chance = random.Random(seed)
+    pick = chance.choice
+    replicas, batch = chance.randint(1, 5), pick((2, 3, 8))
+    strategy = Downpour(
+        replicas=replicas,
+        shards=chance.randint(1, 6),
+        optimizer=Optimizer(pick(tuple(TWINS)), 0.05),
+        push_every=pick((1, 1, 2, 3)),
+        fetch_every=pick((1, 1, 2, 3)),
+        prefetch=pick((0, 1)),
+        local_lr=pick((0.0, 0.01)),
+        warm_start_steps=pick((0, 0, 3, 8)),
+    )
+    samples = chance.randint(2 * batch, 50)
+    job = Job(
+        # batch norm refuses a last minibatch of one sample
+        task=tiny(samples, norm=samples % batch != 1 and pick((False, True))),
+        strategy=strategy,
+        epochs=pick((1, 2, 3)),
+        batch_size=batch,
+        seed=seed,
+        evaluate_every=pick((0, 1)),
+        checkpoint_every=pick((0, 1)),
+        target_accuracy=0.0,
+    )
+    weather = Weather(
+        latency=pick((0.0, 50e-6, 5e-3)),
+        bandwidth=pick((1e5, 1e9)),
+        jitter=pick((0.0, 1.0, 20.0)),
+        delay_chance=pick((0.0, 0.1)),
+        delay=pick((1e-3, 0.1, 3.0)),
+    )
+    pace = Pace(
+        spread=pick(("constant", "lognormal", "exponential")),
+        slow={0: 20.0} if chance.random() < 0.2 else {},
+        straggle_chance=pick((0.0, 0.1)),
+        straggle_factor=50.0,
+    )
+    dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
+    # half of the deaths strike early: while joining, initialising and taking the first steps
+    crashes = tuple(Crash(i, chance.randint(1, pick((12, 80)))) for i in dying)
+    return job, Simulated(weather=weather, pace=pace, crashes=crashes)
+
+
+def hold(seed: int) -> Observed:
+    """Run a seed, and hold everything that must hold."""
+    job, cluster = draw(seed)
+    run = Observed(job, cluster, limit=20_000)
+    replay = Replay(run.simulation.network, TWINS[job.strategy.optimizer.name])
+    run.watch(replay)
+    run.run()
+    died, shards = run.simulation.killed, run.simulation.shards
+    expected = {"done"} if len(died) < job.strategy.replicas else {"done", "failed"}
+    assert run.outcome in expected, f"{run.outcome}, and {died} died of {job.strategy.replicas}"
+    counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+    assert counted == run.rules.counted
+    for i, shard in enumerate(shards):
+        role = f"shard {i}"
+        assert shard.version.updates == run.rules.applied[role] == sum(shard.staleness.values())
+        assert shard.samples == run.rules.samples[role]
+        if role in replay.twins:
+            assert torch.equal(shard.held.moving(), replay.twins[role].values), f"{role} holds what its pushes do not give"
+    return run
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        try:
+            hold(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s")
+            raise
+
+
+@pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")
+def test_replay() -> None:
+    seed = int(os.environ["DISTBELIEF_SEED"])
+    print(draw(seed))
+    hold(seed)
