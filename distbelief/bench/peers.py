@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-import types
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from distbelief.cluster.forkserver import context as forkserver
+from distbelief.cluster import forkserver
 from distbelief.cluster.process import settle_process
 from distbelief.errors import JobFailed
 
@@ -68,14 +66,12 @@ class Peers:
 
     def start(self, name: str, threads: int, function: Callable[..., None], *args: Any) -> Peer:
         """Run `function(connection, ...)`, of a module, in a process with so many torch threads."""
-        context = forkserver()
+        context = forkserver.context()
+        forkserver.start()
         ours, theirs = context.Pipe()
         process = context.Process(target=_play, args=(name, os.getpid(), threads, theirs, function, args), name=name, daemon=True)
-        main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")  # what the user runs is not to run there too
-        try:
+        with forkserver.blank_main():
             process.start()
-        finally:
-            sys.modules["__main__"] = main
         theirs.close()
         peer = Peer(name, process, ours)
         self._peers.append(peer)

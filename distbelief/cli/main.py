@@ -59,6 +59,8 @@ def run(args: Sequence[str]) -> int:
 
 
 def _complain(error: object, status: int) -> int:
+    for note in getattr(error, "__notes__", ()):  # the traceback of what the user's own code raised
+        print(note, file=sys.stderr)
     print(f"distbelief: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 

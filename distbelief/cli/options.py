@@ -80,14 +80,15 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         place = [(Local, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     found: dict[str, list[Source]] = {strategy: own, "optimizer": [(Stepping, ())], "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
-    return {name: sources for name, sources in found.items() if any(_fields(*source) for source in sources)}
+    return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
 
 
-def _fields(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[Any]]:
+def fields_of(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass that are options."""
     return [field for field in dataclasses.fields(kind) if field.name not in without]
 
 
-def _documents(kind: type) -> dict[str, str]:
+def documents(kind: type) -> dict[str, str]:
     """The docstring of each field of a dataclass, from its source."""
     [body] = [node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)]
     found = {}
@@ -104,14 +105,14 @@ def _flat(sources: Sequence[Source], heading: str) -> type:
     made: list[tuple[str, Any, Any]] = []
     for kind, without in sources:
         # a job's task is no option, and its type would import torch
-        hints, documents = typing.get_type_hints(kind, localns={"Task": object}), _documents(kind)
-        for field in _fields(kind, without):
+        hints, texts = typing.get_type_hints(kind, localns={"Task": object}), documents(kind)
+        for field in fields_of(kind, without):
             hint = hints[field.name]
             several = typing.get_origin(hint) is tuple
             bare = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
-            empty = field.default in (None, "", (), False)
+            empty = field.default is None or field.default is False or field.default in ("", ())
             shown = tyro.conf.arg(
-                help=documents.get(field.name, ""),
+                help=texts.get(field.name, ""),
                 metavar="WORD ..." if several else bare.__name__.upper() if bare is not bool else None,
                 help_behavior_hint="" if empty else f"(default: {field.default})",
             )
@@ -141,7 +142,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
 
 
 def _names(found: Mapping[str, list[Source]]) -> list[str]:
-    return [option(field.name) for sources in found.values() for source in sources for field in _fields(*source)]
+    return [option(field.name) for sources in found.values() for source in sources for field in fields_of(*source)]
 
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:
@@ -190,8 +191,10 @@ def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> An
     except SystemExit as end:
         if not end.code:
             raise
-    lines = [line.strip("│ ") for line in complaint.getvalue().splitlines() if line.startswith("│")]
-    said = " ".join(itertools.takewhile(lambda line: not line.startswith("───"), lines))
+    # a title, a rule where the terminal has no better frame, the text, and another rule
+    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", complaint.getvalue()).splitlines()][1:]
+    text = itertools.dropwhile(lambda line: line.startswith("---"), lines)
+    said = " ".join(itertools.takewhile(lambda line: not line.startswith(("───", "---", "╰")), text))
     if found := re.match(r"Error parsing (--\S+): .*(?:literal for (int)|could not convert).*: ('.*')$", said):
         said = f"{found[1]} {found[3]}: is not a {'whole ' if found[2] else ''}number"
     elif found := re.match(r"Missing value for argument '(--\S+)'", said):
@@ -208,7 +211,7 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
     (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
     """
     found = groups("launch", strategy)
-    fields = {option(field.name): field.default for sources in found.values() for source in sources for field in _fields(*source)}
+    fields = {option(field.name): field.default for sources in found.values() for source in sources for field in fields_of(*source)}
     at = 0
     while at < len(args) and args[at].startswith("-"):
         name, given, _ = args[at].replace("_", "-").partition("=")

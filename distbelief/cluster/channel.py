@@ -32,10 +32,11 @@ class Noted(Word, frozen=True, tag=True):
 
 
 class Failed(Word, frozen=True, tag=True):
-    """A role failed with an error of `distbelief.errors`, or another (`kind` ""): then the text is a traceback."""
+    """A role failed with an error of `distbelief.errors`, or another (`kind` ""); `trace` is the traceback of what the user's code raised."""
 
     kind: str
     text: str
+    trace: str = ""
 
 
 class World(Word, frozen=True, tag=True):

@@ -34,12 +34,16 @@ def start() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+_main_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def blank_main() -> Iterator[None]:
     """Hide the main module: our processes need nothing of the user's script, and must not run it again."""
-    real = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = real
+    with _main_lock:
+        real = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = real

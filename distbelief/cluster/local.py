@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief import errors
+from distbelief.cluster import forkserver
 from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
-from distbelief.cluster.forkserver import blank_main, context
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError, unknown
@@ -33,9 +33,15 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("shared", "tcp")
 PATIENCE = 30.0
-"""Seconds that an interrupted job may take to end by itself, and that processes may take to end once the job has."""
+"""Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
+CLOSING = 600.0
+"""Seconds that an interrupted job may take to write its checkpoint."""
+SILENCE = 60.0
+"""Seconds without a word from anybody after which the supervisor says for whom it waits."""
 GRACE = 2.0
 """Seconds between asking a process to end and killing it."""
+TICK = 1.0
+"""Most seconds between two looks at the clock and at the processes."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,16 @@ class _Child:
         self.role, self.process, self.channel = role, process, Channel(connection)
         self.address = ""
         self.open = True
+        self.left = False
+        """It has left the job in peace: what its script does after that takes as long as it takes."""
+        self.stopped_at: float | None = None
+        self.why = ""
+        """Why the supervisor killed it."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether the job can go on without it."""
+        return roles.is_replica(self.role) or self.role == roles.EVALUATOR
 
 
 class Supervisor:
@@ -114,9 +130,12 @@ class Supervisor:
         self.children: dict[str, _Child] = {}
         self.failure: errors.DistbeliefError | None = None
         self.finished: records.Finished | None = None
-        self.rumour: errors.DistbeliefError | None = None
-        self.listening = False
-        self._deadline: float | None = None
+        self.rumour = ""
+        self.deaths: dict[str, str] = {}
+        self.checkpoint = sitting.number - 1
+        self.listening = self.started = False
+        self._heard = time.monotonic()
+        self._leave_by = self._end_by = float("inf")
         self._interrupts = 0
         self._script = script or []
         self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
@@ -132,14 +151,37 @@ class Supervisor:
                 self._end_all()
                 if self._memory >= 0:
                     os.close(self._memory)
-        if self.failure is None and (self.finished is None or self.finished.outcome == "failed"):
-            self.failure = JobFailed(self.finished.reason) if self.finished else self.rumour or JobFailed("the job ended without a result")
+            return self._conclude()
+
+    def _conclude(self) -> dict[str, Any]:
+        """The result; or the one error that says why there is none."""
+        finished = self.finished
+        if self.failure is None and (finished is None or finished.outcome == "failed"):
+            self.failure = self._explain(finished.reason if finished else self.rumour or "the job ended without a result")
+        elif self.failure is None and finished and finished.outcome == "interrupted" and not self.started:
+            self.failure = JobFailed("interrupted before the job began")
+        if self.failure is not None and (finished is None or finished.outcome != "failed"):
+            self.sitting.record(time.monotonic(), "supervisor", records.Finished("failed", str(self.failure)))
+        result = self.sitting.finish()
         if self.failure is not None:
-            if self.finished is None:
-                self.sitting.record(time.monotonic(), "supervisor", records.Finished("failed", str(self.failure)))
-            self.sitting.finish()
             raise self.failure
-        return self.sitting.finish()
+        return result
+
+    def _explain(self, reason: str) -> JobFailed:
+        """The error for a job that failed: who is gone, and how it ended."""
+        needed = [role for role in self.deaths if not roles.is_replica(role) and role != roles.EVALUATOR]
+        if needed:
+            return self._gone(needed[0])
+        deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
+        return JobFailed(f"{reason} ({deaths}); {self._remedy()}" if deaths else reason)
+
+    def _gone(self, role: str) -> JobFailed:
+        return JobFailed(f"{role} is gone: {self.deaths[role]}; {self._remedy()}")
+
+    def _remedy(self) -> str:
+        if not self.checkpoint:
+            return "there is no checkpoint yet to go on from: start anew"
+        return f"go on from checkpoint {self.checkpoint} with --resume"
 
     # starting
 
@@ -147,11 +189,12 @@ class Supervisor:
         spec = msgspec.msgpack.encode(self._spec())
         from distbelief.cluster.process import main
 
-        forkserver = context()
-        with blank_main():
+        forkserver.start()
+        context = forkserver.context()
+        with forkserver.blank_main():
             for role in self._roles():
-                ours, theirs = forkserver.Pipe()
-                process = forkserver.Process(target=main, args=(role, spec, theirs), name=role)
+                ours, theirs = context.Pipe()
+                process = context.Process(target=main, args=(role, spec, theirs), name=role)
                 process.start()
                 theirs.close()
                 self.children[role] = _Child(role, process, ours)
@@ -186,6 +229,8 @@ class Supervisor:
             supervisor=os.getpid(),
             memory=self._memory,
             path=[os.getcwd(), *sys.path],
+            directory=os.getcwd(),
+            environment=dict(os.environb),
             script=self._script,
             evaluator=self.evaluates,
         )
@@ -196,8 +241,7 @@ class Supervisor:
         """Wait for words, deaths and signals, and act on them."""
         waiting: list[Any] = [woken, *(child.process.sentinel for child in self.children.values())]
         waiting += [child.channel.connection for child in self.children.values() if child.open]
-        timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        ready = set(map(id, multiprocessing.connection.wait(waiting, timeout)))
+        ready = set(map(id, multiprocessing.connection.wait(waiting, TICK)))
         if id(woken) in ready:
             woken.recv_bytes()
             self._interrupt()
@@ -207,15 +251,37 @@ class Supervisor:
         for child in list(self.children.values()):
             if not child.process.is_alive():
                 self._bury(child)
-        if self._deadline is not None and time.monotonic() > self._deadline and self.children:
-            self.failure = JobFailed(f"{', '.join(self.children)} did not end within {PATIENCE:.0f} s of being asked to; killed")
+        self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        """Kill whoever holds the job up for too long, and say for whom it waits."""
+        for child in self.children.values():
+            if now > self._end_by:
+                self._kill(child, "the job was over and it did not end")
+            elif now > self._leave_by and child.spare and not child.left:
+                self._kill(child, f"it did not leave within {PATIENCE:.0f} s of being asked to, and was killed")
+            elif not _stopped(child.process.pid):
+                child.stopped_at = None
+            elif child.stopped_at is None:
+                child.stopped_at = now
+            elif child.spare and now > child.stopped_at + PATIENCE:
+                self._kill(child, f"it was stopped (SIGSTOP) for {PATIENCE:.0f} s, and was killed")
+        if now > self._heard + SILENCE and self.children:
+            self._heard = now
+            stopped = [f"{c.role} is stopped, `kill -CONT {c.process.pid}` lets it go on" for c in self.children.values() if c.stopped_at]
+            told = "; ".join([f"nothing was heard for {SILENCE:.0f} s; still running: {', '.join(self.children)}", *stopped])
+            self.sitting.record(now, "supervisor", records.Note(told))
+
+    def _kill(self, child: _Child, why: str) -> None:
+        if not child.why:
+            child.why = why
+            child.process.kill()
 
     def _take(self, child: _Child, word: Word) -> None:
+        self._heard = time.monotonic()
         if isinstance(word, Noted):
             self.sitting.record(word.moment, word.role, word.record)
-            if isinstance(word.record, records.Finished):
-                self.finished = word.record
-                self._deadline = time.monotonic() + PATIENCE
+            self._note(word.record)
         elif isinstance(word, Listening):
             child.address = word.address
             self.listening = True
@@ -225,13 +291,30 @@ class Supervisor:
                 for other in self.children.values():
                     if other.role != roles.COORDINATOR:
                         other.channel.say(world)
-        elif isinstance(word, Failed) and self.finished is None:
-            kind = getattr(errors, word.kind, None)
-            error = kind(word.text) if kind else JobFailed(word.text)
-            if kind is JobFailed:  # only tells of somebody who is gone: whoever that is says why
-                self.rumour = self.rumour or error
-            else:
-                self.failure = self.failure or error
+        elif isinstance(word, Failed):
+            kind = getattr(errors, word.kind, JobFailed)
+            if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
+                self.rumour = self.rumour or word.text
+            elif self.failure is None and not (self.finished and self.finished.outcome == "interrupted"):
+                self.failure = kind(word.text)
+                if word.trace:
+                    self.failure.add_note(word.trace)
+
+    def _note(self, record: records.Any) -> None:
+        """Learn from a record how the job stands."""
+        now = time.monotonic()
+        if isinstance(record, records.Started):
+            self.started = True
+        elif isinstance(record, records.Checkpointed) and not record.error:
+            self.checkpoint = record.number
+        elif isinstance(record, records.Gone) and not record.died and record.role in self.children:
+            self.children[record.role].left = True
+        elif isinstance(record, records.Ending) and not self._script:  # a script may do much between two steps
+            self._leave_by = min(self._leave_by, now + PATIENCE)
+        elif isinstance(record, records.Finished):
+            self.finished = record
+            if not self._script or record.outcome not in ("done", "left"):
+                self._end_by = now + PATIENCE
 
     def _bury(self, child: _Child) -> None:
         """A process has ended: hear its last words, and tell the coordinator, or fail."""
@@ -241,29 +324,38 @@ class Supervisor:
         child.channel.connection.close()
         del self.children[child.role]
         status = child.process.exitcode
-        if self.finished is not None or (status == 0 and child.role != roles.COORDINATOR):
+        if status == 0 and (child.role != roles.COORDINATOR or self.finished):
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
-        if roles.is_replica(child.role) or child.role == roles.EVALUATOR:
+        if status < 0 or not self.rumour:
+            self.deaths[child.role] = child.why or how
+        if self.finished is not None:
+            return
+        if child.spare:
             if roles.COORDINATOR in self.children:
-                self.children[roles.COORDINATOR].channel.say(Died(child.role, how))
+                self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how))
         elif self.failure is None:
-            kept = " --resume goes on from the newest checkpoint, if there is one" if self.sitting.folder else ""
-            self.failure = JobFailed(f"{child.role} is gone: {how}.{kept}")
+            self.deaths[child.role] = how
+            self.failure = self._gone(child.role)
 
     # ending
 
     def _interrupt(self) -> None:
         """First Ctrl-C: let the job end in peace, with a checkpoint. Second: end it now."""
         self._interrupts += 1
+        if self.finished is not None:
+            self._end_by = 0.0
+            return
         coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
         if self._interrupts > 1 or coordinator is None:
             self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
             return
-        self._deadline = time.monotonic() + PATIENCE
-        coordinator.channel.say(Interrupt("interrupted"))
         if not self.listening:
             self.failure = JobFailed("interrupted before the job began")
+            return
+        now = time.monotonic()
+        self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
+        coordinator.channel.say(Interrupt("interrupted"))
 
     def _end_all(self) -> None:
         """Leave no process behind: ask those that are left to end, then kill them."""
@@ -295,3 +387,12 @@ class Supervisor:
                 signal.signal(number, handler)
             woken.close()
             wake.close()
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and can do nothing until it is told to go on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False

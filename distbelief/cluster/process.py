@@ -27,7 +27,7 @@ from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.portions import Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import DistbeliefError, JobFailed
+from distbelief.errors import DistbeliefError, TrainingError, UsageError
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
@@ -69,6 +69,8 @@ class Spec(msgspec.Struct, frozen=True):
     memory: int
     """The supervisor's descriptor of the memory that is read in place; -1 for none."""
     path: list[str]
+    directory: str
+    environment: dict[bytes, bytes]
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True
@@ -80,19 +82,32 @@ def main(role: str, spec: bytes, connection: Connection) -> None:
     try:
         _Process(role, msgspec.msgpack.decode(spec, type=Spec), channel).play()
     except DistbeliefError as error:
-        channel.say(Failed(type(error).__name__, str(error)))
+        whose = f"{role}: " if isinstance(error, TrainingError) and role not in str(error) else ""
+        cause = error.__cause__ if isinstance(error, TrainingError) else None
+        channel.say(Failed(type(error).__name__, f"{whose}{error}", _traced(cause) if cause else ""))
         sys.exit(1)
+    except SystemExit:
+        raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            return
-        channel.say(Failed("", f"{role}: {traceback.format_exc()}"))
+        channel.say(Failed("", f"{role} failed: {type(error).__name__}: {error}", _traced(error)))
         sys.exit(1)
+
+
+def _traced(error: BaseException, script: str = "") -> str:
+    """The traceback of an error, without what called the user's script."""
+    told = traceback.TracebackException.from_exception(error)
+    begin = next((i for i, frame in enumerate(told.stack) if frame.filename == script), 0)
+    told.stack = traceback.StackSummary.from_list(list(told.stack)[begin:])
+    return "".join(told.format()).rstrip()
 
 
 class _Process:
     def __init__(self, role: str, spec: Spec, channel: Channel) -> None:
         self.role, self.spec, self.channel = role, spec, channel
         settle_process(role, spec.supervisor, spec.threads)
+        os.chdir(spec.directory)
+        os.environb.clear()
+        os.environb.update(spec.environment)
         sys.path[:] = spec.path
         self.endpoint = self._endpoint()
         self.driver = Driver(WallClock(self.endpoint), self._note)
@@ -215,12 +230,32 @@ class _Process:
 
         torch.manual_seed(self.spec.settings.seed)
         loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm)
-        script = Path(self.spec.script[0])
+        script = self.spec.script[0]
         sys.argv[:] = self.spec.script
-        sys.path.insert(0, str(script.resolve().parent))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        runpy.run_path(str(script), run_name="__main__")
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        self._run_path(script)
+        if not loop.current.joined:
+            raise UsageError(
+                f"{self.role}: {script} ended without taking part: it must call replica = distbelief.join(),"
+                " replica.optimizer(model), and go through replica.batches(dataset)"
+            )
         self.endpoint.close()
+
+    def _run_path(self, script: str) -> None:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except DistbeliefError:
+            raise
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise TrainingError(f"{self.role}: {script} ended itself with sys.exit({end.code!r})") from None
+        except BaseException as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+            where = f"{script}, line {lines[-1]}," if lines else script
+            self.channel.say(Failed("TrainingError", f"{self.role}: {where} raised {type(error).__name__}: {error}", _traced(error, script)))
+            sys.exit(1)
 
     def _play_evaluator(self) -> None:
         spec = self.spec
@@ -291,7 +326,7 @@ def common_memory(spec: Spec, plan: Plan) -> torch.Tensor:
     """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total` bytes."""
     low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
     if low:
-        raise JobFailed(f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; leave it off")
+        raise UsageError(f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; leave it off")
     descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
     try:
         os.ftruncate(descriptor, max(plan.layout.total, 1))

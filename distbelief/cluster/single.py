@@ -12,7 +12,7 @@ from torch import nn
 from distbelief.core import learning_rate, records, roles
 from distbelief.core.effects import Batch
 from distbelief.core.layout import Layout, Range
-from distbelief.core.portions import Portion, Position
+from distbelief.core.portions import START, Dealer, Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
@@ -46,56 +46,54 @@ class SingleLoop:
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = optimizers.build(settings.optimizer, [{"params": self._parameters}])
+        self._update = torch.no_grad()(optimizers.stepper(self._optimizer))
         layout = FlatModule(model).layout
         self._plan = Plan(settings, layout, cut(layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
         self._steps = self._samples = 0
         self._number = 1
+        self._unsaved = ""
         self._since = [0, 0, 0.0, 0.0]
 
     def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
         """Train to the end, from a checkpoint where one is named."""
         self._samples, self._number = samples, number
-        remaining = self._portions(position)
+        s = self.settings
+        self._dealer = Dealer(self._trainer.order.batches, s.epochs, 1, position or START)
+        self._epochs = self._dealer.completed
         if checkpoint:
             self._load(checkpoint)
-        s = self.settings
         self._note(records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples))
         self._note(records.Joined(roles.SINGLE))
-        outcome, reason = "done", "all epochs are done"
-        for portion in remaining:
-            ended = self._epoch(portion)
-            if ended:
-                outcome, reason = ended
-                break
+        outcome, reason = self._train()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
-        self._note(records.Finished(outcome, reason))
+        self._note(records.Finished(outcome, f"{reason}; {self._unsaved}" if self._unsaved else reason))
 
-    def _portions(self, position: Position | None) -> list[Portion]:
-        batches = self._trainer.order.batches
-        whole = [Portion(epoch, 0, batches) for epoch in range(self.settings.epochs)]
-        if position is None:
-            return whole
-        rest = [Portion(position.epoch, position.batch, batches - position.batch)] if position.batch and position.epoch < self.settings.epochs else []
-        return [*position.undone, *rest, *(p for p in whole if p.epoch >= position.epoch + bool(position.batch))]
-
-    def _epoch(self, portion: Portion) -> tuple[str, str] | None:
-        """One epoch, or what is left of it; returns outcome and reason where the job ends here."""
-        for index in range(portion.first, portion.first + portion.count):
-            self._step(Batch(portion.epoch, index))
-            if reason := self._stopped():
+    def _train(self) -> tuple[str, str]:
+        """One minibatch after another; returns the outcome and the reason."""
+        dealer = self._dealer
+        while (portion := dealer.deal(roles.SINGLE, 1)) is not None:
+            self._step(Batch(portion.epoch, portion.first))
+            for _ in dealer.done(roles.SINGLE, 1):
+                if ended := self._epoch_done():
+                    return ended
+            if not dealer.finished and (reason := self._stopped()):
                 self._report()
-                self._save(Position(portion.epoch, index + 1, ()))
+                self._save()
                 return "interrupted", reason
+        return "done", "all epochs are done"
+
+    def _epoch_done(self) -> tuple[str, str] | None:
+        """Every minibatch of one more epoch is done; returns outcome and reason where the job ends here."""
         self._report()
-        done = portion.epoch + 1
-        last = done == self.settings.epochs
+        self._epochs += 1
+        done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
         accuracy = self._test(done, last)
-        reached = self.settings.target_accuracy and accuracy is not None and accuracy >= self.settings.target_accuracy
-        if last or reached or (self.settings.checkpoint_every and done % self.settings.checkpoint_every == 0):
-            self._save(Position(done, 0, ()))
-        return ("target", f"test accuracy {accuracy:.4f} reached the target {self.settings.target_accuracy}") if reached else None
+        reached = s.target_accuracy and accuracy is not None and accuracy >= s.target_accuracy
+        if last or reached or (s.checkpoint_every and done % s.checkpoint_every == 0):
+            self._save()
+        return ("target", f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}") if reached else None
 
     def _step(self, batch: Batch) -> None:
         computed = self._trainer.compute(batch)
@@ -107,7 +105,7 @@ class SingleLoop:
         factor = learning_rate.factor(self.settings.lr_schedule, self._samples, self._plan.total_samples)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.optimizer.lr * factor
-        self._optimizer.step()
+        self._update()
         self._steps += 1
         self._samples += computed.samples
         since = self._since
@@ -134,16 +132,17 @@ class SingleLoop:
 
     # checkpoints: those of one shard that holds everything
 
-    def _save(self, position: Position) -> None:
+    def _save(self) -> None:
         if self._store is None:
             return
         error = ""
         facts = {"updates": self._steps, "samples": self._samples, "staleness": {"0": self._steps}}
         try:
             self._store.save_part(self._number, "shard-0", _arrays(self.model, self._optimizer, self._plan.layout), facts)
-            self._store.commit(self._number, self._plan, position, self._samples)
+            self._store.commit(self._number, self._plan, self._dealer.position(), self._samples)
         except CheckpointError as failed:
             error = str(failed)
+        self._unsaved = error
         self._note(records.Checkpointed(self._number, error))
         self._number += 1
 
@@ -181,12 +180,14 @@ def _arrays(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) 
     tensors = dict(_tensors(model))
     for number, names in _members(layout).items():
         states: list[dict[str, Any]] = [optimizer.state.get(tensors[name], {}) for name in names]
-        for key in states[0]:
-            values = [state[key] for state in states]
-            if all(isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for v, name in zip(values, names, strict=True)):
-                arrays[f"state.{number}.{key}"] = torch.cat([v.flatten() for v in values])
-            elif values[0] is not None:
-                arrays[f"state.{number}.{key}"] = torch.as_tensor(values[0]).clone()
+        for key in dict.fromkeys(key for state in states for key in state):
+            known = {name: state[key] for name, state in zip(names, states, strict=True) if state.get(key) is not None}
+            if known and all(isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for name, v in known.items()):
+                # torch makes the state of a parameter at its first gradient: until then it is zero
+                parts = [known[name] if name in known else torch.zeros_like(tensors[name]) for name in names]
+                arrays[f"state.{number}.{key}"] = torch.cat([part.flatten() for part in parts])
+            elif known:
+                arrays[f"state.{number}.{key}"] = torch.as_tensor(max(float(value) for value in known.values()))
     return arrays
 
 

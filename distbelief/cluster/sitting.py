@@ -74,10 +74,10 @@ class Sitting:
         if newest is None:
             raise CheckpointError(f"{out} has no checkpoint to resume from: train anew into another folder")
         self.checkpoint, self.manifest = str(newest), read_manifest(newest)
-        kept = self.manifest.plan.settings
+        kept = before.get("settings", {})  # what was asked for: a script may have named another batch size, and will again
         for name in ("batch_size", "seed"):
-            if getattr(kept, name) != getattr(self.settings, name):
-                was, asked = getattr(kept, name), getattr(self.settings, name)
+            was, asked = kept.get(name), getattr(self.settings, name)
+            if was != asked:
                 raise CheckpointError(f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would change; use {was}")
 
     @property

@@ -84,6 +84,13 @@ class Note(Record, frozen=True, tag=True, gc=False):
     text: str
 
 
+class Ending(Record, frozen=True, tag=True, gc=False):
+    """The replicas are asked to leave; then come the last evaluation and checkpoint, and `Finished`."""
+
+    outcome: str
+    reason: str
+
+
 class Finished(Record, frozen=True, tag=True, gc=False):
     """The job is over: `done`, `target`, `interrupted`, `left` (by every replica) or `failed`, and the sentence that says why."""
 
@@ -91,4 +98,4 @@ class Finished(Record, frozen=True, tag=True, gc=False):
     reason: str
 
 
-Any = Started | Joined | Stepped | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Finished
+Any = Started | Joined | Stepped | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished

@@ -123,6 +123,12 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         raise CheckpointError(
             f"checkpoint {folder} was made by optimizer {theirs}, this job's is {ours}: use {theirs}, or start anew with --init-from {folder}"
         )
+    for what, was, now in (
+        ("training samples", manifest.plan.samples, plan.samples),
+        ("samples in a minibatch", manifest.plan.settings.batch_size, plan.settings.batch_size),
+    ):
+        if was != now:
+            raise CheckpointError(f"checkpoint {folder} was made with {was} {what}, this job has {now}: the order of the data would change; use {was}")
     saved, layout = manifest.plan.layout, plan.layout
     if (saved.entries, saved.sections) != (layout.entries, layout.sections):
         try:

@@ -59,7 +59,7 @@ class Downpour:
             if computed is None:
                 break
             if computed.loss is not None:
-                self.report(computed.loss)
+                self.report(computed.loss, batch, self.step)
             yield from self._accrue(computed)
             self.step += 1
             if self._steps == self._settings.push_every:
@@ -149,25 +149,20 @@ class Downpour:
                 self._take((yield RECEIVE))
         return None
 
-    def report(self, loss: float) -> None:
-        """Count a step's loss into the next report.
+    def report(self, loss: float, batch: Batch | None, step: int) -> None:
+        """Count the loss of a step on a minibatch into the next report.
 
         Raises:
             TrainingError: it is not a finite number.
         """
         if not math.isfinite(loss):
+            where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
             raise TrainingError(
-                f"{self.role}: the loss is {loss} at step {self.step}{self._where()}; lower --lr (it is {self._settings.optimizer.lr:g}),"
+                f"{self.role}: the loss is {loss} at step {step}{where}; lower --lr (it is {self._settings.optimizer.lr:g}),"
                 " clip with --clip-norm, or look for a division by zero in the model"
             )
         self._loss += loss
         self._losses += 1
-
-    def _where(self) -> str:
-        if not self._portions:
-            return ""
-        portion = self._portions[0]
-        return f" (epoch {portion.epoch + 1}, minibatch {portion.first + self._at - 1})"
 
     # gradients up
 

@@ -44,9 +44,15 @@ class Replica:
         self._story: Downpour | None = None
         self._plan: Plan | None = None
         self._batch: Batch | None = None
+        self._handed: tuple[Batch | None, int] = (None, 0)
         self._answer: Callable[[Any], None] = _nobody
         self._samples = 0
         self._began = 0.0
+
+    @property
+    def joined(self) -> bool:
+        """Whether this process has asked for minibatches."""
+        return self._story is not None
 
     @property
     def index(self) -> int:
@@ -93,6 +99,8 @@ class Replica:
             seed_chance(settings.seed, batch.epoch, batch.index)
             inputs, targets = data.batch(numbers)
             self._samples, self._began = len(numbers), time.perf_counter()
+            assert self._story is not None
+            self._handed = batch, self._story.step
             try:
                 yield (inputs, targets) if device.type == "cpu" else (inputs.to(device), targets.to(device))
             except GeneratorExit:
@@ -108,12 +116,15 @@ class Replica:
             TrainingError: it is not a number.
         """
         if loss is not None and self._story is not None:
-            self._story.report(float(loss))
+            batch, step = self._handed
+            self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
     def step(self) -> None:
         """Hand the gradient of the current minibatch to the story, and run it up to the next. `optimizer.step()` calls this."""
         if self._batch is None:
             raise UsageError("optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push")
+        if self._handed[0] is not self._batch:
+            raise UsageError("optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step")
         assert self._vectors is not None
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm)

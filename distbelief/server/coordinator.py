@@ -290,6 +290,8 @@ class Coordinator:
     def _on_saved(self, sender: str, event: messages.Saved) -> list[Effect]:
         self._saving = False
         self._number += 1
+        if event.error and self.phase == "closing":
+            self._reason += f"; {event.error}"
         return [Record(records.Checkpointed(event.number, event.error)), *self._close()]
 
     # the end
@@ -299,7 +301,8 @@ class Coordinator:
         self.phase, self._outcome, self._reason = "leaving", outcome, reason
         self._owed = False  # the last step measures
         self._closing = iter(("measure", "save", "describe", "stop"))
-        return [Send(role, messages.Finish(reason)) for role in sorted(self._members)] + self._close()
+        asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._members)]
+        return [Record(records.Ending(outcome, reason)), *asked, *self._close()]
 
     def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
         return self._without(sender, "it was done", died=False)

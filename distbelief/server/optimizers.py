@@ -60,7 +60,8 @@ def build(settings: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Opti
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo. No parameter may require a gradient.
+    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo; where parameters require a gradient, it is
+    to be called under `torch.no_grad()`.
 
     >>> parameter = torch.zeros(1); parameter.grad = torch.ones(1)
     >>> stepper(build(Optimizer("sgd", 0.5), [{"params": [parameter]}]))(); parameter

@@ -28,11 +28,11 @@ def build_model(task: Task, seed: int, device: str) -> nn.Module:
     torch.manual_seed(seed)
     try:
         model = task.model()
+        if isinstance(model, nn.Module):
+            return model.to(device)
     except Exception as error:
         raise TrainingError(f"the model of task {task.reference!r} cannot be built: {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")
-    return model.to(device)
+    raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")
 
 
 class Trainer:

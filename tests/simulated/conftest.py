@@ -155,6 +155,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Dropout(0.2), nn.Linear(10, 3))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """As in a simulation: torch rounds otherwise with more threads."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def plain() -> SimpleNamespace:
     """The oracle and what is held against it."""

@@ -29,7 +29,7 @@ from distbelief.testing.checkers import Replay
 from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import Weather
 
-SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "800")), 50
+SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "600")), 50
 
 # written out, so that the twins owe nothing to distbelief.server.optimizers
 TWINS: dict[str, Any] = {

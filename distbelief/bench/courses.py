@@ -1,0 +1,76 @@
+"""The tasks that benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, and one that is only large."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distbelief.tasks import Task, TensorData, resolve
+
+SHORT = 12_800
+"""Samples of MNIST of which a slow model's round is made: 200 minibatches of 64."""
+QUICK = 1_280
+WIDE = 4096
+"""Width of the large model: 64 MB of parameters."""
+
+
+def lenet_short() -> Task:
+    """LeNet on `SHORT` samples."""
+    return _part("mnist-lenet", SHORT)
+
+
+def lenet_quick() -> Task:
+    """LeNet on `QUICK` samples."""
+    return _part("mnist-lenet", QUICK)
+
+
+def mlp_quick() -> Task:
+    """The MLP on `QUICK` samples."""
+    return _part("mnist", QUICK)
+
+
+def _part(name: str, samples: int) -> Task:
+    """A task with the first samples of its training set."""
+    whole = resolve(name)
+
+    def train() -> TensorData:
+        data: Any = whole.train()
+        return TensorData(data.inputs[:samples], data.targets[:samples], data.prepare)
+
+    return dataclasses.replace(whole, train=train)
+
+
+def wide() -> Task:
+    """One layer of 64 MB, on few and small data."""
+    return Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: _noise(WIDE))
+
+
+def narrow() -> Task:
+    """As `wide`, with 64 kB."""
+    return Task(model=lambda: nn.Linear(128, 128, bias=False), train=lambda: _noise(128))
+
+
+def _noise(width: int) -> TensorData:
+    return TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
+
+
+class _Counted:
+    """Data that can only be counted: for phantoms."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+        """Nothing that could be computed with."""
+        return indices, indices
+
+
+def counted(samples: int) -> Task:
+    """The MLP on so many samples that nobody looks at."""
+    return dataclasses.replace(resolve("mnist"), train=lambda: _Counted(samples))

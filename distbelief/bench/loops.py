@@ -1,0 +1,124 @@
+"""Training loops of plain PyTorch, each in processes of its own: two independent ones, DDP over gloo, and lock-free Hogwild."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbelief.bench.peers import Peer, Peers
+from distbelief.core.effects import Batch
+from distbelief.core.settings import Optimizer
+from distbelief.server import optimizers
+from distbelief.tasks import resolve
+from distbelief.tasks.worker import Trainer, build_model
+
+WARM = 5
+"""Steps before the clock starts."""
+
+
+class Course(NamedTuple):
+    """What one process of a loop does."""
+
+    task: str
+    steps: int
+    batch_size: int
+    lr: float
+
+
+def independent(course: Course, processes: int, threads: int = 1) -> float:
+    """Samples per second of so many plain loops side by side that know nothing of each other: the sum of their rates."""
+    with Peers() as peers:
+        return sum(_race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
+
+
+def ddp(course: Course, processes: int) -> float:
+    """Samples per second of `DistributedDataParallel` over gloo; each process takes its own minibatches."""
+    with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        store = str(Path(folder) / "store")
+        return sum(_race([peers.start("ddp", 1, _ddp, course, store, rank, processes) for rank in range(processes)]))
+
+
+def hogwild(course: Course, processes: int) -> float:
+    """Samples per second of processes that step parameters which they share, without a lock."""
+    with Peers() as peers:
+        memory = os.memfd_create("distbelief bench")
+        try:
+            os.ftruncate(memory, sum(p.numel() * 4 for p in resolve(course.task).model().parameters()))
+            return sum(_race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
+        finally:
+            os.close(memory)
+
+
+def _race(peers: list[Peer]) -> list[float]:
+    """Start all at once when all are ready; returns the samples per second of each."""
+    for peer in peers:
+        peer.hear()
+    for peer in peers:
+        peer.say()
+    rates = [float(peer.hear()) for peer in peers]
+    for peer in peers:
+        peer.say()
+    return rates
+
+
+def _run(connection: Connection, course: Course, trainer: Trainer, step: Callable[[], object], rank: int = 0) -> None:
+    """Warm up, wait for the word, and tell the samples per second."""
+
+    def steps(first: int, count: int) -> int:
+        samples = 0
+        for number in range(first, first + count):
+            epoch, index = divmod(rank * course.steps + number, trainer.order.batches)
+            samples += trainer.compute(Batch(epoch, index)).samples
+            step()
+        return samples
+
+    steps(0, WARM)
+    connection.send_bytes(b"ready")
+    connection.recv_bytes()
+    start = time.perf_counter()
+    samples = steps(0, course.steps)
+    connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
+    connection.recv_bytes()  # nobody leaves before all are done: a group ends with its first member
+
+
+def _sgd(model: nn.Module, lr: float) -> Callable[[], object]:
+    """As the strategy `single` steps."""
+    step = optimizers.stepper(optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}]))
+    return torch.no_grad()(step)
+
+
+def _alone(connection: Connection, course: Course) -> None:
+    task = resolve(course.task)
+    model = build_model(task, 0, "cpu")
+    _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr))
+
+
+def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    task = resolve(course.task)
+    model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
+    _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr), rank)
+
+
+def _hogwild(connection: Connection, course: Course, supervisor: int, memory: int, rank: int) -> None:
+    task = resolve(course.task)
+    model = build_model(task, 0, "cpu")
+    descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
+    shared = torch.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), dtype=torch.float32)
+    position = 0
+    for parameter in model.parameters():
+        own = shared[position : position + parameter.numel()].view_as(parameter)
+        own.copy_(parameter.data)  # all write the same initial values
+        parameter.data = own
+        position += parameter.numel()
+    _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr), rank)

@@ -1,0 +1,127 @@
+"""`bench memory`: how many flat vectors a replica and a shard hold, from what their processes hold for a large model and for a small one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distbelief.bench.courses import WIDE
+from distbelief.bench.timing import figure, finish, machine, number, show
+from distbelief.cluster.local import Local
+from distbelief.core.settings import optim
+from distbelief.job import Job
+from distbelief.strategy import Downpour
+
+VECTOR = 4 * WIDE * WIDE
+"""Bytes of the large model's parameters."""
+INTERVAL = 0.01
+"""Seconds between looks at the processes."""
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Options of `bench memory`."""
+
+    optimizer: str = "adagrad"
+    """What the shards step with: its state is part of theirs."""
+    epochs: int = 30
+    """Steps of each job: as long as it is looked at."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One kind of job, few steps: whether it runs, not how much."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: MemoryOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON."""
+    facts, measured = machine(), {}
+    epochs = min(3, options.epochs) if options.quick else options.epochs
+    for prefetch in (0,) if options.quick else (0, 1):
+        for transport in ("shared",) if options.quick else ("shared", "tcp"):
+            large, small = (
+                _held(f"distbelief.bench.courses:{model}", prefetch, transport, epochs, options.optimizer) for model in ("wide", "narrow")
+            )
+            measured[f"{transport}, prefetch {prefetch}"] = {
+                role.partition(" ")[0]: {kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")}
+                for role in ("replica 0", "shard 0")
+            }
+    result = {"bench": "memory", "machine": facts, "vector_bytes": VECTOR, "optimizer": options.optimizer, "vectors": measured,
+              "figures": _figures(measured, options.optimizer)}  # fmt: skip
+    if not options.quiet:
+        rows = [[how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))] for how, one in measured.items()]
+        title = f"flat vectors of {VECTOR >> 20} MB held; 1 replica, 1 shard, {options.optimizer}"
+        show(title, ("", "replica", "at its peak", "shard", "at its peak"), rows)
+    return finish(result, options.json, options.quiet)
+
+
+def _figures(measured: dict[str, Any], optimizer: str) -> list[dict[str, Any]]:
+    """The promised figures; a vector more than the model's own is what a replica holds less its parameters."""
+    figures = []
+    for how, one in measured.items():
+        prefetch = how.endswith("1")
+        figures.append(figure(f"{how}: a replica's vectors beyond its parameters", one["replica"]["usual"] - 1, 4.0 if prefetch else 3.0, lower=True))
+        state = {"sgd": 0, "adagrad": 1, "momentum": 1, "adam": 2}.get(optimizer)
+        if state is not None:
+            figures.append(figure(f"{how}: a shard's slices", one["shard"]["usual"], 2 + state + (2 if prefetch else 1), lower=True))
+    for one in figures:  # pages beside the vectors come and go
+        one["reached"] = one["measured"] <= one["promised"] + 0.05
+    return figures
+
+
+def _held(task: str, prefetch: int, transport: str, epochs: int, optimizer: str) -> dict[str, dict[str, float]]:
+    """Bytes held by each role of a job: the median over the looks at it, and the most."""
+    job = Job(task=task, strategy=Downpour(replicas=1, shards=1, prefetch=prefetch, optimizer=optim(optimizer)), epochs=epochs, evaluate_every=0,
+              checkpoint_every=0)  # fmt: skip
+    looks: dict[str, list[int]] = {}
+    ended = threading.Event()
+    watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        watcher.start()
+        try:
+            Local(transport=transport).run(dataclasses.replace(job, out=f"{folder}/run"))
+        finally:
+            ended.set()
+            watcher.join()
+    # what is held while it trains is the most common state; before and after it is less
+    return {role: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for role, held in looks.items()}
+
+
+def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) -> None:
+    """Note, again and again, what each process of the jobs under a process holds."""
+    while not ended.wait(INTERVAL):
+        for role, pid in _roles(ancestor).items():
+            if held := _own(pid, role):
+                looks.setdefault(role, []).append(held)
+
+
+def _roles(ancestor: int) -> dict[str, int]:
+    """The processes under one whose titles say that they play a role."""
+    found, parents = {}, {ancestor}
+    for path in sorted((p for p in Path("/proc").iterdir() if p.name.isdigit()), key=lambda p: int(p.name)):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in parents:
+                parents.add(int(path.name))
+                title = (path / "cmdline").read_bytes().rstrip(b"\0 ").decode()
+                if title.startswith(("distbelief: replica", "distbelief: shard")):
+                    found[title.removeprefix("distbelief: ")] = int(path.name)
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _own(pid: int, role: str) -> int:
+    """Bytes that a process holds: its own memory and, of a replica, the segment that it lends; a shard only borrows that one."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        kinds = ("RssAnon", "RssShmem") if role.startswith("replica") else ("RssAnon",)
+        return sum(int(lines[kind].split()[0]) << 10 for kind in kinds)
+    except (OSError, KeyError, ValueError):
+        return 0

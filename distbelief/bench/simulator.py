@@ -1,0 +1,96 @@
+"""`bench simulator`: how fast the virtual cluster runs where nothing is computed and payloads are only lengths."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from distbelief.bench.courses import counted
+from distbelief.bench.timing import figure, finish, interleave, machine, number, show
+from distbelief.cluster.simulated import Simulated, Simulation
+from distbelief.core.messages import Message
+from distbelief.job import Job
+from distbelief.strategy import Downpour
+
+BATCH = 64
+MESSAGES, SECONDS = 100_000, 12.0
+"""The figures to reach: messages a second, and seconds for 1,000 replicas, 16 shards and 20 steps of each replica."""
+
+
+@dataclass(frozen=True)
+class SimulatorOptions:
+    """Options of `bench simulator`."""
+
+    replicas: int = 1000
+    """Replicas of the virtual cluster."""
+    shards: int = 16
+    """Its shards."""
+    steps: int = 20
+    """Steps of each replica."""
+    repeats: int = 3
+    """Times it is run."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One run of 50 replicas: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: SimulatorOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON."""
+    replicas, repeats = (min(50, options.replicas), 1) if options.quick else (options.replicas, options.repeats)
+    facts, counts = machine(), _messages(min(50, replicas), options)
+    seconds = interleave({"run": lambda: _run(replicas, options)}, repeats)["run"]
+    # what a simulation says does not depend on whether anybody counts, so it is counted once, in a smaller one
+    messages = round(counts / min(50, replicas) * replicas)
+    median = statistics.median(seconds)
+    result: dict[str, Any] = {
+        "bench": "simulator",
+        "machine": facts,
+        "replicas": replicas,
+        "shards": options.shards,
+        "steps": options.steps,
+        "messages": messages,
+        "seconds": median,
+        "messages_per_second": messages / median,
+        "runs": seconds,
+        "figures": [],
+    }
+    if not options.quick:
+        result["figures"].append(figure("messages a second", messages / median, MESSAGES))
+        if (options.replicas, options.shards, options.steps) == (1000, 16, 20):
+            result["figures"].append(figure("seconds for 1,000 replicas x 16 shards x 20 steps", median, SECONDS, lower=True))
+    if not options.quiet:
+        row = [f"{replicas} x {options.shards} x {options.steps}", f"{messages:,}", number(median), number(messages / median)]
+        show("the virtual cluster, nothing computed", ("replicas x shards x steps", "messages", "seconds", "messages/s"), [row])
+    return finish(result, options.json, options.quiet)
+
+
+def _simulation(replicas: int, options: SimulatorOptions) -> Simulation:
+    strategy = Downpour(replicas=replicas, shards=options.shards)
+    task = counted(replicas * options.steps * BATCH)
+    job = Job(task=task, strategy=strategy, batch_size=BATCH, evaluate_every=0, checkpoint_every=0)
+    return Simulation(job, job.settings(), Simulated(phantom=True), lambda *_: None)
+
+
+def _run(replicas: int, options: SimulatorOptions) -> float:
+    """Seconds of a run, from making the cluster to its end."""
+    start = time.perf_counter()
+    _simulation(replicas, options).run()
+    return time.perf_counter() - start
+
+
+def _messages(replicas: int, options: SimulatorOptions) -> int:
+    """The messages that are delivered in a run."""
+    simulation, count = _simulation(replicas, options), 0
+
+    def watch(*_: str | Message) -> None:
+        nonlocal count
+        count += 1
+
+    simulation.network.watch = watch
+    simulation.run()
+    return count

@@ -1,0 +1,115 @@
+"""`bench start`: seconds from starting a job, in a fresh Python, to its first step."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distbelief.bench.timing import figure, finish, interleave, machine, number, show, spread
+from distbelief.errors import JobFailed
+
+SECONDS = 3.0
+"""The figure to reach."""
+PATIENCE = 120.0
+"""Longest wait for one job."""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """Options of `bench start`."""
+
+    task: str = "mnist"
+    """What is trained."""
+    replicas: int = 2
+    """Replicas of the job."""
+    shards: int = 2
+    """Its shards."""
+    repeats: int = 5
+    """Times a job is started."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One start, of digits: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: StartOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        JobFailed: a job did not train.
+    """
+    facts, starts = machine(), []
+    task = "digits" if options.quick else options.task
+
+    def start() -> float:
+        starts.append(_start(task, options))
+        return float(starts[-1]["first_step"])
+
+    taken = interleave({"start": start}, 1 if options.quick else options.repeats)["start"]
+    medians = {key: statistics.median(one[key] for one in starts) for key in starts[0]}
+    result: dict[str, Any] = {
+        "bench": "start",
+        "machine": facts,
+        "task": task,
+        "replicas": options.replicas,
+        "shards": options.shards,
+        "seconds": medians,
+        "spread": spread(taken),
+        "runs": starts,
+        "figures": [],
+    }
+    if not options.quick and (options.replicas, options.shards) == (2, 2):
+        result["figures"].append(figure("seconds from the start of the command to the first step", medians["first_step"], SECONDS, lower=True))
+    if not options.quiet:
+        rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
+        show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("seconds after the command was started", "median"), rows)
+    return finish(result, options.json, options.quiet)
+
+
+def _start(task: str, options: StartOptions) -> dict[str, float]:
+    """Run the command, and watch its metrics for what happens when."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "distbelief", "train", task, "downpour", "--replicas", str(options.replicas), "--out", str(out)]
+        command += ["--shards", str(options.shards), "--epochs", "1", "--evaluate-every", "0", "--quiet"]
+        began = time.monotonic()
+        with (Path(folder) / "errors").open("w+") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+            try:
+                moments = _watch(process, out / "metrics.jsonl", began)
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    process.wait()
+            if process.returncode or "first_step" not in moments:
+                errors.seek(0)
+                raise JobFailed(f"{' '.join(command)} ended with status {process.returncode} before its first step: {errors.read()[-1000:]}")
+    return moments
+
+
+def _watch(process: subprocess.Popen[bytes], metrics: Path, began: float) -> dict[str, float]:
+    """Seconds until the job's first minibatches were dealt, until its first steps were reported as applied, and until it ended."""
+    moments: dict[str, float] = {}
+    while process.poll() is None:
+        now = time.monotonic() - began
+        if now > PATIENCE:
+            raise JobFailed(f"the job did not end within {PATIENCE:.0f} s; is the machine overloaded?")
+        if len(moments) < 2 and metrics.exists():
+            for line in metrics.read_text().splitlines(keepends=True):
+                record = json.loads(line) if line.endswith("\n") else {}
+                if record.get("event") == "Started":
+                    moments.setdefault("first_minibatch_dealt", now)
+                elif record.get("event") == "Stepped" and record["steps"]:
+                    moments.setdefault("first_step", now)
+        time.sleep(0.005)
+    return {**moments, "end": time.monotonic() - began}

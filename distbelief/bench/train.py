@@ -1,0 +1,138 @@
+"""`bench train`: samples per second of Downpour beside single, two independent singles, DDP on gloo and Hogwild."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from distbelief.bench import loops
+from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.cluster.local import Local
+from distbelief.core.settings import Optimizer
+from distbelief.errors import unknown
+from distbelief.job import Job
+from distbelief.strategy import Downpour, Single, Strategy
+from distbelief.tasks import as_data, resolve
+
+TASKS = {
+    "mlp": ("mnist", "distbelief.bench.courses:mlp_quick"),
+    "lenet": ("distbelief.bench.courses:lenet_short", "distbelief.bench.courses:lenet_quick"),
+}
+"""The task of each model, and that of its quick form."""
+RATE = 0.01
+"""Learning rate of every contender: plain SGD, slow enough that nobody diverges on a crowded machine."""
+PAIR = "two independent singles"
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `bench train`."""
+
+    models: tuple[str, ...] = ("mlp", "lenet")
+    """mlp (784-300-100-10, 1 ms a step) and lenet (20-50-500, 15 ms a step)."""
+    repeats: int = 5
+    """Rounds in which all contenders take their turns."""
+    replicas: tuple[int, ...] = (1, 2, 4)
+    """Replicas of Downpour."""
+    epochs: int = 2
+    """Passes over the training set in one turn of mlp; lenet takes half of them, over less data."""
+    batch_size: int = 64
+    """Samples in a minibatch of one replica."""
+    transport: str = "shared"
+    """How Downpour's bytes travel: shared (memory) or tcp."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One short round: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: TrainOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: an unknown model, or a number of repeats that cannot be.
+        DataError: there is no MNIST.
+    """
+    for model in options.models:
+        if model not in TASKS:
+            raise unknown("model", model, TASKS)
+    facts = machine()
+    measured = {model: _of_model(model, options) for model in options.models}
+    result = {"bench": "train", "machine": facts, "repeats": 1 if options.quick else options.repeats, "batch_size": options.batch_size,
+              "transport": options.transport, "models": measured, "figures": _figures(measured)}  # fmt: skip
+    if not options.quiet:
+        for model, one in measured.items():
+            _show(model, one)
+    return finish(result, options.json, options.quiet)
+
+
+def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
+    task = TASKS[model][options.quick]
+    epochs = 1 if options.quick or model == "lenet" else options.epochs
+    samples = len(as_data(resolve(task).train())) * epochs
+    steps = samples // options.batch_size
+
+    def job(strategy: Strategy, threads: int = 1) -> Callable[[], float]:
+        made = Job(task=task, strategy=strategy, epochs=epochs, batch_size=options.batch_size, threads=threads, evaluate_every=0, checkpoint_every=0)
+        return partial(_job, made, options.transport)
+
+    def downpour(replicas: int, prefetch: int) -> Callable[[], float]:
+        return job(Downpour(replicas=replicas, shards=1, optimizer=Optimizer("sgd", RATE), prefetch=prefetch))
+
+    alone, halved = (loops.Course(task, count, options.batch_size, RATE) for count in (steps, max(1, steps // 2)))
+    contenders: dict[str, Callable[[], float]] = {
+        "single, 1 thread": job(Single(optimizer=Optimizer("sgd", RATE))),
+        "single, 2 threads": job(Single(optimizer=Optimizer("sgd", RATE)), threads=2),
+        PAIR: partial(loops.independent, alone, 2),
+        **{
+            f"downpour, {replicas} replicas, prefetch {prefetch}": downpour(replicas, prefetch)
+            for replicas in options.replicas
+            for prefetch in (0, 1)
+        },
+        "ddp on gloo, 2 ranks": partial(loops.ddp, halved, 2),
+        "hogwild, 2 processes": partial(loops.hogwild, halved, 2),
+    }
+    taken = interleave(contenders, 1 if options.quick else options.repeats)
+    return {
+        "task": task,
+        "samples": samples,
+        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
+        "spread": {name: spread(values) for name, values in taken.items()},
+        "of_single": {name: ratio(values, taken["single, 1 thread"]) for name, values in taken.items()},
+        "of_pair": {name: ratio(values, taken[PAIR]) for name, values in taken.items()},
+        "of_ddp": {name: ratio(values, taken["ddp on gloo, 2 ranks"]) for name, values in taken.items()},
+    }
+
+
+def _job(job: Job, transport: str) -> float:
+    """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        result = Local(transport=transport).run(dataclasses.replace(job, out=f"{folder}/run"))
+    return float(result["samples_per_second"])
+
+
+def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """The promised figures, each with the better of the two prefetch settings."""
+    figures = []
+    for model, key, against, promised in (("mlp", "of_single", "single, 1 thread", 1.55), ("lenet", "of_pair", PAIR, 0.96)):
+        names = [f"downpour, 2 replicas, prefetch {prefetch}" for prefetch in (0, 1)]
+        if (one := measured.get(model)) and names[0] in one[key]:
+            best = max(names, key=lambda name: one[key][name])
+            figures.append(figure(f"{model}: {best}, of {against}", one[key][best], promised))
+            figures.append(figure(f"{model}: {best}, of ddp on gloo, 2 ranks", one["of_ddp"][best], 1.0))
+    return figures
+
+
+def _show(model: str, one: dict[str, Any]) -> None:
+    rows = [
+        [name, number(rate), f"{one['spread'][name]:.0%}", *(number(one[key][name]) for key in ("of_single", "of_pair", "of_ddp"))]
+        for name, rate in one["samples_per_second"].items()
+    ]
+    show(f"{model}: {one['samples']:,} samples a turn", ("", "samples/s", "+-", "of single", "of the pair", "of ddp"), rows)

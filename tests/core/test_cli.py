@@ -1,0 +1,198 @@
+"""The command line: its options are frozen, a wrong word is one line with the right one, and its small languages mean what they say."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+import distbelief as db
+from distbelief.cli import commands, main, options, words
+from distbelief.cluster.simulated import Simulated
+from distbelief.core.settings import LEARNING_RATES, option
+from distbelief.errors import UsageError
+from distbelief.tasks import BUILTINS
+
+SHARED = (
+    "--optimizer --lr --weight-decay --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --keep-checkpoints"
+    " --device --threads --out --resume --quiet --json"
+)
+TASK = "--target-accuracy --evaluate-every --init-from --data-dir"
+DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps"
+LOCAL = "--transport --bind --insecure"
+FROZEN = {
+    ("train", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} {LOCAL}",
+    ("train", "single"): f"{SHARED} {TASK}",
+    ("launch", "downpour"): f"{DOWNPOUR} {SHARED} {LOCAL}",
+    ("simulate", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} --network --compute --stragglers --faults --phantom --keep",
+}
+
+
+def known(command: str, strategy: str) -> list[str]:
+    return [option(field.name) for sources in options.groups(command, strategy).values() for s in sources for field in options.fields_of(*s)]
+
+
+@pytest.mark.parametrize(("command", "strategy"), FROZEN)
+def test_the_options_of_a_command_are_a_promise(command: str, strategy: str) -> None:
+    assert sorted(known(command, strategy)) == sorted(FROZEN[command, strategy].split())
+
+
+def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", "single", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{name} " in shown for name in FROZEN["train", "single"].split())
+    assert not any(f"{name} " in shown for name in f"{DOWNPOUR} {LOCAL}".split())
+    assert "Passes over the training set." in shown
+
+
+def test_every_option_of_a_command_reaches_its_job() -> None:
+    args = (
+        "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --optimizer adam --lr 0.25"
+        " --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule cosine --clip-norm 10 --seed 11"
+        " --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --keep-checkpoints 14 --init-from there --device cuda --threads 15"
+        " --data-dir here --out out --resume"
+    )
+    job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
+    optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
+    strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7)
+    assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
+    place = options.parse("train", "mnist", "downpour", ["--transport", "tcp", "--bind", "10.0.0.1", "--insecure"]).place(db.Local)
+    assert place == db.Local("tcp", "10.0.0.1", True)
+
+
+def test_the_defaults_are_those_of_the_python_api() -> None:
+    for name, rate in LEARNING_RATES.items():
+        job = options.parse("train", "mnist", "downpour", ["--optimizer", name]).job("mnist")
+        assert job == db.Job("mnist", db.Downpour(optimizer=db.optim(name)))
+        assert job.strategy.optimizer.lr == rate
+    assert options.parse("train", "mnist", "single", []).job("mnist") == db.Job("mnist", db.Single())
+    asked = options.parse("simulate", "mnist", "downpour", [])
+    assert db.Weather(**words.network(asked.network)) == db.Weather()
+    assert db.Pace(**words.compute(asked.compute)) == db.Pace()
+
+
+def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:
+    assert set(commands.TASKS) == set(BUILTINS)
+    assert all(name in options.documents(options.Stepping)["optimizer"] for name in LEARNING_RATES)
+    for name in ("phantom", "keep"):
+        assert options.documents(options.Virtual)[name] == options.documents(Simulated)[name]
+        [default] = [field.default for field in dataclasses.fields(Simulated) if field.name == name]
+        assert getattr(options.Virtual(), name) == default
+
+
+REFUSED = {
+    "trian": "unknown command 'trian'; did you mean 'train'?",
+    "--versoin": "did you mean '--version'?",
+    "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
+    "train mnist": "which strategy? Write it after the task: downpour, single",
+    "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
+    "train --epochs 3 mnist downpour": "--epochs: write the task and the strategy first",
+    "train mnist --epochs 3 downpour": "--epochs: write the strategy before the options",
+    "train mnist single --push-every 3": "has no option --push-every: it belongs to strategy downpour",
+    "train mnist downpour --network latency=1ms": "has no option --network: it belongs to distbelief simulate",
+    "train mnist downpour --shard 2": "has no option --shard; did you mean --shards?",
+    "train mnist downpour --replicas 0": "--replicas 0: must be 1 or more",
+    "train mnist downpour --replicas two": "--replicas 'two': is not a whole number",
+    "train mnist downpour --lr fast": "--lr 'fast': is not a number",
+    "train mnist downpour --lr": "--lr: its value is missing",
+    "train mnist downpour again": "'again' is one word too many",
+    "train mnist downpour --optimizer adagard": "unknown optimizer 'adagard'; did you mean 'adagrad'?",
+    "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'?",
+    "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
+    "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
+    "launch downpour": "which script?",
+    "launch downpour --data-dir x script.py": "has no option --data-dir: it belongs to distbelief train",
+    "evaluate": "which run?",
+    "evaluate --json": "write the run folder first",
+    "evaluate nowhere": "nowhere is not a run folder",
+    "evaluate nowhere --jsn": "has no option --jsn; did you mean --json?",
+    "bench wier": "unknown benchmark 'wier'; did you mean 'wire'?",
+    "simulate digits downpour --network latncy=1ms": "unknown word in --network 'latncy'; did you mean 'latency'?",
+    "simulate digits downpour --faults crush=1@2": "unknown fault in --faults 'crush'; did you mean 'crash'?",
+    "simulate digits downpour --faults crash=9@2": "replica 9 cannot crash",
+    "simulate digits single": "strategy single has nothing to simulate",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(line.split()) == 2
+    said = capsys.readouterr()
+    assert REFUSED[line] in said.err
+    assert said.err.startswith("distbelief: ")
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "simulate digits downpour --replicas 3 --network latency=1ms --compute constant:10ms --stragglers 1:4,5%x10 --faults crash=2@9 delay=1%x5ms"
+    )
+    assert main.run([*line.split(), "--json"]) == 0
+    result = db.run(
+        db.Job("digits", db.Downpour(replicas=3)),
+        on=db.Simulated(
+            db.Weather(latency=1e-3, delay_chance=0.01, delay=5e-3),
+            db.Pace(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
+            (db.Crash(2, 9),),
+        ),
+    )
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert shown["per_replica"][2]["lost"] > 0
+    assert {name: shown[name] for name in ("seconds", "test_loss", "per_replica")} == {
+        name: result[name] for name in ("seconds", "test_loss", "per_replica")
+    }
+
+
+def test_quiet_shows_nothing_but_the_run_folder(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["simulate", "digits", "downpour", "--quiet", "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'run'}\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "value"),
+    [
+        (words.duration, "50us", 50e-6),
+        (words.duration, "2 min", 120.0),
+        (words.duration, "0", 0.0),
+        (words.duration, "1e3ns", 1e-6),
+        (words.rate, "100mbit", 12.5e6),
+        (words.rate, "1GB/s", 1e9),
+        (words.network, "", {}),
+        (words.network, "jitter=0.5", {"jitter": 0.5}),
+        (words.compute, "exponential:1ms", {"spread": "exponential", "step": 1e-3}),
+        (words.compute, "constant:2s", {"spread": "constant", "step": 2.0}),
+    ],
+)
+def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
+    assert function(text) == value
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "said"),
+    [
+        (words.duration, "fast", "write a number and its unit"),
+        (words.duration, "5", "its unit is missing"),
+        (words.duration, "5sm", "unknown unit in duration 'sm'"),
+        (words.duration, "1.2.3ms", "write a number and its unit"),
+        (words.rate, "10Gbti", "did you mean 'Gbit'?"),
+        (words.network, "latency", "write it as latency=50us"),
+        (words.compute, "lognormla:1ms", "did you mean 'lognormal'?"),
+        (words.compute, "constant:1ms:2", "write 1ms, constant:1ms"),
+        (words.stragglers, ["1"], "write it as 1:4"),
+        (words.stragglers, ["one:4"], "'one': is not a whole number"),
+        (words.stragglers, ["150%x3"], "is a chance"),
+        (words.faults, ["crash=1"], "replica 1 dies as it sends its 500th message"),
+        (words.faults, ["delay=1%"], "1 % of the messages take 50 ms longer"),
+        (words.optimizer_options, ["eps=small"], "'small': is not a number"),
+    ],
+)
+def test_a_small_language_refuses(function: Any, text: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+        function(text)
+
+
+def test_the_front_door_holds_what_it_lists() -> None:
+    assert all(getattr(db, name) is not None for name in db.__all__)
+    with pytest.raises(AttributeError, match=r"it has .*Downpour"):
+        db.Upour  # noqa: B018

@@ -1,0 +1,61 @@
+"""The house keeps its own rules: what every file of the package must be like, read from the source itself."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "distbelief"
+FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+STARTED = {"__main__.py", "cli/main.py", "bench/train.py", "bench/wire.py"}
+"""Files that a command starts, by name or by a word of the user's, and nobody imports."""
+REFERENCES = ("testing/", "transport/inline.py")
+"""Files that only tests need to import: ours and those of whoever writes another transport."""
+FUNCTION_LINES, FILE_LINES, CORE_LINES = 70, 400, 250
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_says_what_it_is_and_is_short(name: str) -> None:
+    text = FILES[name]
+    first = text.split("\n", 1)[0]
+    assert re.match(r'r?"""\S.*', first), f"{name} opens with {first!r}: open it with one line that says what it is"
+    limit = CORE_LINES if name.startswith("core/") else FILE_LINES
+    assert len(text.splitlines()) < limit, f"{name} has {len(text.splitlines())} lines, {limit - 1} are allowed: take something out of it"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_functions_fit_a_screen_and_what_is_public_is_documented(name: str) -> None:
+    tree = ast.parse(FILES[name])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"{name}: {node.name} has {lines} lines, {FUNCTION_LINES} are allowed: cut it"
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{name}: {node.name} is public and has no docstring"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_put_off_and_nothing_is_unpickled(name: str) -> None:
+    text = FILES[name]
+    assert not (found := re.findall(r"\b(?:TODO|FIXME|XXX)\b", text)), f"{name} puts off work: {found}"
+    # a pickle from a file or a peer runs whatever it likes
+    assert not (found := re.findall(r"import (?:pickle|marshal|shelve|dill|cloudpickle)\b|from pickle\b|torch\.load\(", text)), f"{name}: {found}"
+
+
+def test_every_file_is_imported_by_another() -> None:
+    imported: set[str] = set()
+    for name, text in FILES.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        if name == "__init__.py":
+            imported |= {f"distbelief.{place}" for place in re.findall(r'"([a-z_.]+)"', text)}
+    modules = {name: "distbelief." + name.removesuffix(".py").replace("/", ".") for name in FILES if not name.endswith("__init__.py")}
+    tests = {path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")}
+    lonely = [name for name, module in modules.items() if module not in imported and name not in STARTED]
+    lonely = [name for name in lonely if not (name.startswith(REFERENCES) and any(modules[name] in text for text in tests))]
+    assert not lonely, f"nobody imports {lonely}: use them or take them away"

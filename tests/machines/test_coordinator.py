@@ -1,0 +1,352 @@
+"""The coordinator, message by message: who is told what in every phase, and what a death or a latecomer changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from distbelief.core import messages, records
+from distbelief.core.effects import Commit, Effect, End, Record, Send
+from distbelief.core.layout import Layout, Tensor, lay_out
+from distbelief.core.messages import Event, Message
+from distbelief.core.portions import Portion, Position
+from distbelief.core.settings import Settings
+from distbelief.errors import RemoteProtocolError
+from distbelief.server.coordinator import Coordinator
+
+LAYOUT = lay_out([Tensor("weight", (1000,), "float32")])
+SETTINGS = Settings(replicas=2, shards=2, batch_size=1, evaluate_every=1, checkpoint_every=0)
+VERSION = messages.Version(0, 0)
+
+
+class Office:
+    """A coordinator, and what it has said since it was last asked."""
+
+    def __init__(self, settings: Settings = SETTINGS, evaluator: bool = False, **options: Any) -> None:
+        self.coordinator = Coordinator(settings, evaluator, **options)
+        self.effects: list[Effect] = []
+
+    def tell(self, sender: str, *events: Event) -> Office:
+        for event in events:
+            self.effects += self.coordinator.handle(sender, event, None)
+        return self
+
+    def said(self, kind: type[Message], to: str | None = None) -> list[Any]:
+        """The messages of a kind that were sent (to a role) since the last question; or to whom, where no role is named."""
+        sent = [effect for effect in self.effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
+        self.effects = [effect for effect in self.effects if effect not in sent]
+        return [e.message for e in sent if e.to == to] if to else [e.to for e in sent]
+
+    def recorded(self, kind: type[records.Record]) -> list[Any]:
+        return [effect.record for effect in self.effects if isinstance(effect, Record) and isinstance(effect.record, kind)]
+
+    def join(self, role: str, samples: int = 8, layout: Layout = LAYOUT, batch_size: int = 0) -> Office:
+        return self.tell(role, messages.Join(0, layout, samples, batch_size))
+
+    def shards(self, *events: Event) -> Office:
+        for i in range(self.coordinator.settings.shards):
+            self.tell(f"shard {i}", *events)
+        return self
+
+    def gathered(self, role: str = "replica 0", **options: Any) -> Office:
+        """All shards are there and know their ranges, which `role` has told."""
+        return self.shards(messages.Here()).join(role, **options).shards(messages.Restored(loaded=False))
+
+    def training(self, *more: str, **options: Any) -> Office:
+        """Training with replica 0 and others."""
+        self.gathered(**options).tell("replica 0", messages.Ready())
+        for role in more:
+            self.join(role, **options)
+        self.said(messages.Welcome)
+        return self
+
+
+def progress(steps: int = 0, wants: bool = False) -> messages.Progress:
+    return messages.Progress(steps, steps, steps, 0.0, 0, 0, 0, wants)
+
+
+def gone(reason: str = "killed") -> messages.Lost:
+    return messages.Lost(reason)
+
+
+def test_shards_are_told_their_ranges_once_all_are_there_and_a_replica_has_told_the_layout() -> None:
+    office = Office().join("replica 1").tell("shard 1", messages.Here())
+    assert office.said(messages.Restore) == []
+    assert office.tell("shard 0", messages.Here()).said(messages.Restore) == ["shard 0", "shard 1"]
+    assert office.tell("shard 0", messages.Restored(False)).said(messages.Welcome) == []
+    assert office.tell("shard 1", messages.Restored(False)).said(messages.Welcome, "replica 1")[0].initialise
+
+
+def test_the_others_are_welcomed_when_the_first_has_initialised() -> None:
+    office = Office().join("replica 1").join("replica 0").gathered("replica 2")
+    assert office.said(messages.Welcome) == ["replica 1"]
+    office.tell("replica 1", messages.Ready())
+    assert office.said(messages.Welcome) == ["replica 0", "replica 2"]
+
+
+def test_a_replica_that_joins_when_the_one_that_initialised_has_died_is_asked_to() -> None:
+    office = Office().gathered()
+    assert office.tell("replica 0", gone()).said(messages.Welcome) == ["replica 0"]
+    assert office.join("replica 1").said(messages.Welcome, "replica 1")[0].initialise
+    before = Office().join("replica 0").tell("replica 0", gone()).shards(messages.Here()).shards(messages.Restored(loaded=False))
+    assert before.join("replica 1").said(messages.Welcome, "replica 1")[0].initialise
+
+
+def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=3)).gathered().join("replica 2").join("replica 1")
+    office.said(messages.Welcome)
+    assert office.tell("replica 0", gone()).said(messages.Welcome, "replica 2")[0].initialise
+    assert office.tell("replica 2", messages.Ready()).said(messages.Welcome, "replica 1") == [
+        messages.Welcome(office.coordinator.plan, initialise=False)  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"samples": 9}, "has 9 training samples, the job has 8"),
+        ({"batch_size": 7}, "asks for batches of 7, the job has 1"),
+        ({"layout": lay_out([Tensor("weight", (1001,), "float32")])}, r"its 'weight' is parameter \[1001\]"),
+    ],
+    ids=["samples", "batch size", "layout"],
+)
+def test_a_replica_that_does_not_fit_is_refused_and_the_job_goes_on(options: dict[str, Any], says: str) -> None:
+    office = Office().training().join("replica 1", **options)
+    (refused,) = office.said(messages.Refused, "replica 1")
+    assert re.search(says, refused.reason)
+    assert office.tell("replica 0", progress(wants=True)).said(messages.Deal) == ["replica 0"]
+
+
+def test_the_first_replicas_batch_size_is_the_jobs() -> None:
+    office = Office().gathered(samples=8, batch_size=4)
+    assert office.said(messages.Welcome, "replica 0")[0].plan.settings.batch_size == 4
+
+
+def test_an_empty_training_set_is_refused() -> None:
+    office = Office().shards(messages.Here()).join("replica 0", samples=0)
+    assert "empty" in office.said(messages.Refused, "replica 0")[0].reason
+
+
+def test_a_latecomer_is_told_that_the_job_is_over_and_goes_in_peace() -> None:
+    office = Office().training().tell("replica 0", progress(wants=True))
+    office.tell("replica 0", progress(wants=True), progress(wants=True), progress(wants=True))
+    office.tell("supervisor", messages.Stop("enough"))
+    assert office.said(messages.Finish) == ["replica 0"]
+    assert office.join("replica 1").said(messages.Finish, "replica 1") == [messages.Finish("the job is ending")]
+    office.tell("replica 1", messages.Leave())
+    assert [(g.role, g.died) for g in office.recorded(records.Gone)] == [("replica 1", False)]
+
+
+def test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain() -> None:
+    office = Office().training("replica 1")
+    dealt = 0
+    while office.tell("replica 0", progress(wants=True)).said(messages.Deal):
+        dealt += 1
+    assert office.said(messages.Drain) == ["replica 0"]
+    office.tell("replica 1", progress(wants=True))
+    assert office.said(messages.Drain) == ["replica 1"]
+    office.tell("replica 0", gone())
+    assert [record.lost for record in office.recorded(records.Gone)] == [8]
+    seen = len(office.said(messages.Deal, "replica 1"))
+    while not office.said(messages.Drain):
+        office.tell("replica 1", progress(wants=True))
+        seen += len(office.said(messages.Deal, "replica 1"))
+    assert seen == dealt
+
+
+def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
+    failed = Office().training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
+    left = Office().training("replica 1").tell("replica 0", messages.Leave()).tell("replica 1", messages.Leave())
+    for office, outcome in ((failed, "failed"), (left, "left")):
+        office.tell("shard 0", messages.SnapshotDone(1, "")).tell("shard 1", messages.SnapshotDone(1, ""))
+        assert any(isinstance(effect, Commit) for effect in office.effects)
+        office.tell("store", messages.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
+        assert [record.outcome for record in office.recorded(records.Finished)] == [outcome]
+        assert isinstance(office.effects[-1], End)
+
+
+def test_a_death_is_told_of_once_by_whomever() -> None:
+    office = Office().training("replica 1").tell("replica 0", gone("the supervisor says so")).tell("replica 0", gone("the link says so"))
+    assert [record.reason for record in office.recorded(records.Gone)] == ["the supervisor says so"]
+
+
+def test_a_lost_shard_ends_the_job() -> None:
+    office = Office().training().tell("shard 1", gone("its disk burnt"))
+    assert office.recorded(records.Finished)[0].outcome == "failed"
+    assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
+
+
+# warm start
+
+
+def warming(steps: int = 3) -> Office:
+    return Office(msgspec.structs.replace(SETTINGS, replicas=3, warm_start_steps=steps))
+
+
+def test_a_warm_start_stays_with_the_replica_that_began_it() -> None:
+    office = warming().gathered("replica 2").tell("replica 2", messages.Ready(), progress(wants=True))
+    assert office.said(messages.Deal) == ["replica 2"]
+    office.join("replica 0").tell("replica 0", progress(wants=True)).tell("replica 2", progress(steps=1, wants=True))
+    assert office.said(messages.Deal) == ["replica 2"]
+    assert office.said(messages.Drain) == ["replica 0"]
+
+
+def test_a_warm_start_goes_on_with_another_when_its_replica_dies() -> None:
+    office = warming().training("replica 1", "replica 2")
+    for role in ("replica 0", "replica 1", "replica 2"):
+        office.tell(role, progress(wants=True))
+    assert office.said(messages.Deal) == ["replica 0"]
+    office.tell("replica 0", progress(steps=1), gone())
+    assert office.said(messages.Deal) == ["replica 1"]
+    office.tell("replica 1", progress(steps=1, wants=True), progress(steps=1))
+    assert "replica 2" in office.said(messages.Deal)
+    assert office.coordinator.dealer is not None
+    assert office.coordinator.dealer.held("replica 2") == 1, "the others begin once the first steps are done"
+
+
+def test_a_resumed_job_does_not_warm_up_again() -> None:
+    office = Office(
+        msgspec.structs.replace(SETTINGS, warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4, ()), samples=4
+    )  # fmt: skip
+    office.join("replica 0").join("replica 1").shards(messages.Here()).shards(messages.Restored(loaded=True))
+    office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    assert office.said(messages.Deal) == ["replica 0", "replica 1"]
+
+
+# evaluations
+
+
+def measured(number: int, accuracy: float = 0.5) -> messages.Evaluated:
+    return messages.Evaluated(number, 1.0, accuracy)
+
+
+def busy(epochs: int, **options: Any) -> Office:
+    """Training with an evaluator, one minibatch in an epoch."""
+    settings = msgspec.structs.replace(SETTINGS, replicas=1, epochs=epochs, **options)
+    return Office(settings, evaluator=True).join("evaluator", samples=0).training(samples=1)
+
+
+def epoch(office: Office) -> Office:
+    return office.tell("replica 0", progress(wants=True)).tell("replica 0", progress(steps=1))
+
+
+def test_one_evaluation_at_a_time_and_then_one_of_the_newest() -> None:
+    office = epoch(busy(epochs=9))
+    assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    epoch(epoch(office))
+    assert office.said(messages.Evaluate) == []
+    assert office.tell("evaluator", measured(1)).said(messages.Evaluate, "evaluator") == [messages.Evaluate(3)]
+    assert office.tell("evaluator", measured(3)).said(messages.Evaluate) == []
+
+
+def test_the_last_evaluation_is_of_the_end_whatever_was_owed() -> None:
+    office = epoch(epoch(epoch(busy(epochs=3)))).tell("replica 0", messages.Leave())
+    assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    assert office.tell("evaluator", measured(1)).said(messages.Evaluate, "evaluator") == [messages.Evaluate(3)]
+    assert office.tell("evaluator", measured(3)).said(messages.Snapshot) == ["shard 0", "shard 1"]
+
+
+def test_a_target_that_is_reached_ends_the_job() -> None:
+    office = epoch(epoch(busy(epochs=9, target_accuracy=0.9))).tell("evaluator", measured(1, 0.89))
+    assert office.said(messages.Finish) == []
+    assert office.tell("evaluator", measured(2, 0.9)).said(messages.Finish) == ["replica 0"]
+    office.tell("replica 0", messages.Leave())
+    assert office.said(messages.Evaluate, "evaluator")[-1] == messages.Evaluate(2)
+
+
+def close(office: Office) -> Sequence[str]:
+    office.shards(messages.SnapshotDone(1, "")).tell("store", messages.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
+    return [record.outcome for record in office.recorded(records.Finished)]
+
+
+@pytest.mark.parametrize("when", ["before it joined", "before it was welcomed", "measuring", "idle"])
+def test_a_dead_evaluator_is_not_waited_for(when: str) -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), evaluator=True)
+    if when == "before it was welcomed":
+        office.join("evaluator", samples=0)
+    if when in ("before it joined", "before it was welcomed"):
+        office.tell("evaluator", gone())
+    office.training(samples=1)
+    if when in ("measuring", "idle"):
+        office.join("evaluator", samples=0)
+    epoch(office)
+    assert bool(office.said(messages.Evaluate)) == (when in ("measuring", "idle"))
+    if when == "idle":
+        office.tell("evaluator", measured(1))
+    if when in ("measuring", "idle"):
+        office.tell("evaluator", gone())
+    epoch(office).tell("replica 0", messages.Leave())
+    assert close(office) == ["done"]
+
+
+def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1), evaluator=True).training(samples=1)
+    epoch(office).tell("replica 0", messages.Leave())
+    assert office.said(messages.Snapshot) == []
+    assert office.join("evaluator", samples=0).said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    office.tell("evaluator", measured(1))
+    assert close(office) == ["done"]
+
+
+# checkpoints and epochs
+
+
+def test_epochs_of_a_resumed_job_are_counted_with_what_was_left_of_them() -> None:
+    position = Position(1, 1, (Portion(0, 1, 1),))
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2)
+    office.join("replica 0", samples=2).shards(messages.Here()).shards(messages.Restored(loaded=True))
+    office.tell("replica 0", progress(wants=True), progress(steps=1, wants=True), progress(steps=1))
+    assert [record.epoch for record in office.recorded(records.EpochDone)] == [1, 2]
+
+
+def test_a_job_resumed_at_its_end_ends() -> None:
+    office = Office(SETTINGS, checkpoint="somewhere", position=Position(1, 0, ()), samples=8)
+    office.join("replica 0").shards(messages.Here()).shards(messages.Restored(loaded=True))
+    assert office.said(messages.Finish) == ["replica 0"]
+
+
+def test_a_checkpoints_position_is_of_before_it_was_called_for_and_an_error_is_recorded() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=2)
+    office.tell("replica 0", progress(wants=True), progress(wants=True), progress(steps=2, wants=True))
+    assert office.said(messages.Snapshot) == ["shard 0", "shard 1"]
+    office.tell("replica 0", progress(steps=1, wants=True)).shards(messages.SnapshotDone(1, ""))
+    (commit,) = [effect for effect in office.effects if isinstance(effect, Commit)]
+    assert (commit.number, commit.position, commit.samples) == (1, Position(1, 0, ()), 2)
+    office.tell("store", messages.Saved(1, "the disk is full"))
+    assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
+
+
+def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
+    epoch(office).tell("shard 0", messages.SnapshotDone(1, "the disk is full")).tell("shard 1", messages.SnapshotDone(1, ""))
+    assert not [effect for effect in office.effects if isinstance(effect, Commit)]
+    assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
+
+
+# trouble
+
+
+@pytest.mark.parametrize(
+    ("sender", "event", "says"),
+    [
+        ("replica 7", progress(), "replica 7 reports progress and is no member"),
+        ("replica 0", progress(steps=3), "replica 0 reports 3 more steps than it was dealt"),
+        ("replica 0", messages.Drain(), "the coordinator has no answer to Drain"),
+    ],
+    ids=["stranger", "too many steps", "unknown"],
+)
+def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=says):
+        Office().training().tell(sender, event)
+
+
+def test_a_stop_before_training_ends_the_job_at_once_and_one_at_its_end_does_nothing() -> None:
+    office = Office().join("replica 0").tell("supervisor", messages.Stop("enough"))
+    assert office.recorded(records.Finished) == [records.Finished("interrupted", "enough")]
+    assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
+    leaving = epoch(busy(epochs=1)).tell("supervisor", messages.Stop("enough"))
+    assert leaving.recorded(records.Finished) == []

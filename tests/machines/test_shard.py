@@ -1,0 +1,185 @@
+"""The shard, message by message: what it applies and refuses, and that a slice that was saved goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from distbelief.core import messages
+from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
+from distbelief.core.layout import Layout, Range, Tensor, lay_out
+from distbelief.core.messages import Event, Version
+from distbelief.core.settings import LEARNING_RATES, Optimizer, Plan, Settings
+from distbelief.core.sharding import cut
+from distbelief.errors import RemoteProtocolError
+from distbelief.server.optimizers import OPTIMIZERS
+from distbelief.server.shard import Shard
+from distbelief.server.slice import PhantomSlice, TorchSlice
+
+LAYOUT = lay_out([
+    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
+    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
+], groups=({}, {"lr": 0.5}))  # fmt: skip
+MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
+
+
+def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
+    return Plan(Settings(**settings), layout, cut(layout, shards), samples=100)
+
+
+def numbers(size: int, seed: int) -> torch.Tensor:
+    """Bytes that are finite numbers in every dtype of the layout."""
+    values = torch.zeros(size, dtype=torch.uint8)
+    chance = torch.Generator().manual_seed(seed)
+    for section in LAYOUT.pieces(Range(0, size)):
+        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
+        view.copy_(torch.randn(view.shape, generator=chance))
+    return values
+
+
+def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
+    one = Shard(0, TorchSlice)
+    one.handle("coordinator", messages.Restore(the_plan or plan(), ""), None)
+    if not blank:
+        one.handle("replica 0", messages.Initialise(0, 0, MOVING), numbers(MOVING, 0))
+    return one
+
+
+def push(clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING) -> messages.Push:
+    return messages.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
+
+
+def answer(effects: list[Effect]) -> Any:
+    (effect,) = effects
+    assert isinstance(effect, Send)
+    return effect.message
+
+
+def held(one: Shard) -> torch.Tensor:
+    moving = one.held.moving()
+    assert isinstance(moving, torch.Tensor)
+    return moving.clone()
+
+
+def test_a_push_is_applied_counted_and_acknowledged_with_the_version_that_has_it() -> None:
+    one, before = shard(), None
+    for clock, version, staleness in ((1, 0, 0), (2, 0, 1), (3, 2, 0)):
+        before = held(one)
+        assert answer(one.handle("replica 0", push(clock, version), numbers(MOVING, clock))) == messages.Pushed(0, clock, Version(0, clock))
+        assert not torch.equal(held(one), before)
+        assert staleness in one.staleness
+    assert (one.samples, one.staleness, one.version) == (12, {0: 2, 1: 1}, Version(0, 3))
+
+
+def test_a_push_that_was_applied_is_acknowledged_again_and_not_applied() -> None:
+    one = shard()
+    one.handle("replica 0", push(1), numbers(MOVING, 1))
+    once = held(one)
+    assert answer(one.handle("replica 0", push(1), numbers(MOVING, 1))) == messages.Pushed(0, 1, Version(0, 1))
+    assert torch.equal(held(one), once)
+    assert (one.samples, one.staleness) == (4, {0: 1})
+
+
+def test_a_push_of_the_dead_is_neither_applied_nor_acknowledged() -> None:
+    one = shard()
+    one.handle("replica 0", push(1, incarnation=1), numbers(MOVING, 1))
+    once = held(one)
+    assert one.handle("replica 0", push(1, incarnation=0), numbers(MOVING, 2)) == []
+    assert torch.equal(held(one), once)
+
+
+def test_initial_values_are_taken_once_since_a_dead_replicas_may_be_heard_after_its_successors() -> None:
+    one = shard(blank=True)
+    first, late = numbers(MOVING, 1), numbers(MOVING, 2)
+    assert answer(one.handle("replica 1", messages.Initialise(0, 0, MOVING), first)) == messages.Initialised(Version(0, 0))
+    one.handle("replica 1", messages.Initialise(0, MOVING, FROZEN), torch.ones(FROZEN - MOVING, dtype=torch.uint8))
+    assert answer(one.handle("replica 0", messages.Initialise(0, 0, MOVING), late)) == messages.Initialised(Version(0, 0))
+    one.handle("replica 0", messages.Initialise(0, MOVING, FROZEN), torch.zeros(FROZEN - MOVING, dtype=torch.uint8))
+    assert torch.equal(held(one), first)
+    frozen = one.held.frozen()
+    assert isinstance(frozen, torch.Tensor)
+    assert frozen.all()
+
+
+def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
+    one, payload = shard(), numbers(MOVING, 5)
+    one.handle("replica 0", push(1), payload)
+    (buffer,) = [s for s in LAYOUT.sections if s.kind == "buffer"]
+    assert torch.equal(held(one)[buffer.start :], payload[buffer.start :])
+    assert answer(one.handle("replica 0", messages.Fetch(0, MOVING, FROZEN), None)) == messages.Fetched(0, MOVING, FROZEN, Version(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("event", "payload", "says"),
+    [
+        (push(2), numbers(MOVING, 0), "sent push 2 after push 0"),
+        (push(1, stop=MOVING - 128), numbers(MOVING - 128, 0), r"pushed \[0, \d+\) to shard 0, which holds"),
+        (push(1), None, "to shard 0, which holds"),
+        (messages.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
+        (messages.Initialise(0, 4, MOVING), numbers(MOVING - 4, 0), "which is not what shard 0 holds"),
+        (messages.Leave(), None, "a shard has no answer to Leave"),
+    ],
+    ids=["gap", "range", "no payload", "fetch", "initialise", "unknown"],
+)
+def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.Tensor | None, says: str) -> None:
+    one = shard()
+    before = held(one)
+    with pytest.raises(RemoteProtocolError, match=says):
+        one.handle("replica 0", event, payload)
+    assert torch.equal(held(one), before)
+    assert (one.version, one.samples, one.staleness) == (Version(0, 0), 0, {})
+
+
+@pytest.mark.parametrize("event", [push(1), messages.Fetch(0, 0, MOVING), messages.Initialise(0, 0, MOVING), messages.Snapshot(1)], ids=repr)
+def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
+    with pytest.raises(RemoteProtocolError, match="shard 0"):
+        Shard(0, TorchSlice).handle("replica 0", event, numbers(MOVING, 0))
+
+
+def test_a_shard_ends_with_its_coordinator_and_not_with_a_replica() -> None:
+    assert shard().handle("replica 0", messages.Lost("killed"), None) == []
+    assert shard().handle("coordinator", messages.Lost("killed"), None) == [End("the coordinator is gone")]
+    assert shard().handle("coordinator", messages.Stop("done"), None) == [End("done")]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> None:
+    the_plan = plan(optimizer=Optimizer(name, LEARNING_RATES[name], {"weight_decay": 0.01}), lr_schedule="linear")
+    one = shard(the_plan)
+    for clock in range(1, 4):
+        one.handle("replica 0", push(clock), numbers(MOVING, clock))
+    (save,) = one.handle("coordinator", messages.Snapshot(1), None)
+    assert isinstance(save, Save)
+    arrays = {key: value.clone() for key, value in save.arrays.items()}
+    other = Shard(0, TorchSlice)
+    (load,) = other.handle("coordinator", messages.Restore(the_plan, "checkpoint"), None)
+    assert load == Load("checkpoint", the_plan, 0)
+    assert answer(other.handle("store", messages.Loaded(arrays, save.facts), None)) == messages.Restored(loaded=True)
+    other.handle("replica 9", messages.Initialise(0, 0, MOVING), numbers(MOVING, 77))
+    for clock in range(1, 4):
+        one.handle("replica 0", push(clock + 3), numbers(MOVING, 10 + clock))
+        other.handle("replica 0", push(clock), numbers(MOVING, 10 + clock))
+    assert torch.equal(held(one), held(other))
+    assert (one.version, one.samples) == (other.version, other.samples)
+
+
+def test_what_a_shard_tells_of_a_snapshot_is_what_the_store_said() -> None:
+    assert answer(shard().handle("store", messages.Saved(3, "the disk is full"), None)) == messages.SnapshotDone(3, "the disk is full")
+
+
+def test_a_phantom_counts_as_the_real_one_does() -> None:
+    real, phantom = shard(), Shard(0, PhantomSlice)
+    phantom.handle("coordinator", messages.Restore(plan(), ""), None)
+    for one, payload in ((real, numbers(MOVING, 1)), (phantom, Phantom(MOVING))):
+        one.handle("replica 0", messages.Initialise(0, 0, MOVING), payload)
+        one.handle("replica 0", push(1), payload)
+    assert real.handle("coordinator", messages.Describe(), None) == phantom.handle("coordinator", messages.Describe(), None)
+    for part in ("moving", "frozen"):
+        assert getattr(real.held, part)().nbytes == getattr(phantom.held, part)().nbytes
+    (save,) = phantom.handle("coordinator", messages.Snapshot(1), None)
+    assert isinstance(save, Save)
+    assert save.arrays == {}
+    phantom.handle("store", messages.Loaded({}, save.facts), None)
+    assert phantom.version == Version(0, 1)

@@ -1,0 +1,172 @@
+"""The stories, effect by effect: what a replica and the evaluator do when the job ends, or ends before they are in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distbelief.core import messages
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Compute, Computed, Effect, Measure, Measured, Send, Story
+from distbelief.core.layout import Tensor, lay_out
+from distbelief.core.messages import Event, Version
+from distbelief.core.portions import Portion
+from distbelief.core.settings import Plan, Settings
+from distbelief.core.sharding import cut
+from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError
+from distbelief.replica.downpour import Downpour
+from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.vectors import PhantomVectors
+
+LAYOUT = lay_out([Tensor("weight", (100,), "float32")])
+
+
+def plan(**settings: Any) -> Plan:
+    return Plan(Settings(shards=1, **settings), LAYOUT, cut(LAYOUT, 1), samples=8)
+
+
+class Reader:
+    """Reads a story up to its next wait."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.done: list[Effect] = []
+        self.waits: Effect | None = None
+        self.go_on(None)
+
+    def go_on(self, answer: Any) -> Reader:
+        while True:
+            try:
+                self.waits = effect = self.story.send(answer)
+            except StopIteration:
+                self.waits = None
+                return self
+            if effect is RECEIVE or isinstance(effect, Compute | Measure):
+                return self
+            self.done.append(effect)
+            answer = None
+
+    def tell(self, sender: str, event: Event) -> Reader:
+        assert self.waits is RECEIVE
+        return self.go_on(Arrival(sender, event))
+
+    def sent(self) -> list[messages.Message]:
+        sent = [effect.message for effect in self.done if isinstance(effect, Send)]
+        self.done.clear()
+        return sent
+
+
+def replica(**settings: Any) -> Reader:
+    """A replica that computes its first minibatch of three."""
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story())
+    reader.tell("coordinator", messages.Welcome(plan(**settings), initialise=False))
+    reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 5)))
+    reader.tell("coordinator", messages.Deal(Portion(0, 0, 3)))
+    while reader.waits is RECEIVE:
+        reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 5)))
+    assert isinstance(reader.waits, Compute)
+    return reader
+
+
+COMPUTED = Computed(1.0, 1, 0.0)
+
+
+def test_a_replica_that_is_too_late_leaves_in_peace() -> None:
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", messages.Finish("the job is ending"))
+    assert reader.waits is None
+    assert reader.sent() == [messages.Join(0, LAYOUT, 8, 0), messages.Leave()]
+
+
+@pytest.mark.parametrize(("push_every", "computes"), [(1, 2), (2, 3), (3, 3), (9, 3)])
+def test_a_replica_told_to_finish_pushes_what_it_has_and_leaves_the_rest_of_its_portion(push_every: int, computes: int) -> None:
+    reader = replica(push_every=push_every, fetch_every=9)
+    reader.sent()
+    computed = 0
+    while isinstance(reader.waits, Compute):
+        reader.go_on(COMPUTED)
+        computed += 1
+    assert computed == computes
+    reader.tell("coordinator", messages.Finish("the target is reached"))
+    sent = reader.sent()
+    for message in sent:
+        if isinstance(message, messages.Push):
+            assert reader.waits is RECEIVE, "it leaves before all its pushes are acknowledged"
+            reader.tell("shard 0", messages.Pushed(message.slot, message.clock, Version(0, 5 + message.clock)))
+            sent += reader.sent()  # which may push what is left
+    *_, report, leave = sent
+    assert isinstance(report, messages.Progress)
+    assert (report.steps, leave) == (computed, messages.Leave())
+    assert reader.waits is None
+
+
+def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrived() -> None:
+    reader = replica(prefetch=1)
+    reader.sent()
+    reader.go_on(COMPUTED)
+    (first,) = [m for m in reader.sent() if isinstance(m, messages.Push)]
+    # the fetch for the second step was asked for before the first push; then the one for the third
+    reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 6)))
+    assert isinstance(reader.waits, Compute)
+    reader.go_on(COMPUTED)
+    reader.tell("shard 0", messages.Fetched(1, 0, 400, Version(0, 8)))
+    assert isinstance(reader.waits, Compute)
+    reader.go_on(COMPUTED)
+    # both slots are out: waiting for one, it takes in the next parameters too
+    reader.tell("shard 0", messages.Pushed(0, 1, Version(0, 9)))
+    pushes = [m.version.updates for m in reader.sent() if isinstance(m, messages.Push)]
+    assert [first.version.updates, *pushes] == [5, 6, 8]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: float) -> None:
+    with pytest.raises(TrainingError, match=r"replica 0: the loss is (nan|inf) at step 0 \(epoch 1, minibatch 0\); lower --lr"):
+        replica().go_on(Computed(loss, 1, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("sender", "event", "error", "says"),
+    [
+        ("coordinator", messages.Refused("its 'weight' differs"), LayoutError, "its 'weight' differs"),
+        ("coordinator", messages.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
+        ("coordinator", messages.Lost("killed"), JobFailed, r"replica 0: coordinator is gone \(killed\)"),
+        ("coordinator", messages.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
+    ],
+)
+def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(sender, event)
+
+
+def evaluator() -> Reader:
+    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Welcome(plan(), initialise=False))
+    assert any(isinstance(effect, Attach) for effect in reader.done)
+    return reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 0)))
+
+
+def test_the_evaluator_measures_what_it_fetched_since_it_was_told_to() -> None:
+    reader = evaluator()
+    assert reader.waits is RECEIVE
+    reader.sent()
+    reader.tell("coordinator", messages.Evaluate(3))
+    assert reader.sent() == [messages.Fetch(0, 0, 400)]
+    reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 9)))
+    assert isinstance(reader.waits, Measure)
+    reader.go_on(Measured(0.5, 0.9))
+    assert reader.sent() == [messages.Evaluated(3, 0.5, 0.9)]
+    assert reader.tell("coordinator", messages.Stop("done")).waits is None
+
+
+def test_the_evaluator_waits_for_the_coordinators_word_when_a_shard_has_ended_first() -> None:
+    reader = evaluator().tell("shard 0", messages.Lost("it ended"))
+    assert reader.waits is RECEIVE
+    assert reader.tell("coordinator", messages.Stop("done")).waits is None
+
+
+def test_the_evaluator_may_be_stopped_before_it_is_welcomed() -> None:
+    assert Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Stop("done")).waits is None
+
+
+@pytest.mark.parametrize(("event", "error"), [(messages.Lost("killed"), JobFailed), (messages.Refused("it differs"), LayoutError)], ids=str)
+def test_an_evaluator_without_a_coordinator_says_why(event: Event, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        evaluator().tell("coordinator", event)

@@ -1,0 +1,115 @@
+"""What the jobs of these tests train, and how the tests watch them: `jobs:tiny` is a task like any user's own."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from distbelief.cluster.local import Local
+from distbelief.cluster.sitting import Sitting
+from distbelief.core.records import Record
+from distbelief.job import Job
+from distbelief.strategy import Downpour
+from distbelief.tasks import Task, TensorData
+
+SAMPLES, BATCH = 330, 16
+"""21 minibatches an epoch; the last is smaller."""
+MANY = 100_000
+"""Epochs of a job that something has to end."""
+
+
+def data(samples: int = SAMPLES) -> TensorData:
+    inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(7))
+    return TensorData(inputs, (inputs[:, 0] > 0).long() + 2 * (inputs[:, 1] > 0).long())
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def tiny() -> Task:
+    return Task(model=net, train=data, test=lambda: data(100))
+
+
+def dropped() -> Task:
+    return Task(model=lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4)), train=data)
+
+
+class _Stubborn(nn.Module):
+    """Its first forward on a minibatch waits for whoever opens the pipe `PIPE`, which nobody does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.steps = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        if self.steps == 3 and os.environ.get("PIPE"):
+            with open(os.environ["PIPE"]):
+                pass
+        return self.linear(inputs)  # type: ignore[no-any-return]
+
+
+def stubborn() -> Task:
+    return Task(model=_Stubborn, train=data)
+
+
+def job(out: object, strategy: object = None, task: str = "jobs:tiny", **options: object) -> Job:
+    """A small job in the folder `out`."""
+    return Job(task=task, strategy=strategy or Downpour(), batch_size=BATCH, out=str(out), **options)  # type: ignore[arg-type]
+
+
+def run(out: object, strategy: object = None, on: Local | None = None, **options: object) -> dict[str, object]:
+    """Run a small job on processes of this machine."""
+    return (on or Local()).run(job(out, strategy, **options))
+
+
+def kill(role: str, how: signal.Signals = signal.SIGKILL) -> int:
+    """Signal the process of a role, if it is there; returns its process id, or 0."""
+    for process in multiprocessing.active_children():
+        if process.name == role and process.pid:
+            os.kill(process.pid, how)
+            return process.pid
+    return 0
+
+
+class Watch:
+    """Calls a function with every role and record that the supervisor hears."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, Record]] = []
+        self.act: Callable[[str, Record], None] = lambda role, record: None
+        self._record = Sitting.record
+
+    def take(self, sitting: Sitting, moment: float, role: str, record: Record) -> None:
+        self._record(sitting, moment, role, record)
+        self.records.append((role, record))
+        self.act(role, record)
+
+    def of(self, kind: type[Record]) -> list[Record]:
+        """The records of a kind."""
+        return [record for _, record in self.records if isinstance(record, kind)]
+
+    def once(self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "") -> None:
+        """Act at the record number `after` (from 0) of a kind, and of a role where one is named."""
+        seen = 0
+
+        def look(_: str, record: Record) -> None:
+            nonlocal seen
+            if isinstance(record, kind) and role in ("", getattr(record, "role", "")):
+                seen += 1
+                if seen == after + 1:
+                    act()
+
+        self.act = look
+
+
+class Cast(nn.Module):
+    """From float64 to float32, in the middle of a model."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.float()

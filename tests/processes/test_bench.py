@@ -1,0 +1,115 @@
+"""Every benchmark, in its quickest form, yields the JSON that it promises and leaves nothing behind."""
+
+import json
+import math
+import multiprocessing
+
+import pytest
+import torch
+
+from distbelief.bench import BENCHES, timing, wire
+from distbelief.bench.carriers import Ours
+from distbelief.bench.peers import Peers
+from distbelief.errors import JobFailed, UsageError
+
+KEYS = {
+    "wire": {"sizes"},
+    "train": {"models", "batch_size", "transport"},
+    "start": {"seconds", "runs"},
+    "memory": {"vectors", "vector_bytes"},
+    "simulator": {"messages", "seconds", "messages_per_second"},
+    "accuracy": {"mean", "seeds"},
+}
+
+
+def run(name, tmp_path, **options):
+    path = tmp_path / "made" / f"{name}.json"
+    bench = BENCHES[name]
+    result = bench.run(bench.options(quick=True, quiet=True, json=str(path), **options))
+    assert json.loads(path.read_text()) == result
+    assert multiprocessing.active_children() == []
+    return result
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        return [n for one in value.values() for n in numbers(one)]
+    if isinstance(value, list):
+        return [n for one in value for n in numbers(one)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize("name", sorted(BENCHES))
+def test_a_benchmark_writes_what_it_measured_and_on_what_machine(name, tmp_path, capfd):
+    options = {"models": ("mlp",), "replicas": (2,)} if name == "train" else {}
+    result = run(name, tmp_path, **options)
+    assert result["bench"] == name
+    assert {"machine", "figures", *KEYS[name]} <= set(result)
+    assert result["machine"]["cores"] >= 1
+    assert result["machine"]["torch"] == torch.__version__
+    assert all(math.isfinite(n) for n in numbers(result))
+    assert capfd.readouterr().out == ""
+
+
+def test_wire_measures_every_carrier_beside_every_limit(tmp_path):
+    for one in run("wire", tmp_path, repeats=2)["sizes"].values():
+        assert set(one["seconds"]) == {*wire.OURS, *wire.LIMITS}
+        assert min(one["seconds"].values()) > 0
+        assert all(0 < one["of_direct"][name] < 1 for name in wire.OURS)
+
+
+def test_train_measures_every_contender_on_the_same_samples(tmp_path):
+    one = run("train", tmp_path, models=("mlp",), replicas=(1,))["models"]["mlp"]
+    assert min(one["samples_per_second"].values()) > 0
+    assert {name.partition(",")[0] for name in one["of_single"]} == {
+        "single", "two independent singles", "downpour", "ddp on gloo", "hogwild",
+    }  # fmt: skip
+    assert one["of_single"]["single, 1 thread"] == 1
+
+
+@pytest.mark.parametrize("carrier", ["shared", "tcp"])
+def test_a_carrier_that_loses_an_update_is_not_reported_as_fast(carrier):
+    with Peers() as peers:
+        ours = Ours(peers, carrier, 4096)
+        assert ours.trips(3) > 0
+        ours.check()
+        ours.pushes += 1
+        with pytest.raises(JobFailed, match="after 4 pushes"):
+            ours.check()
+        ours.close()
+
+
+def test_a_peer_that_dies_is_named_and_the_others_are_ended():
+    with Peers() as peers:
+        peer = peers.start("doomed", 1, _leave)
+        with pytest.raises(JobFailed, match="doomed ended with status 3"):
+            peer.hear()
+    assert not peer.process.is_alive()
+
+
+def _leave(connection):
+    connection.close()
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("wire", {"sizes": (100,)}, "--sizes 100: must be a positive multiple of 128"),
+        ("train", {"models": ("mpl",)}, "did you mean 'mlp'"),
+        ("accuracy", {"seeds": 0}, "--seeds 0: must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(name, options, told):
+    bench = BENCHES[name]
+    with pytest.raises(UsageError, match=told):
+        bench.run(bench.options(quiet=True, **options))
+
+
+def test_rounds_are_bounded_and_take_turns():
+    order = []
+    taken = timing.interleave({"a": lambda: order.append("a") or 1.0, "b": lambda: order.append("b") or 2.0}, 2)
+    assert order == ["a", "b", "b", "a"]
+    assert timing.ratio(taken["b"], taken["a"]) == 2
+    with pytest.raises(UsageError, match="--repeats 0"):
+        timing.interleave({}, 0)

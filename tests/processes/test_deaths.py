@@ -1,0 +1,169 @@
+"""Who dies, and what becomes of the job: real processes, killed at chosen and at random moments."""
+
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import jobs
+import pytest
+
+from distbelief.cluster import local
+from distbelief.core import records
+from distbelief.errors import JobFailed
+from distbelief.strategy import Downpour, Single
+
+EPOCHS = 12
+SECONDS = 20.0
+"""Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("options", [{}, {"prefetch": 1, "push_every": 3}, {"read_in_place": True}], ids=["plain", "prefetch", "in place"])
+def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path, watch: jobs.Watch, seed: int, options: dict[str, int]) -> None:
+    chance = random.Random(seed)
+    victim, kind = chance.randrange(3), chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone])
+    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else EPOCHS))
+    result = jobs.run(tmp_path, Downpour(replicas=3, **options), epochs=EPOCHS, evaluate_every=0)
+    gone = [record for record in watch.of(records.Gone) if record.died]
+    assert [record.role for record in gone] == [f"replica {victim}"]
+    assert result["outcome"] == "done"
+    assert result["epochs"] == EPOCHS
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    assert all(record.samples >= EPOCHS * jobs.SAMPLES for record in watch.of(records.Applied))
+    assert sum(one["lost"] for one in result["per_replica"]) == gone[0].lost == result["per_replica"][victim]["lost"]
+
+
+def test_a_killed_replicas_minibatches_are_lost_and_dealt_again(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.Stepped, lambda: jobs.kill("replica 0"), role="replica 0")
+    result = jobs.run(tmp_path, Downpour(replicas=2), epochs=EPOCHS)
+    assert result["per_replica"][0]["lost"] > 0
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+
+
+def test_when_every_replica_is_killed_one_error_names_them(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.EpochDone, lambda: [jobs.kill(f"replica {index}") for index in range(3)])
+    with pytest.raises(JobFailed, match=r"every replica is gone; the last was replica \d.*replica 2: its process was killed by SIGKILL.*--resume"):
+        jobs.run(tmp_path, Downpour(replicas=3), epochs=jobs.MANY)
+
+
+@pytest.mark.parametrize("role", ["shard 0", "shard 1", "coordinator", "single"])
+@pytest.mark.parametrize(("after", "remedy"), [(records.Started, "start anew"), (records.Checkpointed, r"checkpoint \d+ with --resume")])
+def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: jobs.Watch, role: str, after: type, remedy: str) -> None:
+    began: list[float] = []
+    watch.once(after, lambda: began.append(monotonic()) or jobs.kill(role))
+    with pytest.raises(JobFailed, match=rf"^{role} is gone: its process was killed by SIGKILL; .*{remedy}"):
+        jobs.run(tmp_path, Single() if role == "single" else Downpour(), epochs=jobs.MANY, checkpoint_every=1 if "resume" in remedy else 0)
+    assert monotonic() - began[0] < SECONDS
+    assert len([record for record in watch.of(records.Finished) if record.outcome == "failed"]) >= 1
+
+
+@pytest.mark.parametrize("transport", local.TRANSPORTS)
+@pytest.mark.parametrize("role", ["coordinator", "shard 0", "replica 1"])
+def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, transport: str) -> None:
+    listened: list[str] = []
+    take = local.Supervisor._take
+
+    def kill_at_once(self: local.Supervisor, child: local._Child, word: object) -> None:
+        if not listened:
+            listened.append(child.role)
+            jobs.kill(role)
+        take(self, child, word)
+
+    monkeypatch.setattr(local.Supervisor, "_take", kill_at_once)
+    strategy, on = Downpour(replicas=2), local.Local(transport=transport)
+    if role == "replica 1":
+        assert jobs.run(tmp_path, strategy, on, epochs=2)["samples"] == 2 * jobs.SAMPLES
+    else:
+        with pytest.raises(JobFailed, match=f"^{role} is gone: its process was killed by SIGKILL"):
+            jobs.run(tmp_path, strategy, on, epochs=2)
+
+
+@pytest.mark.parametrize("after", [records.Started, records.EpochDone])
+def test_the_job_goes_on_without_the_evaluator(tmp_path: Path, watch: jobs.Watch, after: type) -> None:
+    watch.once(after, lambda: jobs.kill("evaluator"))
+    result = jobs.run(tmp_path, epochs=3)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 3 * jobs.SAMPLES
+    assert any("the evaluator is gone" in record.text for record in watch.of(records.Note))
+
+
+def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PATIENCE", 0.3)
+    monkeypatch.setattr(local, "TICK", 0.05)
+    watch.once(records.Stepped, lambda: jobs.kill("replica 1", signal.SIGSTOP), role="replica 1")
+    result = jobs.run(tmp_path, Downpour(replicas=2), epochs=EPOCHS)
+    assert result["outcome"] == "done"
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
+
+
+def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "SILENCE", 0.3)
+    monkeypatch.setattr(local, "TICK", 0.05)
+    stopped: list[int] = []
+
+    def act(role: str, record: records.Record) -> None:
+        if isinstance(record, records.Started):
+            stopped.append(jobs.kill("shard 0", signal.SIGSTOP))
+        if isinstance(record, records.Note) and "nothing was heard" in record.text:
+            jobs.kill("shard 0", signal.SIGCONT)
+
+    watch.act = act
+    assert jobs.run(tmp_path, epochs=2)["outcome"] == "done"
+    told = "".join(record.text for record in watch.of(records.Note))
+    assert f"shard 0 is stopped, `kill -CONT {stopped[0]}` lets it go on" in told
+
+
+def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "PATIENCE", 0.5)
+    monkeypatch.setattr(local, "TICK", 0.05)
+    monkeypatch.setenv("PIPE", str(tmp_path / "pipe"))
+    os.mkfifo(tmp_path / "pipe")
+    watch.once(records.Joined, lambda: os.kill(os.getpid(), signal.SIGINT), after=1)
+    result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
+    assert result["outcome"] == "interrupted"
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+SUPERVISOR = """
+import multiprocessing, sys
+import distbelief as db
+from distbelief.cluster.sitting import Sitting
+from distbelief.core import records
+record, told = Sitting.record, []
+def tell(self, moment, role, what):
+    record(self, moment, role, what)
+    if isinstance(what, (records.Stepped, records.Tested)) and not told:
+        told.append(True)
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+Sitting.record = tell
+db.run(db.Job("jobs:tiny", db.Downpour(), epochs=100_000, out=sys.argv[1]), on=db.Local(transport=sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("transport", local.TRANSPORTS)
+def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "run"), transport], stdout=subprocess.PIPE, text=True, env=environment
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        children = [int(word) for word in supervisor.stdout.readline().split()]
+        assert len(children) == 6
+        descriptors = [os.pidfd_open(pid) for pid in children]
+        supervisor.kill()
+    deadline = monotonic() + 2.0
+    for descriptor in descriptors:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(max(0.0, deadline - monotonic()) * 1000), "a process outlived the supervisor by two seconds"
+        os.close(descriptor)
+    assert re.search(rb'"event":"Started"', (tmp_path / "run" / "metrics.jsonl").read_bytes())

@@ -1,0 +1,193 @@
+"""A user's own script under `launch`: what it may do, what it may get wrong, and which models it may train."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from distbelief.cluster.local import Local
+from distbelief.core import records
+from distbelief.core.settings import optim
+from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
+from distbelief.strategy import Downpour
+
+LOOP = """
+import sys, torch, distbelief as db
+from torch import nn
+from torch.nn.functional import cross_entropy
+import jobs
+{before}
+replica = db.join()
+model = {model}
+dataset = jobs.data({samples})
+optimizer = replica.optimizer(model{groups})
+for number, (x, y) in enumerate(replica.batches(dataset, batch_size={batch})):
+    {inside}
+    optimizer.zero_grad()
+    loss = cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    replica.report(loss=loss)
+{after}
+"""
+FIELDS = {"before": "", "model": "jobs.net()", "samples": "", "groups": "", "batch": jobs.BATCH, "inside": "", "after": ""}
+
+
+def launch(folder: Path, strategy: Downpour | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:
+    """Run a script made of `LOOP` with some fields changed."""
+    (folder / "script.py").write_text(source.format(**{**FIELDS, **{key: options.pop(key) for key in FIELDS if key in options}}))
+    job = jobs.job(folder / "run", strategy or Downpour(replicas=2), task="script", **options)
+    return Local().launch(job, [str(folder / "script.py"), "word", "--option"])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "run" / "model.safetensors")
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 1}, {"read_in_place": True}, {"push_every": 3, "fetch_every": 2, "local_lr": 0.1}], ids=str)
+def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, options: dict[str, Any]) -> None:
+    result = launch(tmp_path, Downpour(replicas=2, **options), epochs=3)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 3 * jobs.SAMPLES
+    assert result["steps"] == 3 * 21
+    jobs.net().load_state_dict(weights(tmp_path), strict=True)
+
+
+def test_one_replica_is_the_plain_loop(tmp_path: Path) -> None:
+    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optim("sgd", lr=0.5)), epochs=2)
+    jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optim("sgd", lr=0.5)), epochs=2)
+    trained = load_file(tmp_path / "task" / "model.safetensors")
+    assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path).items())
+
+
+TIED = "tied = nn.Linear(8, 8); model = nn.Sequential(tied, nn.Tanh(), tied, nn.Linear(8, 4))"
+UNUSED = """
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.sometimes, self.never, self.scale = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(3, 3), nn.Parameter(torch.ones(()))
+        self.count = 0
+    def forward(self, x):
+        self.count += 1
+        out = self.used(x) * self.scale
+        return out + self.sometimes(x) if self.count % 2 else out
+"""
+FROZEN = "model = jobs.net(); model[0].weight.requires_grad_(False)"
+GROUPS = ', [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.3, "weight_decay": 0.1}]'
+MODELS: dict[str, dict[str, Any]] = {
+    "batch norm": {"model": "nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))"},
+    "tied": {"before": TIED, "model": "model"},
+    "frozen": {"before": FROZEN, "model": "model"},
+    "parameters without a gradient": {"before": UNUSED, "model": "Unused()"},
+    "groups": {"groups": GROUPS},
+    "float64": {"model": "jobs.net().double()", "inside": "x = x.double()"},
+    "bfloat16": {"model": "jobs.net().bfloat16()", "inside": "x = x.bfloat16()"},
+    "mixed": {"before": "model = jobs.net(); model[0].double()", "model": "nn.Sequential(model[0], jobs.Cast(), *model[1:])", "inside": "x = x.double()"},
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_trained_model_loads_into_the_plain_one(tmp_path: Path, name: str, optimizer: str, options: dict[str, Any]) -> None:
+    result = launch(tmp_path, Downpour(replicas=2, shards=3, optimizer=optim(optimizer, lr=0.05), **options), epochs=2, **MODELS[name])
+    assert result["outcome"] == "done"
+    space: dict[str, Any] = {"torch": torch, "nn": nn, "jobs": jobs}
+    torch.manual_seed(0)
+    exec(MODELS[name].get("before", ""), space)
+    model: nn.Module = eval(MODELS[name].get("model", "jobs.net()"), space)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict(weights(tmp_path), strict=True)
+    after = model.state_dict()
+    still = {"frozen": {"0.weight"}, "groups": {"0.weight", "0.bias"}, "parameters without a gradient": {"never.weight", "never.bias"}}.get(name, set())
+    assert {key for key in after if torch.equal(after[key], before[key])} == still
+    assert {key: value.dtype for key, value in after.items()} == {key: value.dtype for key, value in before.items()}
+
+
+def test_a_resumed_script_goes_on_where_it_was(tmp_path: Path, watch: jobs.Watch) -> None:
+    strategy = Downpour(replicas=1, optimizer=optim("momentum", lr=0.1))
+    launch(tmp_path, strategy, epochs=2, batch=32)
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    launch(folder, strategy, epochs=1, batch=32)
+    assert launch(folder, strategy, epochs=2, batch=32, resume=True)["samples"] == 2 * jobs.SAMPLES
+    assert all(torch.equal(value, weights(tmp_path)[name]) for name, value in weights(folder).items())
+
+
+BREAK = "if number == 5 and {who}: break"
+
+
+def test_the_others_do_the_work_of_a_script_that_breaks_out(tmp_path: Path, watch: jobs.Watch) -> None:
+    result = launch(tmp_path, epochs=4, inside=BREAK.format(who="replica.index == 1"))
+    assert result["outcome"] == "done"
+    assert result["samples"] == 4 * jobs.SAMPLES
+    assert not any(record.died for record in watch.of(records.Gone))
+
+
+def test_the_job_ends_in_peace_where_every_script_breaks_out(tmp_path: Path) -> None:
+    result = launch(tmp_path, epochs=jobs.MANY, inside=BREAK.format(who="True"))
+    assert result["outcome"] == "left"
+    assert 0 < result["samples"] <= 12 * jobs.BATCH
+    jobs.net().load_state_dict(weights(tmp_path), strict=True)
+
+
+@pytest.mark.parametrize("code", ["", "0"])
+def test_a_script_may_end_itself(tmp_path: Path, code: str) -> None:
+    assert launch(tmp_path, after=f"sys.exit({code})")["outcome"] == "done"
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
+    "never asks for minibatches": ({"source": "import distbelief as db\ndb.join()\n"}, UsageError, r"script.py ended without taking part.*batches"),
+    "never joins": ({"source": "print(1)\n"}, UsageError, "ended without taking part"),
+    "batches before the optimizer": ({"source": "import distbelief as db\nnext(db.join().batches([]))\n"}, UsageError, "replica.optimizer"),
+    "an empty dataset": ({"samples": "0"}, DistbeliefError, "the training set is empty"),
+    "no step": ({"inside": "continue"}, UsageError, r"without optimizer.step\(\)"),
+    "a step too many": ({"inside": "model(x).sum().backward(); optimizer.step()"}, UsageError, r"optimizer.step\(\) twice"),
+    "raises": ({"inside": "assert number < 3, 'three is enough'"}, TrainingError, r"^replica \d: .*script.py, line 12, raised AssertionError: three"),
+    "raises in the model": ({"inside": "model(x[:, :3])"}, TrainingError, r"line 12, raised RuntimeError: mat1 and mat2"),
+    "raises after the loop": ({"after": "1 / 0"}, TrainingError, r"script.py, line 18, raised ZeroDivisionError"),
+    "raises before it joins": ({"before": "import nowhere"}, TrainingError, r"line 6, raised ModuleNotFoundError"),
+    "no python": ({"before": "for"}, TrainingError, r"raised SyntaxError"),
+    "ends itself": ({"inside": "sys.exit('enough')"}, TrainingError, r"replica \d: .*ended itself with sys.exit\('enough'\)"),
+    "not a number": ({"inside": "x = x / 0 if number == 3 else x"}, TrainingError, r"replica \d: the loss is nan at step 3 .*lower --lr"),
+    "another model": ({"model": "nn.Linear(8, 4 + replica.index)"}, LayoutError, r"replica \d does not fit .*'weight' is parameter \[\d, 8\]"),
+    "other data": ({"samples": "100 + replica.index"}, DistbeliefError, r"has 10\d training samples, the job has 10\d"),
+    "another batch size": ({"batch": "16 + replica.index"}, DistbeliefError, r"asks for batches of 1\d, the job has 1\d"),
+    "a dtype nobody trains": ({"model": "nn.Linear(8, 4, dtype=torch.complex64)"}, UsageError, "complex64"),
+    "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),
+    "a foreign group": ({"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"}, UsageError, "no parameter of the model"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    options, kind, words = WRONG[name]
+    source = {"source": options["source"].replace("{", "{{")} if "source" in options else {}
+    with pytest.raises(kind, match=f"(?s){words}") as caught:
+        launch(tmp_path, epochs=2, **{**options, **source})
+    assert "\n" not in str(caught.value)
+    if "raises" in name:
+        (trace,) = caught.value.__notes__
+        assert trace.startswith("Traceback")
+        assert "runpy" not in trace
+        assert trace.count("script.py") >= 1
+
+
+def test_a_script_is_shown_as_it_speaks_and_its_traceback_once(tmp_path: Path) -> None:
+    fields = {"before": "print('words:', sys.argv[1:])", "inside": "assert number < 3"}
+    (tmp_path / "script.py").write_text(LOOP.format(**{**FIELDS, **fields}))
+    command = [sys.executable, "-m", "distbelief", "launch", "downpour", "--replicas", "2", "--quiet", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
+    done = subprocess.run([*command, "script.py", "a", "-b"], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout.count("words: ['a', '-b']") == 2
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.splitlines()[-1].startswith("distbelief: replica ")
+    assert "raised AssertionError" in done.stderr.splitlines()[-1]

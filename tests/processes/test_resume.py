@@ -1,0 +1,216 @@
+"""A job that is interrupted goes on from its checkpoint as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distbelief.cluster import local
+from distbelief.core import records
+from distbelief.core.settings import optim
+from distbelief.errors import CheckpointError, DistbeliefError, JobFailed, UsageError
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.restore import load_part
+from distbelief.record.checkpoints import read_manifest
+from distbelief.strategy import Downpour, Single
+
+EPOCHS = 40
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def interrupt(number: signal.Signals = signal.SIGINT) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def downpour(shards: int, optimizer: str = "adam", **options: Any) -> Downpour:
+    return Downpour(replicas=1, shards=shards, optimizer=optim(optimizer, lr=0.02), **options)
+
+
+def single(optimizer: str = "adam") -> Single:
+    return Single(optimizer=optim(optimizer, lr=0.02))
+
+
+SAME = {
+    "single": (single(), single()),
+    "single, adagrad": (single("adagrad"), single("adagrad")),
+    "single, rmsprop": (single("rmsprop"), single("rmsprop")),
+    "downpour": (downpour(1), downpour(1)),
+    "downpour, momentum": (downpour(2, "momentum"), downpour(2, "momentum")),
+    "downpour, 2 shards to 3": (downpour(2), downpour(3)),
+    "downpour, 3 shards to 1": (downpour(3, "adagrad"), downpour(1, "adagrad")),
+}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", SAME)
+def test_a_resumed_job_ends_with_the_parameters_of_one_that_was_not_interrupted(
+    tmp_path: Path, watch: jobs.Watch, name: str, how: signal.Signals
+) -> None:
+    first, second = SAME[name]
+    task = "jobs:dropped"
+    jobs.run(tmp_path / "whole", first, task=task, epochs=EPOCHS, lr_schedule="cosine")
+    watch.once(records.EpochDone, interrupt(how), after=3)
+    broken = jobs.run(tmp_path / "run", first, task=task, epochs=EPOCHS, lr_schedule="cosine")
+    assert broken["outcome"] == "interrupted"
+    assert broken["samples"] < EPOCHS * jobs.SAMPLES
+    manifest = read_manifest(Checkpoints(tmp_path / "run").latest())
+    assert manifest.samples == broken["samples"]
+    watch.act = lambda role, record: None
+    result = jobs.run(tmp_path / "run", second, task=task, epochs=EPOCHS, lr_schedule="cosine", resume=True)
+    assert result["outcome"] == "done"
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    assert result["updates"] == EPOCHS * 21
+    whole = weights(tmp_path / "whole")
+    assert all(torch.equal(value, whole[name]) for name, value in weights(tmp_path / "run").items())
+
+
+def test_several_interruptions_of_several_replicas_train_every_sample_once_an_epoch(tmp_path: Path, watch: jobs.Watch) -> None:
+    strategy, resume = Downpour(replicas=3, shards=2, prefetch=1, push_every=2), False
+    for after in (1, 9, 14):
+        watch.once(records.Stepped, interrupt(), after=after)
+        assert jobs.run(tmp_path, strategy, epochs=EPOCHS, resume=resume)["outcome"] == "interrupted"
+        resume = True
+    watch.act = lambda role, record: None
+    watch.records.clear()
+    result = jobs.run(tmp_path, strategy, epochs=EPOCHS, resume=True)
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    assert all(record.samples == EPOCHS * jobs.SAMPLES for record in watch.of(records.Applied))
+
+
+def test_a_checkpoint_goes_from_single_to_downpour_and_back(tmp_path: Path, watch: jobs.Watch) -> None:
+    strategies = [downpour(2, "sgd"), single("sgd"), Downpour(replicas=2, shards=1, optimizer=optim("sgd", lr=0.02)), single("sgd")]
+    for number, strategy in enumerate(strategies):
+        last = number == len(strategies) - 1
+        watch.once(records.EpochDone, (lambda: None) if last else interrupt())
+        result = jobs.run(tmp_path, strategy, epochs=EPOCHS, resume=bool(number))
+        assert result["outcome"] == ("done" if last else "interrupted")
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+
+
+def test_a_finished_run_ends_again_at_once_and_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    jobs.run(tmp_path / "whole", downpour(1), epochs=5)
+    jobs.run(tmp_path / "run", downpour(1), epochs=3)
+    before = weights(tmp_path / "run")
+    for epochs in (3, 2):
+        again = jobs.run(tmp_path / "run", downpour(1), epochs=epochs, resume=True)
+        assert (again["outcome"], again["samples"]) == ("done", 3 * jobs.SAMPLES)
+        assert all(torch.equal(value, before[name]) for name, value in weights(tmp_path / "run").items())
+    assert jobs.run(tmp_path / "run", downpour(1), epochs=5, resume=True)["epochs"] == 5
+    whole = weights(tmp_path / "whole")
+    assert all(torch.equal(value, whole[name]) for name, value in weights(tmp_path / "run").items())
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
+def test_a_second_interruption_ends_at_once(tmp_path: Path, watch: jobs.Watch, strategy: object) -> None:
+    watch.once(records.EpochDone, lambda: [interrupt()(), interrupt(signal.SIGTERM)()])
+    with pytest.raises(JobFailed, match="^interrupted twice"):
+        jobs.run(tmp_path, strategy, epochs=jobs.MANY)
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
+@pytest.mark.parametrize("before", ["_roles", "_watch", "_take"])
+def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, strategy: object) -> None:
+    method, done = getattr(local.Supervisor, before), []
+
+    def interrupted(self: local.Supervisor, *rest: object) -> object:
+        if not done:
+            done.append(interrupt()())
+        return method(self, *rest)
+
+    monkeypatch.setattr(local.Supervisor, before, interrupted)
+    if before == "_take" and isinstance(strategy, Single):
+        assert jobs.run(tmp_path, strategy, epochs=jobs.MANY)["outcome"] == "interrupted"
+    else:
+        with pytest.raises(JobFailed, match="^interrupted before the job began"):
+            jobs.run(tmp_path, strategy, epochs=jobs.MANY)
+
+
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--json", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stderr is not None
+        while '"event":"Tested"' not in (line := supervisor.stdout.readline()):
+            assert line
+        os.killpg(supervisor.pid, signal.SIGINT)
+        out, told = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 130
+    assert '"event":"Finished","outcome":"interrupted"' in out
+    assert told.strip().splitlines() == [told.strip()]
+    assert "--resume" in told
+    assert Checkpoints(tmp_path / "run").latest() is not None
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("strategy", [downpour(2), downpour(3), single()], ids=["2 shards", "3 shards", "single"])
+@pytest.mark.parametrize("damage", [_cut, _flip, Path.unlink])
+@pytest.mark.parametrize("file", ["shard-0.safetensors", "shard-1.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, file: str, damage: Callable[[Path], None], strategy: object) -> None:
+    jobs.run(tmp_path, downpour(2), epochs=1)
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    damage(latest / file)
+    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+        jobs.run(tmp_path, strategy, epochs=2, resume=True)
+
+
+OTHER: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
+    "task": ({"task": "digits"}, CheckpointError, "trained task 'jobs:tiny'"),
+    "seed": ({"seed": 3}, CheckpointError, "made with seed 0, this job asks for 3"),
+    "batch size": ({"batch_size": 17}, CheckpointError, "made with batch_size 16"),
+    "optimizer": ({"strategy": downpour(1, "sgd")}, CheckpointError, "made by optimizer adam, this job's is sgd"),
+    "no resume": ({"resume": False}, UsageError, "is not empty.*--resume"),
+    "nowhere": ({"out": "nowhere"}, UsageError, "not a run folder"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes, kind, words = OTHER[name]
+    jobs.run("run", downpour(1), epochs=1)
+    options = {"strategy": downpour(1), "task": "jobs:tiny", "out": "run", "resume": True, "epochs": 2, "batch_size": jobs.BATCH, **changes}
+    with pytest.raises(kind, match=f"(?s){words}"):
+        local.Local().run(jobs.Job(**options))
+
+
+def test_a_job_that_never_reached_a_checkpoint_cannot_be_resumed(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.Joined, lambda: jobs.kill("shard 0"))
+    with pytest.raises(JobFailed, match="shard 0 is gone.*start anew"):
+        jobs.run(tmp_path, downpour(1), epochs=5)
+    with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):
+        jobs.run(tmp_path, downpour(1), epochs=5, resume=True)
+
+
+def test_versions_and_optimizer_state_are_kept(tmp_path: Path) -> None:
+    jobs.run(tmp_path, downpour(2), epochs=2)
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    plan = read_manifest(latest).plan
+    for shard in range(2):
+        arrays, facts = load_part(latest, plan, shard)
+        assert facts["updates"] == 2 * 21
+        assert facts["samples"] == 2 * jobs.SAMPLES
+        assert float(arrays["state.0.step"]) == 2 * 21
+        assert bool(arrays["state.0.exp_avg_sq"].any())

@@ -1,0 +1,188 @@
+"""The inline carrier and the simulated cluster are one algorithm: where no time passes, message for message and bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Simulated
+from distbelief.core import roles, wire
+from distbelief.core.effects import Arrival, Batch, Computed, Measured
+from distbelief.core.messages import Here, Message
+from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.replica.downpour import Downpour as Story
+from distbelief.runtime.driver import Driver
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.shard import Shard
+from distbelief.server.slice import TorchSlice
+from distbelief.strategy import Downpour
+from distbelief.tasks import Task, as_data
+from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.worker import Trainer, build_model
+from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import Observed
+from distbelief.transport.base import Arena
+from distbelief.transport.inline import Inline
+from distbelief.transport.virtual import Weather
+
+Groups = Callable[[nn.Module], list[dict[str, Any]]]
+Sequence = list[tuple[str, str, bytes]]
+
+
+class Stage:
+    """A job over the inline carrier: the oldest message or computation is always the next."""
+
+    def __init__(self, task: Task, settings: Settings, groups: Groups | None = None) -> None:
+        self.network, self.seen = Inline(), Sequence()
+        self.driver = Driver(self, lambda *_: None)
+        self.network.endpoint("computations").deliver = lambda arrival: arrival.event()  # type: ignore[operator]
+        self.shards = [Shard(i, TorchSlice) for i in range(settings.shards)]
+        self.modules: list[FlatModule] = []
+        self.driver.add_machine(roles.COORDINATOR, Coordinator(settings, evaluator=False), self.network.endpoint(roles.COORDINATOR), _Nowhere())
+        for i, shard in enumerate(self.shards):
+            endpoint = self.network.endpoint(roles.shard(i))
+            self.driver.add_machine(roles.shard(i), shard, endpoint, _Nowhere())
+            endpoint.send(roles.COORDINATOR, Here())
+        for i in range(settings.replicas):
+            model = build_model(task, settings.seed, "cpu")
+            flat = FlatModule(model, groups(model) if groups else None)
+            self.modules.append(flat)
+            trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
+            story = Story(roles.replica(i), flat, len(trainer.data)).story()
+            self.driver.add_story(roles.replica(i), story, self.network.endpoint(roles.replica(i)), _Worker(self, flat, trainer))
+        for role, endpoint in self.network.endpoints.items():
+            if role != "computations":
+                endpoint.deliver = self._watched(role, endpoint.deliver)
+
+    def _watched(self, role: str, deliver: Callable[[Arrival], None]) -> Callable[[Arrival], None]:
+        def watched(arrival: Arrival) -> None:
+            if isinstance(arrival.event, Message):
+                self.seen.append((arrival.sender, role, wire.encode(arrival.event)))
+            deliver(arrival)
+
+        return watched
+
+    def now(self) -> float:
+        return 0.0
+
+    def turn(self) -> None:
+        assert self.network.step(), "everybody waits for somebody"
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the first replica's model is with the server's parameters."""
+        flat = self.modules[0]
+        whole = torch.cat([*(shard.held.moving() for shard in self.shards)])
+        vector = torch.zeros(flat.layout.total, dtype=torch.uint8)
+        vector[: len(whole)] = whole
+        flat.bind([], [vector])
+        flat.swap(0)
+        return {name: value.clone() for name, value in flat.module.state_dict().items()}
+
+
+class _Worker:
+    def __init__(self, stage: Stage, flat: FlatModule, trainer: Trainer) -> None:
+        self._stage, self._flat, self._trainer = stage, flat, trainer
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        self._flat.bind(arena.gradients, arena.parameters)
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> None:
+        computed = self._trainer.compute(batch)
+        computation = Arrival("", lambda: answer(Computed(computed.loss, computed.samples, 0.0)))  # type: ignore[arg-type]
+        self._stage.network.queue.append(("computations", computation))
+
+    def measure(self) -> Measured:
+        raise AssertionError("nobody measures here")
+
+
+class _Nowhere:
+    def save_part(self, *_: Any) -> None: ...
+
+    def commit(self, *_: Any) -> None: ...
+
+    def load_part(self, *_: Any) -> Any:
+        raise AssertionError("nothing to load")
+
+
+class Sequenced:
+    """What a simulation delivers, without the times."""
+
+    def __init__(self) -> None:
+        self.seen = Sequence()
+
+    def sent(self, sender: str, to: str, message: Message) -> None: ...
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        self.seen.append((sender, to, wire.encode(message)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"prefetch": 1}, {"push_every": 3, "fetch_every": 2, "local_lr": 0.01}, {"warm_start_steps": 4, "prefetch": 1, "push_every": 2}], ids=str
+)
+@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (3, 2), (4, 4)])
+def test_simulated_is_inline_where_no_time_passes(plain: SimpleNamespace, options: dict[str, Any], replicas: int, shards: int) -> None:
+    task = plain.classes(plain.mlp, samples=40)
+    strategy = Downpour(replicas=replicas, shards=shards, optimizer=Optimizer("adam", 0.01), **options)
+    job = Job(task=task, strategy=strategy, batch_size=4, epochs=2, evaluate_every=0, clip_norm=0.5)
+    nothing_takes_time = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(step=0.0))
+    run, sequenced = Observed(job, nothing_takes_time), Sequenced()
+    attach(run.simulation.network, sequenced)
+    run.run()
+    stage = Stage(task, job.settings())
+    stage.driver.run()
+    assert stage.seen == sequenced.seen
+    assert b"".join(bytes(shard.held.moving().numpy()) for shard in stage.shards) == run.vector()
+
+
+def two_groups(model: nn.Module) -> list[dict[str, Any]]:
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    return [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}, {"params": weights, "lr": 0.003}]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adamw"])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
+    task = plain.classes(plain.mlp)
+    settings = Settings(
+        replicas=1, shards=shards, epochs=2, batch_size=4, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}), lr_schedule="cosine",
+        evaluate_every=0,
+    )  # fmt: skip
+    stage = Stage(task, settings, two_groups)
+    stage.driver.run()
+    loop = {"lr": 0.02, "epochs": 2, "weight_decay": 0.1, "schedule": "cosine"}
+    expected, ungrouped = plain.sequential(task, optimizer, groups=two_groups, **loop), plain.sequential(task, optimizer, **loop)
+    ours = stage.state()
+    for name, value in expected.items():
+        assert torch.equal(ours[name], value), name
+        assert not torch.equal(ours[name], ungrouped[name]), name
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        (lambda m: [{"params": m[0].parameters(), "momentum": 0.5}], "group 0 sets 'momentum'; a group may set lr, weight_decay"),
+        (lambda m: [{"params": list(m.parameters())}, {"params": m[0].weight}], "'0.weight' is in parameter groups 0 and 1"),
+        (lambda m: [{"params": m[0].parameters()}], "'3.weight' is in no parameter group"),
+        (lambda m: [{"params": [nn.Parameter(torch.zeros(3))]}], r"group 0 has a tensor of shape \[3\] that is no parameter of the model"),
+    ],
+    ids=["option", "twice", "missing", "foreign"],
+)
+def test_groups_that_make_no_sense_are_refused(plain: SimpleNamespace, groups: Groups, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Stage(plain.classes(plain.mlp), Settings(replicas=1), groups)
+
+
+def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) -> None:
+    """The oracle's order of minibatches is its own; it is that of the trainer."""
+    task = plain.classes(plain.mlp)
+    trainer = Trainer(task, task.model(), 4, 5)
+    ours = [trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)]
+    assert ours == [numbers.tolist() for _, numbers in plain.minibatches(len(as_data(task.train())), 4, 2, 5)]

@@ -1,0 +1,248 @@
+"""Every option does something: each of these fails if the option does nothing. (Those that an oracle covers are in test_oracles and test_inline.)"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import messages, records
+from distbelief.core.messages import Message
+from distbelief.core.settings import Settings, optim
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.strategy import Downpour, Single
+from distbelief.tasks import Task
+from distbelief.tasks.worker import build_model
+from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Weather
+
+SHARED = ("task", "strategy", "device", "threads", "data_dir", "out", "resume")
+
+
+class Course:
+    """What is done by whom, in order."""
+
+    def __init__(self, run: Observed) -> None:
+        self.pushes: list[tuple[str, messages.Push]] = []
+        self.counts: Counter[type] = Counter()
+        attach(run.simulation.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None: ...
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        self.counts[type(message)] += 1
+        if isinstance(message, messages.Push) and to == "shard 0":
+            self.pushes.append((sender, message))
+
+
+def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Course]:
+    own = {field.name for field in dataclasses.fields(Downpour)}
+    strategy = Downpour(**{"replicas": 3, "shards": 2, **{name: value for name, value in options.items() if name in own}})
+    shared = {name: value for name, value in options.items() if name not in own}
+    run = Observed(Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster)
+    course = Course(run)
+    return run.run(), course
+
+
+CHANGES = [
+    {"replicas": 2}, {"optimizer": optim("adam")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
+    {"push_every": 2}, {"fetch_every": 2}, {"fetch_every": 2, "local_lr": 0.1}, {"prefetch": 1}, {"warm_start_steps": 5},
+    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1},
+]  # fmt: skip
+"""One change of one option each, that changes the parameters; `local_lr` against the same without it."""
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, change: dict[str, Any]) -> None:
+    without = {"fetch_every": 2} if "local_lr" in change else {}
+    assert play(plain, **change)[0].vector() != play(plain, **without)[0].vector()
+
+
+def test_every_option_of_training_has_its_test() -> None:
+    """Beside the oracles: an option that is added needs a change above, or a test of its own named here."""
+    tested = {name for change in CHANGES for name in change}
+    elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints"}
+    assert set(Settings.__struct_fields__) == tested | elsewhere
+    offered = {f.name for kind in (Job, Downpour, Single) for f in dataclasses.fields(kind)}
+    assert offered - {*SHARED, "init_from"} == tested | elsewhere
+
+
+def test_shards_share_the_vector(plain: SimpleNamespace) -> None:
+    run, _ = play(plain, shards=3)
+    assert [shard.held.moving().nbytes for shard in run.simulation.shards] == [128, 128, 156]
+
+
+def test_push_every_makes_so_many_steps_a_push(plain: SimpleNamespace) -> None:
+    _, course = play(plain, replicas=1, push_every=4)
+    assert [push.steps for _, push in course.pushes] == [4, 4, 2]
+
+
+def test_fetch_every_makes_a_fetch_so_often(plain: SimpleNamespace) -> None:
+    often, seldom = (play(plain, replicas=1, shards=1, fetch_every=n, evaluate_every=0)[1].counts[messages.Fetched] for n in (1, 5))
+    assert (often, seldom) == (1 + 10, 1 + 2)
+
+
+@pytest.mark.parametrize("spread", ["constant", "exponential"])
+@pytest.mark.parametrize("options", [{}, {"push_every": 3}, {"prefetch": 1}], ids=str)
+def test_the_first_steps_of_a_warm_start_are_one_replicas(plain: SimpleNamespace, options: dict[str, int], spread: str) -> None:
+    late = Simulated(weather=Weather(jitter=50.0), pace=Pace(spread=spread))
+    for seed in range(5):
+        _, course = play(plain, late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
+        steps = [sender for sender, push in course.pushes for _ in range(push.steps)]
+        assert len(set(steps[:7])) == 1
+        assert len(set(steps)) > 1
+        # the others begin when the first steps are applied everywhere, not before
+        assert next(push.version.updates for sender, push in course.pushes if sender != steps[0]) > 0
+
+
+def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace) -> None:
+    def tested(run: Observed) -> list[int]:
+        return [record.epoch for record in run.records if isinstance(record, records.Tested)]
+
+    assert tested(play(plain, epochs=4)[0]) == [1, 2, 3, 4]
+    assert tested(play(plain, epochs=4, evaluate_every=2)[0]) == [2, 4]
+    assert tested(play(plain, epochs=4, evaluate_every=3)[0]) == [3, 4]
+    assert tested(play(plain, epochs=4, evaluate_every=0)[0]) == []
+    run, _ = play(plain, epochs=40, target_accuracy=1e-9)
+    assert run.outcome == "target"
+    assert tested(run)[0] == 1
+    assert run.rules.counted < 40 * 40
+
+
+@pytest.mark.parametrize(("every", "count"), [(1, 4), (2, 2), (0, 1)])
+def test_checkpoint_every(plain: SimpleNamespace, every: int, count: int) -> None:
+    run, _ = play(plain, epochs=4, checkpoint_every=every)
+    assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
+
+
+def test_keep_checkpoints_and_resume(plain: SimpleNamespace, tmp_path: Path) -> None:
+    def job(**options: Any) -> Job:
+        return Job(task="digits", strategy=Downpour(replicas=2, optimizer=optim("adam")), batch_size=128, out=str(tmp_path / "run"), **options)
+
+    first = Simulated().run(job(epochs=3, keep_checkpoints=1))
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir())
+    assert len(kept) == 1
+    more = Simulated().run(job(epochs=5, resume=True))
+    assert (first["samples"], more["samples"], more["epochs"]) == (3 * 1437, 5 * 1437, 5)
+    assert more["updates"] == 5 * 12
+
+
+def test_init_from_is_where_training_begins(plain: SimpleNamespace, tmp_path: Path) -> None:
+    task, path = plain.classes(plain.mlp, samples=40), tmp_path / "weights.safetensors"
+    weights = {name: value + 1 for name, value in build_model(task, 9, "cpu").state_dict().items()}
+    save_file(weights, path)
+    run, _ = play(plain, init_from=str(path), optimizer=optim("sgd", lr=0.0))
+    assert run.vector() == b"".join(bytes(weights[name].flatten().view(torch.uint8).numpy()) for name in weights)
+
+
+def test_threads_are_the_jobs_while_it_runs(plain: SimpleNamespace) -> None:
+    seen = set()
+
+    class Noting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.add(torch.get_num_threads())
+            return super().forward(x)
+
+    before = torch.get_num_threads()
+    Observed(Job(task=plain.classes(lambda: Noting(6, 3)), strategy=Downpour(replicas=1, shards=1), threads=2)).run()
+    assert (seen, torch.get_num_threads()) == ({2}, before)
+
+
+STEADY = Pace(spread="constant")
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        (Weather(), {"latency": 1e-3}),
+        (Weather(), {"bandwidth": 1e5}),
+        (Weather(), {"jitter": 1.0}),
+        (Weather(delay=1e-2), {"delay_chance": 0.2}),
+        (Weather(delay_chance=0.2), {"delay": 1e-2}),
+    ],
+    ids=str,
+)
+def test_the_weather_costs_time(plain: SimpleNamespace, base: Weather, change: dict[str, float]) -> None:
+    def seconds(weather: Weather) -> float:
+        return play(plain, Simulated(weather=weather, pace=STEADY, phantom=True))[0].simulation.clock.now()
+
+    assert seconds(msgspec.structs.replace(base, **change)) > 1.02 * seconds(base)
+
+
+def test_weather_and_pace_have_no_other_options() -> None:
+    assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay"}
+    assert set(Pace.__struct_fields__) == {"step", "spread", "variation", "slow", "straggle_chance", "straggle_factor"}
+    assert {f.name for f in dataclasses.fields(Simulated)} == {"weather", "pace", "crashes", "phantom", "keep"}
+
+
+@pytest.mark.parametrize(
+    ("pace", "mean", "deviation"),
+    [
+        (Pace(step=2.0, spread="constant"), 2.0, 0.0),
+        (Pace(step=2.0, spread="lognormal", variation=0.2), 2.0, 0.4),
+        (Pace(step=2.0, spread="lognormal", variation=0.5), 2.0, 1.0),
+        (Pace(step=2.0, spread="exponential"), 2.0, 2.0),
+        (Pace(step=2.0, spread="constant", slow={3: 4.0}), 8.0, 0.0),
+        (Pace(step=2.0, spread="constant", slow={2: 4.0}), 2.0, 0.0),
+        (Pace(step=1.0, spread="constant", straggle_chance=0.25, straggle_factor=5.0), 2.0, 4 * 0.1875**0.5),
+        (Pace(step=1.0, spread="constant", straggle_chance=0.25, straggle_factor=9.0), 3.0, 8 * 0.1875**0.5),
+    ],
+    ids=str,
+)
+def test_a_pace_has_the_mean_and_the_spread_it_names(pace: Pace, mean: float, deviation: float) -> None:
+    stopwatch = pace.stopwatch(3, seed=0)
+    drawn = torch.tensor([stopwatch.draw() for _ in range(20_000)], dtype=torch.float64)
+    assert drawn.mean().item() == pytest.approx(mean, rel=0.03)
+    assert drawn.std().item() == pytest.approx(deviation, rel=0.05, abs=1e-12)
+
+
+def test_a_phantom_takes_the_time_of_the_real_job_and_sends_its_messages(plain: SimpleNamespace) -> None:
+    real, phantom = (play(plain, Simulated(phantom=phantom), evaluate_every=0, checkpoint_every=0) for phantom in (False, True))
+    assert real[1].pushes == phantom[1].pushes
+    assert real[0].simulation.clock.now() == phantom[0].simulation.clock.now()
+    assert phantom[0].simulation.network.endpoints["replica 0"].arena.parameters == ()
+
+
+def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: SimpleNamespace) -> None:
+    run, _ = play(plain, Simulated(crashes=(Crash(1, 20),)), epochs=2)
+    gone = [record for record in run.records if isinstance(record, records.Gone) and record.died]
+    assert run.simulation.killed == [record.role for record in gone] == ["replica 1"]
+    assert gone[0].lost > 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "says"),
+    [
+        (Simulated(weather=Weather(latency=-1.0)), {}, "network latency -1.0 must be 0 or more"),
+        (Simulated(weather=Weather(latency=float("nan"))), {}, "network latency nan must be 0 or more"),
+        (Simulated(weather=Weather(bandwidth=0.0)), {}, "network bandwidth 0.0 must be more than 0"),
+        (Simulated(weather=Weather(delay_chance=2.0)), {}, "delay chance 2.0 must be between 0 and 1"),
+        (Simulated(pace=Pace(spread="lognorml")), {}, "did you mean 'lognormal'"),
+        (Simulated(pace=Pace(step=-1.0)), {}, "a step of -1.0 s"),
+        (Simulated(pace=Pace(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
+        (Simulated(pace=Pace(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
+        (Simulated(crashes=(Crash(3, 1),)), {}, "replica 3 cannot crash: there are replicas 0 to 2"),
+        (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
+    ],
+)
+def test_what_no_cluster_can_be_is_refused(plain: SimpleNamespace, cluster: Simulated, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        play(plain, cluster, **options)
+
+
+def test_a_strategy_without_a_server_is_not_simulated(plain: SimpleNamespace) -> None:
+    task: Task = plain.classes(plain.mlp)
+    with pytest.raises(UsageError, match="strategy single has nothing to simulate"):
+        Simulated().run(Job(task=task, strategy=Single()))
