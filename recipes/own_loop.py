@@ -1,6 +1,6 @@
 """A user's own training loop under Downpour: four lines away from the plain PyTorch script.
 
-    distbelief launch downpour --replicas 2 --optimizer adagrad --lr 0.02 --epochs 1 recipes/own_loop.py
+distbelief launch downpour --replicas 2 --optimizer adagrad --lr 0.02 --epochs 1 recipes/own_loop.py
 """
 
 import torch.nn.functional as F

@@ -80,16 +80,32 @@ class Direct(Limit):
         self._memory = os.memfd_create("distbelief bench")
         os.ftruncate(self._memory, 2 * size)
         both = mapped(self._memory, 2 * size).view(torch.float32)
-        self._parameters, self._gradient = both[: size // 4], both[size // 4 :]
+        self.parameters, self._gradient = both[: size // 4], both[size // 4 :]
         self._gradient.fill_(GRADIENT)
 
     def once(self) -> None:
         """Update."""
-        self._parameters.add_(self._gradient, alpha=-RATE)
+        self.parameters.add_(self._gradient, alpha=-RATE)
 
     def close(self) -> None:
         """Let go of the descriptor."""
         os.close(self._memory)
+
+
+class DirectAndCopy(Limit):
+    """The same, and a copy of the parameters to memory of the replica's own: what landing them costs where no message is sent."""
+
+    def __init__(self, size: int) -> None:
+        self._direct, self._landing = Direct(size), torch.zeros(size // 4)
+
+    def once(self) -> None:
+        """Update, and copy."""
+        self._direct.once()
+        self._landing.copy_(self._direct.parameters)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        self._direct.close()
 
 
 class Doorbell(Limit):

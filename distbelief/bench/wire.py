@@ -17,7 +17,7 @@ from distbelief.bench.timing import figure, finish, interleave, machine, number,
 from distbelief.errors import UsageError
 
 OURS = ("shared, landed", "shared, in place", "tcp")
-LIMITS = ("memcpy", "add in place", "direct update", "raw tcp", "gloo", "doorbell")
+LIMITS = ("memcpy", "add in place", "direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
 TRIPS_LIMIT = 400
 """Most round trips of one measurement."""
 SMALL, MIDDLE, LARGE = 4 << 10, 4 << 20, 64 << 20
@@ -90,6 +90,7 @@ def _of_size(size: int, repeats: int, seconds: float) -> dict[str, Any]:
             "memcpy": limits.Copy(size),
             "add in place": limits.Add(size),
             "direct update": limits.Direct(size),
+            "direct update and copy": limits.DirectAndCopy(size),
             "raw tcp": limits.RawTcp(peers, size),
             "gloo": limits.Gloo(peers, size),
             "doorbell": limits.Doorbell(peers),
@@ -108,7 +109,8 @@ def _of_size(size: int, repeats: int, seconds: float) -> dict[str, Any]:
         "seconds": medians,
         "spread": {name: spread(values) for name, values in taken.items()},
         "gigabytes_per_second": {name: size / value / 1e9 for name, value in medians.items() if name != "doorbell"},
-        "of_direct": {name: ratio(taken["direct update"], taken[name]) for name in OURS},
+        "least_seconds": {name: min(values) for name, values in taken.items()},
+        "of_direct": {name: ratio(taken["direct update"], taken[name]) for name in (*OURS, "direct update and copy")},
         "of_gloo": {name: ratio(taken["gloo"], taken[name]) for name in OURS},
         "of_raw_tcp": {name: ratio(taken["raw tcp"], taken[name]) for name in OURS},
         "doorbells": {name: ratio(taken[name], taken["doorbell"]) for name in OURS},
@@ -154,4 +156,5 @@ def _show(measured: dict[str, Any]) -> None:
     rows = []
     for what, key in (("the direct update", "of_direct"), ("gloo", "of_gloo"), ("a raw socket", "of_raw_tcp")):
         rows += [[f"{name}: speed, of {what}", *(number(one[key][name]) for one in measured.values())] for name in OURS]
+    rows.append(["direct update and copy: of the direct update", *(number(one["of_direct"]["direct update and copy"]) for one in measured.values())])
     show("ratios", ("", *map(name_of, measured)), rows)

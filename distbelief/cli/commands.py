@@ -19,7 +19,8 @@ from distbelief.strategy import STRATEGIES
 
 TASKS = ("digits", "mnist", "mnist-lenet")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
-BENCHES = ("train", "wire")
+BENCHES = ("wire", "train", "start", "memory", "simulator", "accuracy")
+"""The benchmarks: each a file of that name in `bench`."""
 INTERRUPTED = 130
 
 
@@ -99,7 +100,7 @@ def evaluate(args: list[str]) -> int:
 def bench(args: list[str]) -> int:
     """`distbelief bench NAME [options]`."""
     if not args or args[0] in ("--help", "-h"):
-        return _usage(f"bench NAME [options], where NAME is {' or '.join(BENCHES)}", bool(args))
+        return _usage(f"bench NAME [options], where NAME is {', '.join(BENCHES[:-1])} or {BENCHES[-1]}", bool(args))
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], BENCHES)
     from dataclasses import fields

@@ -19,7 +19,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   evaluate RUN [options]                           measure the model of a run folder on its task's test set
-  bench NAME [options]                             measure this machine: train, wire
+  bench NAME [options]                             measure: {benches}
 
 tasks:       {tasks}, or module:function of your own
 strategies:  {strategies}
@@ -84,7 +84,7 @@ def _command(args: list[str]) -> int:
 
 def usage() -> str:
     """What `distbelief --help` shows."""
-    from distbelief.cli.commands import TASKS
+    from distbelief.cli.commands import BENCHES, TASKS
     from distbelief.strategy import STRATEGIES
 
-    return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES))
+    return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES), benches=", ".join(BENCHES))

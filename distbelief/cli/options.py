@@ -169,7 +169,7 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
             continue
         if elsewhere and name in elsewhere:
             raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}; see {prog} --help")
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, [*known, "--help"], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
 

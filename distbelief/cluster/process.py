@@ -22,7 +22,7 @@ from torch import nn
 
 from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
 from distbelief.cluster.single import SingleLoop
-from distbelief.core import messages, roles
+from distbelief.core import events, messages, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.portions import Position
 from distbelief.core.records import Record
@@ -164,7 +164,7 @@ class _Process:
         if isinstance(word, Interrupt):
             self.driver.tell(self.role, "supervisor", messages.Stop(word.reason))
         elif isinstance(word, Died):
-            self.driver.tell(self.role, word.role, messages.Lost(word.reason))
+            self.driver.tell(self.role, word.role, events.Lost(word.reason))
 
     def _play_shard(self) -> None:
         shard = Shard(roles.index_of(self.role), self._slice)

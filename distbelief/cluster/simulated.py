@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.cluster.pace import Pace, Stopwatch
 from distbelief.cluster.sitting import Sitting, View
-from distbelief.core import messages, roles
+from distbelief.core import events, messages, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
@@ -220,7 +220,7 @@ class Simulation:
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
         if roles.COORDINATOR not in self.network.endpoints[role].peers:
-            lost = messages.Lost(f"{role} ended before it joined")
+            lost = events.Lost(f"{role} ended before it joined")
             self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
 
 

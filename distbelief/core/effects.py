@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from distbelief.core.messages import Event, Message
+from distbelief.core.events import Event
+from distbelief.core.messages import Message
 from distbelief.core.portions import Position
 from distbelief.core.records import Record as RecordOf
 from distbelief.core.settings import Plan

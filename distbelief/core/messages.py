@@ -1,4 +1,4 @@
-"""The messages that roles send each other, and what transports tell a role beside them.
+"""The messages that roles send each other.
 
 `Bulk` messages carry bytes [start, stop) of a flat vector: a push or an initialisation from the replica's gradient vector number `slot`, a fetch's
 answer into its parameter vector number `slot`. How those bytes travel is the transport's affair.
@@ -6,7 +6,7 @@ answer into its parameter vector number `slot`. How those bytes travel is the tr
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -238,32 +238,9 @@ class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     version: Version
 
 
-class Lost(msgspec.Struct, frozen=True, gc=False):
-    """From the transport, never on a wire: the link to a peer is gone."""
-
-    reason: str
-
-
-class Saved(msgspec.Struct, frozen=True, gc=False):
-    """From the store beside a machine, never on a wire: what became of a `Save` or `Commit`."""
-
-    number: int
-    error: str
-
-
-class Loaded(msgspec.Struct, frozen=True, gc=False):
-    """From the store beside a machine, never on a wire: a shard's part of a checkpoint."""
-
-    arrays: dict[str, Any]
-    facts: dict[str, Any]
-
-
 Wired = (
     Hello
     | Here | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
     | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message that may stand on a wire."""
-
-Event = Message | Lost | Saved | Loaded
-"""Everything a role may be told."""

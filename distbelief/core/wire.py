@@ -60,5 +60,5 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """
     try:
         return _decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"not a message of this protocol: {error}") from error

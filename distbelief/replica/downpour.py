@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-from distbelief.core import messages, roles
+from distbelief.core import events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
 from distbelief.core.layout import Range
 from distbelief.core.messages import Version
@@ -289,7 +289,7 @@ class Downpour:
         event = arrival.event
         if isinstance(event, messages.Refused):
             raise LayoutError(event.reason)
-        if isinstance(event, messages.Lost):
+        if isinstance(event, events.Lost):
             raise JobFailed(f"{self.role}: {arrival.sender} is gone ({event.reason})")
         if isinstance(event, messages.Stop):
             raise JobFailed(f"{self.role}: the job was ended: {event.reason}")

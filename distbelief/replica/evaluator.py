@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core import messages, roles
+from distbelief.core import events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LayoutError
@@ -58,11 +58,11 @@ class Evaluator:
         return asked
 
 
-def _expected(arrival: Arrival) -> messages.Event:
+def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
     if isinstance(event, messages.Refused):
         raise LayoutError(event.reason)
     # a shard that ends at the end may be heard of before the coordinator's word to stop; one that is lost ends the job by that word
-    if isinstance(event, messages.Lost) and arrival.sender == roles.COORDINATOR:
+    if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:
         raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")
     return event

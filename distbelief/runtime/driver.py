@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from distbelief.core import messages
+from distbelief.core import events
 from distbelief.core.effects import (
     Arrival,
     Attach,
@@ -132,7 +132,7 @@ class Driver:
         """Whether a role is being played: it was added, and has not ended."""
         return role in self._players
 
-    def tell(self, role: str, sender: str, event: messages.Event) -> None:
+    def tell(self, role: str, sender: str, event: events.Event) -> None:
         """Tell a machine something that came by no transport, such as the supervisor's word."""
         if role in self._players:
             self._handle(self._players[role], Arrival(sender, event))
@@ -169,10 +169,10 @@ class Driver:
         elif isinstance(effect, End):
             self._end(player)
         elif isinstance(effect, Save | Commit):
-            self._handle(player, Arrival(STORE, messages.Saved(effect.number, self._write(player, effect))))
+            self._handle(player, Arrival(STORE, events.Saved(effect.number, self._write(player, effect))))
         elif isinstance(effect, Load):
             assert player.store is not None
-            self._handle(player, Arrival(STORE, messages.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
+            self._handle(player, Arrival(STORE, events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
         else:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from distbelief.core import messages, records, roles
+from distbelief.core import events, messages, records, roles
 from distbelief.core.effects import Commit, Effect, End, Payload, Record, Send
+from distbelief.core.events import Event
 from distbelief.core.layout import check_same
-from distbelief.core.messages import Event
 from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
@@ -76,10 +76,10 @@ class Coordinator:
             messages.Leave: self._on_leave,
             messages.Evaluated: self._on_evaluated,
             messages.SnapshotDone: self._on_snapshot,
-            messages.Saved: self._on_saved,
+            events.Saved: self._on_saved,
             messages.Description: self._on_description,
             messages.Stop: self._on_stop,
-            messages.Lost: self._on_lost,
+            events.Lost: self._on_lost,
         }
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
@@ -283,11 +283,11 @@ class Coordinator:
         if self._waiting:
             return []
         if self._failed:
-            return self._on_saved(sender, messages.Saved(event.number, self._failed))
+            return self._on_saved(sender, events.Saved(event.number, self._failed))
         assert self.plan is not None
         return [Commit(event.number, self.plan, *self._cut)]
 
-    def _on_saved(self, sender: str, event: messages.Saved) -> list[Effect]:
+    def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         self._saving = False
         self._number += 1
         if event.error and self.phase == "closing":
@@ -343,7 +343,7 @@ class Coordinator:
 
     # death
 
-    def _on_lost(self, sender: str, event: messages.Lost) -> list[Effect]:
+    def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
         if roles.is_replica(sender):
             return self._without(sender, event.reason, died=True)
         if sender == roles.EVALUATOR and self._evaluator != "none":

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import learning_rate, messages, roles
+from distbelief.core import events, learning_rate, messages, roles
 from distbelief.core.effects import Effect, End, Load, Payload, Save, Send
+from distbelief.core.events import Event
 from distbelief.core.layout import Range
 from distbelief.core.ledger import Ledger
-from distbelief.core.messages import Event, Version
+from distbelief.core.messages import Version
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import Slice
@@ -40,12 +41,12 @@ class Shard:
             messages.Fetch: self._fetch,
             messages.Initialise: self._initialise,
             messages.Restore: self._restore,
-            messages.Loaded: self._loaded,
+            events.Loaded: self._loaded,
             messages.Snapshot: self._snapshot,
-            messages.Saved: self._saved,
+            events.Saved: self._saved,
             messages.Describe: self._describe,
             messages.Stop: self._stop,
-            messages.Lost: self._lost,
+            events.Lost: self._lost,
         }
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
@@ -68,7 +69,7 @@ class Shard:
             return [Load(event.checkpoint, event.plan, self.index)]
         return [Send(roles.COORDINATOR, messages.Restored(loaded=False))]
 
-    def _loaded(self, sender: str, event: messages.Loaded, payload: Payload | None) -> list[Effect]:
+    def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
         self._blank.clear()
         self.version = Version(self.version.incarnation, event.facts["updates"])
@@ -110,7 +111,7 @@ class Shard:
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()}}
         return [Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
-    def _saved(self, sender: str, event: messages.Saved, payload: Payload | None) -> list[Effect]:
+    def _saved(self, sender: str, event: events.Saved, payload: Payload | None) -> list[Effect]:
         return [Send(roles.COORDINATOR, messages.SnapshotDone(event.number, event.error))]
 
     def _describe(self, sender: str, event: messages.Describe, payload: Payload | None) -> list[Effect]:
@@ -119,7 +120,7 @@ class Shard:
     def _stop(self, sender: str, event: messages.Stop, payload: Payload | None) -> list[Effect]:
         return [End(event.reason)]
 
-    def _lost(self, sender: str, event: messages.Lost, payload: Payload | None) -> list[Effect]:
+    def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     @property

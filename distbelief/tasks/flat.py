@@ -23,7 +23,8 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where None.
 
     Raises:
-        UsageError: a dtype that cannot be trained, a parameter group that names a foreign parameter, an option that a group cannot set.
+        UsageError: a dtype that cannot be trained, two tensors on one memory, a parameter group that names a foreign parameter, an option that a
+            group cannot set.
 
     >>> layout_of(nn.Linear(3, 2)).parameters
     8
@@ -31,6 +32,7 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     tensors: list[Tensor] = []
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
+    places: dict[tuple[Any, ...], str] = {}
     options, member = _groups(module, groups)
     for kind, name, tensor in _named(module):
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -40,6 +42,10 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         if tensor.layout is not torch.strided or tensor.is_meta or dtype not in ITEM_SIZES:
             raise UsageError(f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real tensor with values")
         first[id(tensor)] = name
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and place in places:
+            raise UsageError(f"{name!r} and {places[place]!r} are two tensors on one memory: tie them by assigning the parameter, not its .data")
+        places[place] = name
         tensors.append(Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0))
     return lay_out(tensors, options, aliases)
 

@@ -48,7 +48,12 @@ class Trainer:
 
     def __init__(self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
-        self.data = as_data(task.train())
+        try:
+            self.data = as_data(task.train())
+        except DistbeliefError:
+            raise
+        except Exception as error:
+            raise TrainingError(f"the training data of task {task.reference!r} cannot be loaded: {type(error).__name__}: {error}") from error
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -74,7 +79,7 @@ class Trainer:
             raise
         except Exception as error:
             where = f"epoch {batch.epoch + 1}, minibatch {batch.index}"
-            raise TrainingError(f"the model of task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}") from error
+            raise TrainingError(f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}") from error
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         return Computed(float(loss.detach()), len(targets), time.perf_counter() - start)

@@ -1,7 +1,12 @@
-"""Conformance suites for those who write a transport of their own. Nothing that is shipped imports this."""
+"""For those who write a transport or a policy of their own: conformance suites, checkers, simulations under observation.
+
+Nothing that is shipped imports this.
+"""
 
 from __future__ import annotations
 
+from distbelief.testing.checkers import Checker, Replay, Rules, attach
+from distbelief.testing.simulations import Observed, Trace
 from distbelief.testing.transports import Pair, check_transport
 
-__all__ = ["Pair", "check_transport"]
+__all__ = ["Checker", "Observed", "Pair", "Replay", "Rules", "Trace", "attach", "check_transport"]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Fetch, Fetched, Initialise, Lost, Message, Push, Pushed, Ready, Version
+from distbelief.core.events import Lost
+from distbelief.core.messages import Fetch, Fetched, Initialise, Message, Push, Pushed, Ready, Version
 from distbelief.errors import LocalProtocolError
 from distbelief.transport.base import Endpoint
 

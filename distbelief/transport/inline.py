@@ -7,7 +7,8 @@ from collections import deque
 import torch
 
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Fetched, Lost, Message
+from distbelief.core.events import Lost
+from distbelief.core.messages import Bulk, Fetched, Message
 from distbelief.errors import LocalProtocolError
 from distbelief.transport.base import Endpoint, checked
 

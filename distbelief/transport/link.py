@@ -23,6 +23,10 @@ VIEWS_LIMIT = 1024
 SPARE_LIMIT = 4
 """Most buffers for the copies of unsent answers that are kept for the next ones."""
 
+HELLO_LIMIT = 4096
+"""Longest introduction in bytes."""
+STRANGERS_LIMIT = 64
+"""Most links that may wait for their introduction; past it the oldest is dropped."""
 VECTOR_LIMIT = 1 << 36
 """Longest vector in bytes that a peer may lend."""
 SLOTS_LIMIT = 16

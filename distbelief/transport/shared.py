@@ -16,8 +16,8 @@ import torch
 from distbelief.core.messages import Bulk, Fetched
 from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena, plain_arena
-from distbelief.transport.link import Link
-from distbelief.transport.sockets import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, SocketEndpoint
+from distbelief.transport.link import HELLO_LIMIT, STRANGERS_LIMIT, Link
+from distbelief.transport.sockets import CONNECT_SECONDS, SocketEndpoint
 
 _SCHEME = "unix:@"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

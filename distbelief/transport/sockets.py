@@ -13,17 +13,14 @@ import torch
 
 from distbelief.core import wire
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Lost, Message
+from distbelief.core.events import Lost
+from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Message
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
-from distbelief.transport.link import IN, OUT, Link, acceptable, drain
+from distbelief.transport.link import HELLO_LIMIT, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
 
 HELLO_SECONDS = 5.0
 """How long a new link may take to say who it is."""
-HELLO_LIMIT = 4096
-"""Longest introduction in bytes."""
-STRANGERS_LIMIT = 64
-"""Most links that may wait for their introduction; past it the oldest is dropped."""
 CONNECT_SECONDS = 10.0
 """How long the opening of a link may take."""
 CLOSE_SECONDS = 1.0
@@ -162,8 +159,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     def drop(self, peer: str, reason: str) -> None:
         """Close the link to a peer that broke the protocol; `Lost(reason)` is delivered for it."""
-        link = self._links.get(peer)
-        if link is not None and not link.doomed:
+        if (link := self._links.get(peer)) is not None and not link.doomed:
             self._doom(link, reason)
 
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
@@ -179,8 +175,7 @@ class SocketEndpoint(NetworkEndpoint):
         end = None if timeout is None else monotonic() + timeout
         by_fd = self._by_fd
         while True:
-            if self._dirty:
-                self.flush()
+            self.flush()
             wait = self._attend(timeout) if self._failed or self._strangers else timeout
             if self._closed:
                 return
@@ -278,10 +273,9 @@ class SocketEndpoint(NetworkEndpoint):
             self._lose(link, f"no introduction within {HELLO_SECONDS} s")
         if self._delivered:
             return 0
-        first = next(iter(self._strangers.values()), None)
-        if first is None:
+        if not self._strangers:
             return timeout
-        left = max(0.0, first.deadline - now)
+        left = max(0.0, next(iter(self._strangers.values())).deadline - now)
         return left if timeout is None else min(left, timeout)
 
     def _meet(self, link: Link, message: Message) -> None:

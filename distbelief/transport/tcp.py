@@ -16,8 +16,8 @@ import torch
 from distbelief.core.messages import Bulk
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena
-from distbelief.transport.link import Link
-from distbelief.transport.sockets import CONNECT_SECONDS, STRANGERS_LIMIT, SocketEndpoint
+from distbelief.transport.link import STRANGERS_LIMIT, Link
+from distbelief.transport.sockets import CONNECT_SECONDS, SocketEndpoint
 
 SILENCE_SECONDS = 20.0
 """How long sent bytes may stay unacknowledged by the peer's host before the link is lost."""

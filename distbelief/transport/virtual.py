@@ -14,7 +14,8 @@ import msgspec
 import torch
 
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Fetched, Lost, Message
+from distbelief.core.events import Lost
+from distbelief.core.messages import Bulk, Fetched, Message
 from distbelief.errors import UsageError
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from distbelief.cli.commands import BENCHES
+
 PACKAGE = Path(__file__).parents[2] / "distbelief"
 FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-STARTED = {"__main__.py", "cli/main.py", "bench/train.py", "bench/wire.py"}
+STARTED = {"__main__.py", "cli/main.py", *(f"bench/{name}.py" for name in BENCHES)}
 """Files that a command starts, by name or by a word of the user's, and nobody imports."""
 REFERENCES = ("testing/", "transport/inline.py")
 """Files that only tests need to import: ours and those of whoever writes another transport."""

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from distbelief.core import messages, records
+from distbelief.core import events, messages, records
 from distbelief.core.effects import Commit, Effect, End, Record, Send
+from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Tensor, lay_out
-from distbelief.core.messages import Event, Message
+from distbelief.core.messages import Message
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Settings
 from distbelief.errors import RemoteProtocolError
@@ -69,8 +70,8 @@ def progress(steps: int = 0, wants: bool = False) -> messages.Progress:
     return messages.Progress(steps, steps, steps, 0.0, 0, 0, 0, wants)
 
 
-def gone(reason: str = "killed") -> messages.Lost:
-    return messages.Lost(reason)
+def gone(reason: str = "killed") -> events.Lost:
+    return events.Lost(reason)
 
 
 def test_shards_are_told_their_ranges_once_all_are_there_and_a_replica_has_told_the_layout() -> None:
@@ -164,7 +165,7 @@ def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
     for office, outcome in ((failed, "failed"), (left, "left")):
         office.tell("shard 0", messages.SnapshotDone(1, "")).tell("shard 1", messages.SnapshotDone(1, ""))
         assert any(isinstance(effect, Commit) for effect in office.effects)
-        office.tell("store", messages.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
+        office.tell("store", events.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
         assert [record.outcome for record in office.recorded(records.Finished)] == [outcome]
         assert isinstance(office.effects[-1], End)
 
@@ -259,7 +260,7 @@ def test_a_target_that_is_reached_ends_the_job() -> None:
 
 
 def close(office: Office) -> Sequence[str]:
-    office.shards(messages.SnapshotDone(1, "")).tell("store", messages.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
+    office.shards(messages.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
     return [record.outcome for record in office.recorded(records.Finished)]
 
 
@@ -316,7 +317,7 @@ def test_a_checkpoints_position_is_of_before_it_was_called_for_and_an_error_is_r
     office.tell("replica 0", progress(steps=1, wants=True)).shards(messages.SnapshotDone(1, ""))
     (commit,) = [effect for effect in office.effects if isinstance(effect, Commit)]
     assert (commit.number, commit.position, commit.samples) == (1, Position(1, 0, ()), 2)
-    office.tell("store", messages.Saved(1, "the disk is full"))
+    office.tell("store", events.Saved(1, "the disk is full"))
     assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.core import messages
+from distbelief.core import events, messages
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
+from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Range, Tensor, lay_out
-from distbelief.core.messages import Event, Version
+from distbelief.core.messages import Version
 from distbelief.core.settings import LEARNING_RATES, Optimizer, Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
@@ -139,8 +140,8 @@ def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
 
 
 def test_a_shard_ends_with_its_coordinator_and_not_with_a_replica() -> None:
-    assert shard().handle("replica 0", messages.Lost("killed"), None) == []
-    assert shard().handle("coordinator", messages.Lost("killed"), None) == [End("the coordinator is gone")]
+    assert shard().handle("replica 0", events.Lost("killed"), None) == []
+    assert shard().handle("coordinator", events.Lost("killed"), None) == [End("the coordinator is gone")]
     assert shard().handle("coordinator", messages.Stop("done"), None) == [End("done")]
 
 
@@ -156,7 +157,7 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
     other = Shard(0, TorchSlice)
     (load,) = other.handle("coordinator", messages.Restore(the_plan, "checkpoint"), None)
     assert load == Load("checkpoint", the_plan, 0)
-    assert answer(other.handle("store", messages.Loaded(arrays, save.facts), None)) == messages.Restored(loaded=True)
+    assert answer(other.handle("store", events.Loaded(arrays, save.facts), None)) == messages.Restored(loaded=True)
     other.handle("replica 9", messages.Initialise(0, 0, MOVING), numbers(MOVING, 77))
     for clock in range(1, 4):
         one.handle("replica 0", push(clock + 3), numbers(MOVING, 10 + clock))
@@ -166,7 +167,7 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
 
 
 def test_what_a_shard_tells_of_a_snapshot_is_what_the_store_said() -> None:
-    assert answer(shard().handle("store", messages.Saved(3, "the disk is full"), None)) == messages.SnapshotDone(3, "the disk is full")
+    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == messages.SnapshotDone(3, "the disk is full")
 
 
 def test_a_phantom_counts_as_the_real_one_does() -> None:
@@ -181,5 +182,5 @@ def test_a_phantom_counts_as_the_real_one_does() -> None:
     (save,) = phantom.handle("coordinator", messages.Snapshot(1), None)
     assert isinstance(save, Save)
     assert save.arrays == {}
-    phantom.handle("store", messages.Loaded({}, save.facts), None)
+    phantom.handle("store", events.Loaded({}, save.facts), None)
     assert phantom.version == Version(0, 1)

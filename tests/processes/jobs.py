@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -11,12 +12,14 @@ from torch import nn
 from distbelief.cluster.local import Local
 from distbelief.cluster.sitting import Sitting
 from distbelief.core.records import Record
+from distbelief.errors import DataError as DataError
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 from distbelief.tasks import Task, TensorData
 
 SAMPLES, BATCH = 330, 16
 """21 minibatches an epoch; the last is smaller."""
+Kind = TypeVar("Kind", bound=Record)
 MANY = 100_000
 """Epochs of a job that something has to end."""
 
@@ -78,27 +81,32 @@ def kill(role: str, how: signal.Signals = signal.SIGKILL) -> int:
 
 
 class Watch:
-    """Calls a function with every role and record that the supervisor hears."""
+    """Calls a function with every record that the supervisor hears."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[str, Record]] = []
-        self.act: Callable[[str, Record], None] = lambda role, record: None
+        self.records: list[Record] = []
         self._record = Sitting.record
+        self.rest()
+
+    def rest(self) -> None:
+        """Do nothing from here on."""
+        self.act: Callable[[Record], object] = bool
 
     def take(self, sitting: Sitting, moment: float, role: str, record: Record) -> None:
+        """Stand in for `Sitting.record`."""
         self._record(sitting, moment, role, record)
-        self.records.append((role, record))
-        self.act(role, record)
+        self.records.append(record)
+        self.act(record)
 
-    def of(self, kind: type[Record]) -> list[Record]:
+    def of(self, kind: type[Kind]) -> list[Kind]:
         """The records of a kind."""
-        return [record for _, record in self.records if isinstance(record, kind)]
+        return [record for record in self.records if isinstance(record, kind)]
 
     def once(self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "") -> None:
         """Act at the record number `after` (from 0) of a kind, and of a role where one is named."""
         seen = 0
 
-        def look(_: str, record: Record) -> None:
+        def look(record: Record) -> None:
             nonlocal seen
             if isinstance(record, kind) and role in ("", getattr(record, "role", "")):
                 seen += 1

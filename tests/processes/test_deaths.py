@@ -13,7 +13,7 @@ from time import monotonic
 import jobs
 import pytest
 
-from distbelief.cluster import local
+from distbelief.cluster import local, supervisor
 from distbelief.core import records
 from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour, Single
@@ -67,15 +67,15 @@ def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: job
 @pytest.mark.parametrize("role", ["coordinator", "shard 0", "replica 1"])
 def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, transport: str) -> None:
     listened: list[str] = []
-    take = local.Supervisor._take
+    take = supervisor.Supervisor._take
 
-    def kill_at_once(self: local.Supervisor, child: local._Child, word: object) -> None:
+    def kill_at_once(self: supervisor.Supervisor, child: supervisor._Child, word: object) -> None:
         if not listened:
             listened.append(child.role)
             jobs.kill(role)
         take(self, child, word)
 
-    monkeypatch.setattr(local.Supervisor, "_take", kill_at_once)
+    monkeypatch.setattr(supervisor.Supervisor, "_take", kill_at_once)
     strategy, on = Downpour(replicas=2), local.Local(transport=transport)
     if role == "replica 1":
         assert jobs.run(tmp_path, strategy, on, epochs=2)["samples"] == 2 * jobs.SAMPLES
@@ -94,8 +94,8 @@ def test_the_job_goes_on_without_the_evaluator(tmp_path: Path, watch: jobs.Watch
 
 
 def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "PATIENCE", 0.3)
-    monkeypatch.setattr(local, "TICK", 0.05)
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.3)
+    monkeypatch.setattr(supervisor, "TICK", 0.05)
     watch.once(records.Stepped, lambda: jobs.kill("replica 1", signal.SIGSTOP), role="replica 1")
     result = jobs.run(tmp_path, Downpour(replicas=2), epochs=EPOCHS)
     assert result["outcome"] == "done"
@@ -104,11 +104,11 @@ def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs
 
 
 def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SILENCE", 0.3)
-    monkeypatch.setattr(local, "TICK", 0.05)
+    monkeypatch.setattr(supervisor, "SILENCE", 0.3)
+    monkeypatch.setattr(supervisor, "TICK", 0.05)
     stopped: list[int] = []
 
-    def act(role: str, record: records.Record) -> None:
+    def act(record: records.Record) -> None:
         if isinstance(record, records.Started):
             stopped.append(jobs.kill("shard 0", signal.SIGSTOP))
         if isinstance(record, records.Note) and "nothing was heard" in record.text:
@@ -120,17 +120,24 @@ def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch
     assert f"shard 0 is stopped, `kill -CONT {stopped[0]}` lets it go on" in told
 
 
-def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(
-    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "PATIENCE", 0.5)
-    monkeypatch.setattr(local, "TICK", 0.05)
+def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
+    monkeypatch.setattr(supervisor, "TICK", 0.05)
     monkeypatch.setenv("PIPE", str(tmp_path / "pipe"))
     os.mkfifo(tmp_path / "pipe")
     watch.once(records.Joined, lambda: os.kill(os.getpid(), signal.SIGINT), after=1)
     result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
     assert result["outcome"] == "interrupted"
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_an_error_of_the_supervisor_itself_leaves_nobody_behind(tmp_path: Path, watch: jobs.Watch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("in the supervisor")
+
+    watch.once(records.EpochDone, fail)
+    with pytest.raises(ZeroDivisionError):
+        jobs.run(tmp_path, epochs=jobs.MANY)
 
 
 SUPERVISOR = """
@@ -154,12 +161,12 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> 
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path / "run"), transport], stdout=subprocess.PIPE, text=True, env=environment
-    ) as supervisor:
-        assert supervisor.stdout is not None
-        children = [int(word) for word in supervisor.stdout.readline().split()]
+    ) as process:
+        assert process.stdout is not None
+        children = [int(word) for word in process.stdout.readline().split()]
         assert len(children) == 6
         descriptors = [os.pidfd_open(pid) for pid in children]
-        supervisor.kill()
+        process.kill()
     deadline = monotonic() + 2.0
     for descriptor in descriptors:
         poll = select.poll()

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Lost, Push, Ready
+from distbelief.core.events import Lost
+from distbelief.core.messages import Push, Ready
 from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint

@@ -89,8 +89,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "groups": {"groups": GROUPS},
     "float64": {"model": "jobs.net().double()", "inside": "x = x.double()"},
     "bfloat16": {"model": "jobs.net().bfloat16()", "inside": "x = x.bfloat16()"},
-    "mixed": {"before": "model = jobs.net(); model[0].double()", "model": "nn.Sequential(model[0], jobs.Cast(), *model[1:])", "inside": "x = x.double()"},
+    "mixed": {
+        "before": "model = jobs.net(); model[0].double()",
+        "model": "nn.Sequential(model[0], jobs.Cast(), *model[1:])",
+        "inside": "x = x.double()",
+    },
 }
+
+STILL = {"frozen": {"0.weight"}, "groups": {"0.weight", "0.bias"}, "parameters without a gradient": {"never.weight", "never.bias"}}
+"""What of them stays as it was."""
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=str)
@@ -106,12 +113,11 @@ def test_the_trained_model_loads_into_the_plain_one(tmp_path: Path, name: str, o
     before = {key: value.clone() for key, value in model.state_dict().items()}
     model.load_state_dict(weights(tmp_path), strict=True)
     after = model.state_dict()
-    still = {"frozen": {"0.weight"}, "groups": {"0.weight", "0.bias"}, "parameters without a gradient": {"never.weight", "never.bias"}}.get(name, set())
-    assert {key for key in after if torch.equal(after[key], before[key])} == still
+    assert {key for key in after if torch.equal(after[key], before[key])} == STILL.get(name, set())
     assert {key: value.dtype for key, value in after.items()} == {key: value.dtype for key, value in before.items()}
 
 
-def test_a_resumed_script_goes_on_where_it_was(tmp_path: Path, watch: jobs.Watch) -> None:
+def test_a_resumed_script_goes_on_where_it_was(tmp_path: Path) -> None:
     strategy = Downpour(replicas=1, optimizer=optim("momentum", lr=0.1))
     launch(tmp_path, strategy, epochs=2, batch=32)
     folder = tmp_path / "whole"

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster import local
+from distbelief.cluster import supervisor
+from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.settings import optim
 from distbelief.errors import CheckpointError, DistbeliefError, JobFailed, UsageError
-from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.restore import load_part
-from distbelief.record.checkpoints import read_manifest
 from distbelief.strategy import Downpour, Single
 
 EPOCHS = 40
@@ -59,15 +59,15 @@ def test_a_resumed_job_ends_with_the_parameters_of_one_that_was_not_interrupted(
 ) -> None:
     first, second = SAME[name]
     task = "jobs:dropped"
-    jobs.run(tmp_path / "whole", first, task=task, epochs=EPOCHS, lr_schedule="cosine")
+    jobs.run(tmp_path / "whole", first, task=task, epochs=EPOCHS, lr_schedule="cosine", checkpoint_every=10)
     watch.once(records.EpochDone, interrupt(how), after=3)
-    broken = jobs.run(tmp_path / "run", first, task=task, epochs=EPOCHS, lr_schedule="cosine")
+    broken = jobs.run(tmp_path / "run", first, task=task, epochs=EPOCHS, lr_schedule="cosine", checkpoint_every=10)
     assert broken["outcome"] == "interrupted"
     assert broken["samples"] < EPOCHS * jobs.SAMPLES
     manifest = read_manifest(Checkpoints(tmp_path / "run").latest())
     assert manifest.samples == broken["samples"]
-    watch.act = lambda role, record: None
-    result = jobs.run(tmp_path / "run", second, task=task, epochs=EPOCHS, lr_schedule="cosine", resume=True)
+    watch.rest()
+    result = jobs.run(tmp_path / "run", second, task=task, epochs=EPOCHS, lr_schedule="cosine", checkpoint_every=10, resume=True)
     assert result["outcome"] == "done"
     assert result["samples"] == EPOCHS * jobs.SAMPLES
     assert result["updates"] == EPOCHS * 21
@@ -81,7 +81,7 @@ def test_several_interruptions_of_several_replicas_train_every_sample_once_an_ep
         watch.once(records.Stepped, interrupt(), after=after)
         assert jobs.run(tmp_path, strategy, epochs=EPOCHS, resume=resume)["outcome"] == "interrupted"
         resume = True
-    watch.act = lambda role, record: None
+    watch.rest()
     watch.records.clear()
     result = jobs.run(tmp_path, strategy, epochs=EPOCHS, resume=True)
     assert result["samples"] == EPOCHS * jobs.SAMPLES
@@ -114,39 +114,39 @@ def test_a_finished_run_ends_again_at_once_and_goes_on_with_more_epochs(tmp_path
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
 def test_a_second_interruption_ends_at_once(tmp_path: Path, watch: jobs.Watch, strategy: object) -> None:
     watch.once(records.EpochDone, lambda: [interrupt()(), interrupt(signal.SIGTERM)()])
-    with pytest.raises(JobFailed, match="^interrupted twice"):
+    with pytest.raises(JobFailed, match=r"^interrupted twice"):
         jobs.run(tmp_path, strategy, epochs=jobs.MANY)
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
 @pytest.mark.parametrize("before", ["_roles", "_watch", "_take"])
 def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, strategy: object) -> None:
-    method, done = getattr(local.Supervisor, before), []
+    method, done = getattr(supervisor.Supervisor, before), []
 
-    def interrupted(self: local.Supervisor, *rest: object) -> object:
+    def interrupted(self: supervisor.Supervisor, *rest: object) -> object:
         if not done:
             done.append(interrupt()())
         return method(self, *rest)
 
-    monkeypatch.setattr(local.Supervisor, before, interrupted)
+    monkeypatch.setattr(supervisor.Supervisor, before, interrupted)
     if before == "_take" and isinstance(strategy, Single):
         assert jobs.run(tmp_path, strategy, epochs=jobs.MANY)["outcome"] == "interrupted"
     else:
-        with pytest.raises(JobFailed, match="^interrupted before the job began"):
+        with pytest.raises(JobFailed, match=r"^interrupted before the job began"):
             jobs.run(tmp_path, strategy, epochs=jobs.MANY)
 
 
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--json", "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True) as supervisor:
-        assert supervisor.stdout is not None
-        assert supervisor.stderr is not None
-        while '"event":"Tested"' not in (line := supervisor.stdout.readline()):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while '"event":"Tested"' not in (line := process.stdout.readline()):
             assert line
-        os.killpg(supervisor.pid, signal.SIGINT)
-        out, told = supervisor.communicate(timeout=60)
-    assert supervisor.returncode == 130
+        os.killpg(process.pid, signal.SIGINT)
+        out, told = process.communicate(timeout=60)
+    assert process.returncode == 130
     assert '"event":"Finished","outcome":"interrupted"' in out
     assert told.strip().splitlines() == [told.strip()]
     assert "--resume" in told
@@ -192,12 +192,12 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeyp
     jobs.run("run", downpour(1), epochs=1)
     options = {"strategy": downpour(1), "task": "jobs:tiny", "out": "run", "resume": True, "epochs": 2, "batch_size": jobs.BATCH, **changes}
     with pytest.raises(kind, match=f"(?s){words}"):
-        local.Local().run(jobs.Job(**options))
+        Local().run(jobs.Job(**options))
 
 
 def test_a_job_that_never_reached_a_checkpoint_cannot_be_resumed(tmp_path: Path, watch: jobs.Watch) -> None:
     watch.once(records.Joined, lambda: jobs.kill("shard 0"))
-    with pytest.raises(JobFailed, match="shard 0 is gone.*start anew"):
+    with pytest.raises(JobFailed, match=r"shard 0 is gone.*start anew"):
         jobs.run(tmp_path, downpour(1), epochs=5)
     with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):
         jobs.run(tmp_path, downpour(1), epochs=5, resume=True)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from distbelief.core import wire
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Fetch, Fetched, Hello, Lost, Push, Pushed, Ready, Stop, Version
+from distbelief.core.events import Lost
+from distbelief.core.messages import Fetch, Fetched, Hello, Push, Pushed, Ready, Stop, Version
 from distbelief.errors import JobFailed, LocalProtocolError, UsageError
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets

@@ -125,7 +125,9 @@ class Sequenced:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"prefetch": 1}, {"push_every": 3, "fetch_every": 2, "local_lr": 0.01}, {"warm_start_steps": 4, "prefetch": 1, "push_every": 2}], ids=str
+    "options",
+    [{}, {"prefetch": 1}, {"push_every": 3, "fetch_every": 2, "local_lr": 0.01}, {"warm_start_steps": 4, "prefetch": 1, "push_every": 2}],
+    ids=str,
 )
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (3, 2), (4, 4)])
 def test_simulated_is_inline_where_no_time_passes(plain: SimpleNamespace, options: dict[str, Any], replicas: int, shards: int) -> None:
@@ -171,7 +173,7 @@ def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimi
         (lambda m: [{"params": m[0].parameters(), "momentum": 0.5}], "group 0 sets 'momentum'; a group may set lr, weight_decay"),
         (lambda m: [{"params": list(m.parameters())}, {"params": m[0].weight}], "'0.weight' is in parameter groups 0 and 1"),
         (lambda m: [{"params": m[0].parameters()}], "'3.weight' is in no parameter group"),
-        (lambda m: [{"params": [nn.Parameter(torch.zeros(3))]}], r"group 0 has a tensor of shape \[3\] that is no parameter of the model"),
+        (lambda _: [{"params": [nn.Parameter(torch.zeros(3))]}], r"group 0 has a tensor of shape \[3\] that is no parameter of the model"),
     ],
     ids=["option", "twice", "missing", "foreign"],
 )

@@ -127,7 +127,7 @@ def test_checkpoint_every(plain: SimpleNamespace, every: int, count: int) -> Non
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
 
 
-def test_keep_checkpoints_and_resume(plain: SimpleNamespace, tmp_path: Path) -> None:
+def test_keep_checkpoints_and_resume(tmp_path: Path) -> None:
     def job(**options: Any) -> Job:
         return Job(task="digits", strategy=Downpour(replicas=2, optimizer=optim("adam")), batch_size=128, out=str(tmp_path / "run"), **options)
 

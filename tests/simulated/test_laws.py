@@ -21,9 +21,8 @@ INSTANT = Weather(latency=0.0, bandwidth=float("inf"))
 
 
 def points(samples: int) -> Task:
-    return Task(
-        model=lambda: torch.nn.Linear(4, 4), train=lambda: TensorData(torch.zeros(samples, 4), torch.zeros(samples, dtype=torch.int64)), reference="points"
-    )
+    data = TensorData(torch.zeros(samples, 4), torch.zeros(samples, dtype=torch.int64))
+    return Task(model=lambda: torch.nn.Linear(4, 4), train=lambda: data, reference="points")
 
 
 class Schedule:
@@ -64,12 +63,6 @@ def test_one_replica_sees_only_the_staleness_that_its_settings_make(options: dic
     assert sum(s * n for s, n in staleness.items()) / sum(staleness.values()) == pytest.approx(expected, abs=0.01)
 
 
-def test_prefetch_is_never_said_to_be_fresher_than_what_was_computed_with() -> None:
-    """The next parameters arrive while a step computes; its push must still name those it computed with."""
-    based, _ = schedule(1, 50, Simulated(weather=Weather(latency=4e-4), pace=Pace(spread="constant"), phantom=True), prefetch=1)
-    assert based == [0, *range(49)]
-
-
 def test_a_slow_replicas_own_gradients_are_much_staler() -> None:
     _, run = schedule(8, 800, Simulated(weather=INSTANT, pace=Pace(slow={0: 4.0}), phantom=True))
     assert max(run.simulation.shards[0].staleness) > 20
@@ -90,11 +83,11 @@ def windows(based: list[int], first: int, last: int, rate: float, steps: int) ->
 def test_asynchrony_is_momentum(replicas: int) -> None:
     """M workers with exponential compute times act in expectation as momentum 1 - 1/M with step lr/M (Mitliagkas et al. 2016).
 
-    Fitted on the mean of some 10,000 runs of SGD on a quadratic, whose gradients are as old as a simulation says: tolerance 0.01 and 2 %.
+    Fitted on the mean of some 7,000 runs of SGD on a quadratic, whose gradients are as old as a simulation says: tolerance 0.01 and 2 %.
     """
     rate, steps, means = 0.2, 4 * replicas + 20, []
     for seed in range(2):
-        based, _ = schedule(replicas, 12_000, Simulated(weather=INSTANT, pace=Pace(spread="exponential"), phantom=True), seed)
+        based, _ = schedule(replicas, 8_000, Simulated(weather=INSTANT, pace=Pace(spread="exponential"), phantom=True), seed)
         means.append(windows(based, 8 * replicas, len(based) - 100 * replicas, rate, steps).mean(0))
     w = torch.stack(means).mean(0)
     moves = w.diff()

@@ -210,9 +210,7 @@ MODELS = {
 @pytest.mark.parametrize("options", [{}, {"push_every": 2}, {"prefetch": 1}, {"prefetch": 1, "fetch_every": 2}], ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_kind_of_model_trains_as_in_a_plain_loop(
-    plain: SimpleNamespace, model: str, optimizer: str, options: dict[str, int]
-) -> None:
+def test_every_kind_of_model_trains_as_in_a_plain_loop(plain: SimpleNamespace, model: str, optimizer: str, options: dict[str, int]) -> None:
     task, lr = plain.classes(MODELS[model]), LEARNING_RATES[optimizer]
     ours = train(task, optimizer=Optimizer(optimizer, lr), shards=3, epochs=2, **options)
     lag = {"lag": bool(options.get("prefetch")), **{key: value for key, value in options.items() if key != "prefetch"}}
@@ -229,15 +227,22 @@ def test_bfloat16_parameters_move_by_less_than_their_spacing(plain: SimpleNamesp
     assert sum((often[key] != once[key]).sum() for key in often) > 50
 
 
+def tied_by_data() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight.data = model[0].weight.data
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
+        (tied_by_data, "'1.weight' and '0.weight' are two tensors on one memory"),
         (lambda: nn.Linear(6, 3, dtype=torch.complex64), r"'weight' is torch.strided torch.complex64"),
         (lambda: nn.Linear(6, 3, device="meta"), "cannot be built: NotImplementedError: Cannot copy out of meta tensor"),
         (lambda: nn.Linear(6, 3).requires_grad_(False), "no parameter with requires_grad=True"),
         (lambda: nn.Linear(6, 3).to(torch.float8_e4m3fn), "float8_e4m3fn"),
     ],
-    ids=["complex", "meta", "all frozen", "float8"],
+    ids=["tied by data", "complex", "meta", "all frozen", "float8"],
 )
 def test_a_model_that_cannot_be_trained_is_refused(plain: SimpleNamespace, model: Any, says: str) -> None:
     with pytest.raises((UsageError, TrainingError), match=says):

@@ -51,7 +51,7 @@ def test_the_golden_traces_stay(plain: SimpleNamespace, name: str) -> None:
         known[name] = {"messages": len(trace.marks) // 2, "digest": trace.digest, "marks": trace.marks}
         GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     golden = known[name]
-    same = len(os.path.commonprefix([trace.marks, golden["marks"]])) // 2
+    same = next((i for i, (a, b) in enumerate(zip(trace.marks, golden["marks"], strict=False)) if a != b), len(trace.marks)) // 2
     assert trace.digest == golden["digest"], f"message {same + 1} of {golden['messages']} is another; renew the trace if that is meant"
 
 

@@ -1,0 +1,341 @@
+"""The supervisor of a local job: it starts the processes from a forkserver, watches them, and ends them all, however the job ends."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from distbelief import errors
+from distbelief.cluster import forkserver
+from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.core import records, roles
+from distbelief.core.settings import Settings
+from distbelief.errors import JobFailed
+from distbelief.job import Job
+from distbelief.strategy import Single
+
+if TYPE_CHECKING:
+    from distbelief.cluster.local import Local
+    from distbelief.cluster.process import Spec
+    from distbelief.cluster.sitting import Sitting
+
+PATIENCE = 30.0
+"""Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
+CLOSING = 600.0
+"""Seconds that an interrupted job may take to write its checkpoint."""
+SILENCE = 60.0
+"""Seconds without a word from anybody after which the supervisor says for whom it waits."""
+GRACE = 2.0
+"""Seconds between asking a process to end and killing it."""
+TICK = 1.0
+"""Most seconds between two looks at the clock and at the processes."""
+
+
+class _Child:
+    """A process of the job, as its supervisor sees it."""
+
+    def __init__(self, role: str, process: Any, connection: Connection) -> None:
+        self.role, self.process, self.channel = role, process, Channel(connection)
+        self.address = ""
+        self.open = True
+        self.left = False
+        """It has left the job in peace: what its script does after that takes as long as it takes."""
+        self.stopped_at: float | None = None
+        self.why = ""
+        """Why the supervisor killed it."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether the job can go on without it."""
+        return roles.is_replica(self.role) or self.role == roles.EVALUATOR
+
+
+class Supervisor:
+    """Starts the processes of a job, hands their words on, and ends them all, however the job ends."""
+
+    def __init__(self, cluster: Local, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None) -> None:
+        self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
+        self.children: dict[str, _Child] = {}
+        self.failure: errors.DistbeliefError | None = None
+        self.finished: records.Finished | None = None
+        self.rumour = ""
+        self.deaths: dict[str, str] = {}
+        self.checkpoint = sitting.number - 1
+        self.listening = self.started = False
+        self._heard = time.monotonic()
+        self._leave_by = self._end_by = float("inf")
+        self._interrupts = 0
+        self._script = script or []
+        self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
+
+    def run(self) -> dict[str, Any]:
+        """Start, watch and end the job."""
+        with self._signals() as woken:
+            try:
+                self._start()
+                while self.children and self.failure is None:
+                    self._watch(woken)
+            except BaseException:
+                self.sitting.finish()
+                raise
+            finally:
+                self._end_all()
+                if self._memory >= 0:
+                    os.close(self._memory)
+            return self._conclude()
+
+    def _conclude(self) -> dict[str, Any]:
+        """The result; or the one error that says why there is none."""
+        finished = self.finished
+        if self.failure is None and (finished is None or finished.outcome == "failed"):
+            self.failure = self._explain(finished.reason if finished else self.rumour or "the job ended without a result")
+        elif self.failure is None and finished and finished.outcome == "interrupted" and not self.started:
+            self.failure = JobFailed("interrupted before the job began")
+        if self.failure is not None and (finished is None or finished.outcome != "failed"):
+            self.sitting.record(time.monotonic(), "supervisor", records.Finished("failed", str(self.failure)))
+        result = self.sitting.finish()
+        if self.failure is not None:
+            raise self.failure
+        return result
+
+    def _explain(self, reason: str) -> JobFailed:
+        """The error for a job that failed: who is gone, and how it ended."""
+        needed = [role for role in self.deaths if not roles.is_replica(role) and role != roles.EVALUATOR]
+        if needed:
+            return self._gone(needed[0])
+        deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
+        return JobFailed(f"{reason} ({deaths}); {self._remedy()}" if deaths else reason)
+
+    def _gone(self, role: str) -> JobFailed:
+        return JobFailed(f"{role} is gone: {self.deaths[role]}; {self._remedy()}")
+
+    def _remedy(self) -> str:
+        if not self.checkpoint:
+            return "there is no checkpoint yet to go on from: start anew"
+        return f"go on from checkpoint {self.checkpoint} with --resume"
+
+    # starting
+
+    def _start(self) -> None:
+        spec = msgspec.msgpack.encode(self._spec())
+        from distbelief.cluster.process import main
+
+        forkserver.start()
+        context = forkserver.context()
+        with forkserver.blank_main():
+            for role in self._roles():
+                ours, theirs = context.Pipe()
+                process = context.Process(target=main, args=(role, spec, theirs), name=role)
+                process.start()
+                theirs.close()
+                self.children[role] = _Child(role, process, ours)
+
+    def _roles(self) -> list[str]:
+        if isinstance(self.job.strategy, Single):
+            return [roles.SINGLE]
+        shards = [roles.shard(i) for i in range(self.settings.shards)]
+        replicas = [roles.replica(i) for i in range(self.settings.replicas)]
+        return [*replicas, roles.COORDINATOR, *shards, *([roles.EVALUATOR] if self.evaluates else [])]
+
+    def _spec(self) -> Spec:
+        from distbelief.cluster.process import Spec
+
+        job, sitting = self.job, self.sitting
+        return Spec(
+            job=secrets.token_hex(16),
+            task=job.reference,
+            data_dir=job.data_dir,
+            settings=self.settings,
+            device=job.device,
+            threads=job.threads,
+            transport=self.cluster.transport,
+            bind=self.cluster.bind,
+            insecure=self.cluster.insecure,
+            run=str(sitting.folder.path if sitting.folder else ""),
+            checkpoint=sitting.checkpoint,
+            position=sitting.position,
+            samples=sitting.samples,
+            number=sitting.number,
+            init_from=job.init_from,
+            supervisor=os.getpid(),
+            memory=self._memory,
+            path=[os.getcwd(), *sys.path],
+            directory=os.getcwd(),
+            environment=dict(os.environb),
+            script=self._script,
+            evaluator=self.evaluates,
+        )
+
+    # watching
+
+    def _watch(self, woken: Connection) -> None:
+        """Wait for words, deaths and signals, and act on them."""
+        waiting: list[Any] = [woken, *(child.process.sentinel for child in self.children.values())]
+        waiting += [child.channel.connection for child in self.children.values() if child.open]
+        ready = set(map(id, multiprocessing.connection.wait(waiting, TICK)))
+        if id(woken) in ready:
+            woken.recv_bytes()
+            self._interrupt()
+        for child in list(self.children.values()):
+            if id(child.channel.connection) in ready:
+                child.open = child.channel.hear_all(lambda word, child=child: self._take(child, word))  # type: ignore[misc]
+        for child in list(self.children.values()):
+            if not child.process.is_alive():
+                self._bury(child)
+        self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        """Kill whoever holds the job up for too long, and say for whom it waits."""
+        for child in self.children.values():
+            if now > self._end_by:
+                self._kill(child, "the job was over and it did not end")
+            elif now > self._leave_by and child.spare and not child.left:
+                self._kill(child, f"it did not leave within {PATIENCE:.0f} s of being asked to, and was killed")
+            elif not _stopped(child.process.pid):
+                child.stopped_at = None
+            elif child.stopped_at is None:
+                child.stopped_at = now
+            elif child.spare and now > child.stopped_at + PATIENCE:
+                self._kill(child, f"it was stopped (SIGSTOP) for {PATIENCE:.0f} s, and was killed")
+        if now > self._heard + SILENCE and self.children:
+            self._heard = now
+            stopped = [f"{c.role} is stopped, `kill -CONT {c.process.pid}` lets it go on" for c in self.children.values() if c.stopped_at]
+            told = "; ".join([f"nothing was heard for {SILENCE:.0f} s; still running: {', '.join(self.children)}", *stopped])
+            self.sitting.record(now, "supervisor", records.Note(told))
+
+    def _kill(self, child: _Child, why: str) -> None:
+        if not child.why:
+            child.why = why
+            child.process.kill()
+
+    def _take(self, child: _Child, word: Word) -> None:
+        self._heard = time.monotonic()
+        if isinstance(word, Noted):
+            self.sitting.record(word.moment, word.role, word.record)
+            self._note(word.record)
+        elif isinstance(word, Listening):
+            child.address = word.address
+            self.listening = True
+            listeners = [c for c in self.children.values() if c.role == roles.COORDINATOR or c.role.startswith("shard")]
+            if all(c.address for c in listeners):
+                world = World({c.role: c.address for c in listeners})
+                for other in self.children.values():
+                    if other.role != roles.COORDINATOR:
+                        other.channel.say(world)
+        elif isinstance(word, Failed):
+            kind = getattr(errors, word.kind, JobFailed)
+            if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
+                self.rumour = self.rumour or word.text
+            elif self.failure is None and not (self.finished and self.finished.outcome == "interrupted"):
+                self.failure = kind(word.text)
+                if word.trace:
+                    self.failure.add_note(word.trace)
+
+    def _note(self, record: records.Any) -> None:
+        """Learn from a record how the job stands."""
+        now = time.monotonic()
+        if isinstance(record, records.Started):
+            self.started = True
+        elif isinstance(record, records.Checkpointed) and not record.error:
+            self.checkpoint = record.number
+        elif isinstance(record, records.Gone) and not record.died and record.role in self.children:
+            self.children[record.role].left = True
+        elif isinstance(record, records.Ending) and not self._script:  # a script may do much between two steps
+            self._leave_by = min(self._leave_by, now + PATIENCE)
+        elif isinstance(record, records.Finished):
+            self.finished = record
+            if not self._script or record.outcome not in ("done", "left"):
+                self._end_by = now + PATIENCE
+
+    def _bury(self, child: _Child) -> None:
+        """A process has ended: hear its last words, and tell the coordinator, or fail."""
+        if child.open:
+            child.channel.hear_all(lambda word: self._take(child, word))
+        child.process.join()
+        child.channel.connection.close()
+        del self.children[child.role]
+        status = child.process.exitcode
+        if status == 0 and (child.role != roles.COORDINATOR or self.finished):
+            return
+        how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
+        if status < 0 or not self.rumour:
+            self.deaths[child.role] = child.why or how
+        if self.finished is not None:
+            return
+        if child.spare:
+            if roles.COORDINATOR in self.children:
+                self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how))
+        elif self.failure is None:
+            self.deaths[child.role] = how
+            self.failure = self._gone(child.role)
+
+    # ending
+
+    def _interrupt(self) -> None:
+        """First Ctrl-C: let the job end in peace, with a checkpoint. Second: end it now."""
+        self._interrupts += 1
+        if self.finished is not None:
+            self._end_by = 0.0
+            return
+        coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
+        if self._interrupts > 1 or coordinator is None:
+            self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
+            return
+        if not self.listening:
+            self.failure = JobFailed("interrupted before the job began")
+            return
+        now = time.monotonic()
+        self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
+        coordinator.channel.say(Interrupt("interrupted"))
+
+    def _end_all(self) -> None:
+        """Leave no process behind: ask those that are left to end, then kill them."""
+        for child in self.children.values():
+            child.process.terminate()
+        deadline = time.monotonic() + GRACE
+        for child in self.children.values():
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()
+            child.channel.connection.close()
+        self.children.clear()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[Connection]:
+        """Turn Ctrl-C and SIGTERM into something that can be waited for, where this is the main thread."""
+        woken, wake = multiprocessing.Pipe(duplex=False)
+        if threading.current_thread() is not threading.main_thread():
+            yield woken
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, lambda *_: wake.send_bytes(b"!"))
+        try:
+            yield woken
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            woken.close()
+            wake.close()
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and can do nothing until it is told to go on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False

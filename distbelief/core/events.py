@@ -1,0 +1,33 @@
+"""Events: everything a role may be told. Messages come from other roles; what stands here comes from its own transport or store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from distbelief.core.messages import Message
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """From the transport: the link to a peer is gone."""
+
+    reason: str
+
+
+class Saved(msgspec.Struct, frozen=True, gc=False):
+    """From the store beside a machine: what became of a `Save` or `Commit`."""
+
+    number: int
+    error: str
+
+
+class Loaded(msgspec.Struct, frozen=True, gc=False):
+    """From the store beside a machine: a shard's part of a checkpoint."""
+
+    arrays: dict[str, Any]
+    facts: dict[str, Any]
+
+
+Event = Message | Lost | Saved | Loaded
+"""Everything a role may be told."""

@@ -1,0 +1,158 @@
+"""Portions and the ledger: nothing is dealt twice to the living, nothing is forgotten with the dead, and no push counts twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from distbelief.core.ledger import Ledger
+from distbelief.core.portions import PORTION_LIMIT, Dealer, Portion, Position
+from distbelief.errors import RemoteProtocolError
+
+names = st.sampled_from(["replica 0", "replica 1", "replica 2"])
+
+
+def minibatches(portion: Portion) -> list[tuple[int, int]]:
+    return [(portion.epoch, index) for index in range(portion.first, portion.first + portion.count)]
+
+
+class Dealing(RuleBasedStateMachine):
+    """Deals, reports, deaths and resumptions in any order, against a list of every minibatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches, self.epochs = 40, 2
+        self.dealer = Dealer(self.batches, self.epochs, replicas=3)
+        self.free = {(epoch, index) for epoch in range(self.epochs) for index in range(self.batches)}
+        self.held: dict[str, list[tuple[int, int]]] = {}
+        self.done: set[tuple[int, int]] = set()
+        self.completed: list[int] = []
+
+    @rule(who=names, at_most=st.integers(1, PORTION_LIMIT))
+    def deal(self, who: str, at_most: int) -> None:
+        portion = self.dealer.deal(who, at_most)
+        assert (portion is None) == (not self.free)
+        if portion is not None:
+            dealt = minibatches(portion)
+            assert 0 < len(dealt) <= at_most
+            assert set(dealt) <= self.free
+            self.free -= set(dealt)
+            self.held.setdefault(who, []).extend(dealt)
+
+    @rule(who=names, data=st.data())
+    def report(self, who: str, data: st.DataObject) -> None:
+        held = self.held.get(who, [])
+        steps = data.draw(st.integers(0, len(held)))
+        self.done |= set(held[:steps])
+        del held[:steps]
+        before = self._complete()
+        self.completed += self.dealer.done(who, steps)
+        assert sorted(self.completed) == before
+
+    def _complete(self) -> list[int]:
+        return [epoch for epoch in range(self.epochs) if all((epoch, index) in self.done for index in range(self.batches))]
+
+    @rule(who=names)
+    def die(self, who: str) -> None:
+        lost = self.held.pop(who, [])
+        assert self.dealer.lost(who) == len(lost)
+        self.free |= set(lost)
+
+    @rule(who=names, more=st.integers(1, 3))
+    def report_too_much(self, who: str, more: int) -> None:
+        if not self.held.get(who):
+            with pytest.raises(RemoteProtocolError, match=f"{who} reports {more} more steps than it was dealt"):
+                self.dealer.done(who, more)
+
+    @precondition(lambda self: not self.dealer.finished)
+    @rule(replicas=st.integers(1, 5))
+    def resume(self, replicas: int) -> None:
+        self.dealer = Dealer(self.batches, self.epochs, replicas, self.dealer.position())
+        for held in self.held.values():
+            self.free |= set(held)
+        self.held.clear()
+
+    @invariant()
+    def all_is_accounted_for(self) -> None:
+        assert self.dealer.finished == (len(self.done) == self.batches * self.epochs)
+        assert self.dealer.completed == len(self._complete())
+        for who in ("replica 0", "replica 1", "replica 2"):
+            assert self.dealer.held(who) == len(self.held.get(who, []))
+
+    def teardown(self) -> None:
+        """However it began, dealing ends, with every minibatch done."""
+        for who in list(self.held):
+            self.die(who)
+        while (portion := self.dealer.deal("replica 0")) is not None:
+            assert set(minibatches(portion)) <= self.free
+            self.free -= set(minibatches(portion))
+            self.dealer.done("replica 0", portion.count)
+        assert self.dealer.finished
+        assert not self.free
+
+
+TestDealing = Dealing.TestCase
+
+
+@given(st.integers(1, 400), st.integers(1, 3), st.integers(1, 40))
+def test_every_minibatch_is_dealt_once_while_nobody_dies(batches: int, epochs: int, replicas: int) -> None:
+    dealer, seen = Dealer(batches, epochs, replicas), Counter[tuple[int, int]]()
+    turn = 0
+    while (portion := dealer.deal(f"replica {turn % replicas}")) is not None:
+        assert portion.count <= PORTION_LIMIT
+        seen.update(minibatches(portion))
+        turn += 1
+    assert seen == Counter((epoch, index) for epoch in range(epochs) for index in range(batches))
+
+
+def test_portions_shrink_towards_the_end_of_an_epoch() -> None:
+    dealer = Dealer(batches=400, epochs=1, replicas=4)
+    counts = []
+    while (portion := dealer.deal("replica 0")) is not None:
+        counts.append(portion.count)
+    assert counts == sorted(counts, reverse=True)
+    assert (counts[0], counts[-1]) == (PORTION_LIMIT, 1)
+
+
+def test_a_job_that_was_done_deals_nothing_and_one_cut_short_is_done_too() -> None:
+    assert Dealer(5, 2, 1, Position(2, 0, ())).finished
+    assert Dealer(5, 2, 1, Position(3, 0, ())).deal("replica 0") is None
+
+
+# the ledger
+
+
+@given(st.lists(st.tuples(names, st.integers(0, 2), st.integers(1, 6)), max_size=60))
+def test_a_push_is_applied_at_most_once_and_in_order_whatever_comes(pushes: list[tuple[str, int, int]]) -> None:
+    ledger, applied = Ledger(), []
+    newest: dict[str, int] = {}
+    gaps: list[tuple[Exception, int, int]] = []
+    for who, incarnation, clock in pushes:
+        try:
+            verdict = ledger.judge(who, incarnation, clock)
+        except RemoteProtocolError as error:
+            gaps.append((error, clock, sum((w, i) == (who, incarnation) for w, i, _ in applied)))
+            continue
+        assert verdict.reason
+        if verdict.action == "apply":
+            assert incarnation >= newest.get(who, 0)
+            newest[who] = incarnation
+            applied.append((who, incarnation, clock))
+        elif verdict.action == "acknowledge":
+            assert (who, incarnation, clock) in applied
+        else:
+            assert incarnation < newest[who]
+    assert all(clock > before + 1 for _, clock, before in gaps), gaps
+    assert len(set(applied)) == len(applied)
+    for who, incarnation in {(w, i) for w, i, _ in applied}:
+        clocks = [c for w, i, c in applied if (w, i) == (who, incarnation)]
+        assert clocks == list(range(1, len(clocks) + 1))
+
+
+def test_a_gap_is_named() -> None:
+    with pytest.raises(RemoteProtocolError, match="replica 0 sent push 3 after push 0: a push in between is missing"):
+        Ledger().judge("replica 0", 0, 3)

@@ -1,0 +1,157 @@
+"""The wire: every message survives it, and whatever else comes is the peer's error."""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.core import effects, messages, wire
+from distbelief.core.layout import Entry, Layout, Range, Section, Tensor
+from distbelief.core.messages import Message
+from distbelief.core.portions import Portion
+from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.sharding import Assignment
+from distbelief.errors import LocalProtocolError, RemoteProtocolError
+
+WIRED: tuple[type[Message], ...] = typing.get_args(messages.Wired)
+
+# msgpack has 64 bits
+integers = st.integers(-(2**63), 2**63 - 1)
+texts = st.text(max_size=20)
+floats = st.floats(allow_nan=False)
+kinds = st.sampled_from(["parameter", "buffer", "frozen"])
+
+st.register_type_strategy(int, integers)
+st.register_type_strategy(str, texts)
+st.register_type_strategy(float, floats)
+
+
+def built(kind: Any, /, **own: Any) -> st.SearchStrategy[Any]:
+    """Instances of a struct, by the types of its fields."""
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{name: own.get(name, strategy(hints[name])) for name in kind.__struct_fields__})
+
+
+def strategy(hint: Any) -> st.SearchStrategy[Any]:
+    if hint is Layout:
+        return layouts
+    if hint is Plan:
+        return plans
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return built(hint)
+    return st.from_type(hint)
+
+
+tensors = built(Tensor, shape=st.lists(integers, max_size=3).map(tuple), kind=kinds)
+layouts = st.builds(
+    Layout,
+    entries=st.lists(st.builds(Entry, tensors, integers), max_size=2).map(tuple),
+    sections=st.lists(built(Section, kind=kinds), max_size=2).map(tuple),
+    groups=st.lists(st.dictionaries(texts, floats, max_size=2), max_size=2).map(tuple),
+    aliases=st.dictionaries(texts, texts, max_size=2),
+    moving=integers,
+    total=integers,
+)
+values = st.one_of(floats, st.booleans(), st.lists(floats, max_size=2).map(tuple))
+optimizers = built(Optimizer, options=st.dictionaries(texts, values, max_size=2))
+plans = st.builds(
+    Plan,
+    settings=built(Settings, optimizer=optimizers),
+    layout=layouts,
+    assignments=st.lists(st.builds(Assignment, built(Range), built(Range)), max_size=2).map(tuple),
+    samples=integers,
+)
+
+
+def through(message: Message) -> Message:
+    frame = wire.encode(message)
+    prefix, body = frame[: wire.PREFIX.size], frame[wire.PREFIX.size :]
+    assert wire.length(prefix) == len(body)
+    return wire.decode(body)
+
+
+def test_every_message_is_one_that_may_stand_on_a_wire() -> None:
+    def below(kind: type) -> set[type]:
+        return {kind, *(k for sub in kind.__subclasses__() for k in below(sub))}
+
+    assert set(WIRED) == below(Message) - {Message, messages.Bulk}
+
+
+@pytest.mark.parametrize("kind", WIRED)
+@given(st.data())
+def test_every_message_survives_the_wire(kind: type[Message], data: st.DataObject) -> None:
+    message = data.draw(built(kind))
+    assert through(message) == message
+    assert type(through(message)) is kind
+
+
+def test_a_version_stays_a_version() -> None:
+    pushed = through(messages.Pushed(0, 1, messages.Version(2, 3)))
+    assert isinstance(pushed, messages.Pushed)
+    assert pushed.version.updates == 3
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_the_peers_error_and_nothing_else(garbage: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        assert isinstance(wire.decode(garbage), WIRED)
+
+
+@given(st.sampled_from(WIRED), st.data())
+def test_a_spoilt_frame_is_the_peers_error_or_another_message(kind: type[Message], data: st.DataObject) -> None:
+    body = bytearray(wire.encode(data.draw(built(kind)))[wire.PREFIX.size :])
+    where = data.draw(st.integers(0, len(body) - 1))
+    body[where] = data.draw(st.integers(0, 255))
+    spoilt = bytes(body[: data.draw(st.integers(0, len(body)))])
+    with contextlib.suppress(RemoteProtocolError):
+        assert isinstance(wire.decode(spoilt), WIRED)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x91" * 100_000, b"\xc1", b"\x92\xa4Push", b"\x91\xa7Unknown", b"\xdf\xff\xff\xff\xff", b"\x92\xa7Refused\xa1\x80"], ids=len
+)
+def test_a_body_that_is_no_message_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a message of this protocol"):
+        wire.decode(body)
+
+
+@given(st.binary(min_size=wire.PREFIX.size, max_size=wire.PREFIX.size))
+def test_a_prefix_tells_a_bounded_length_or_is_the_peers_error(prefix: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        assert 0 <= wire.length(prefix) <= wire.MESSAGE_LIMIT
+        assert prefix[0] == wire.VERSION
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "says"),
+    [
+        (wire.VERSION + 1, 10, f"the peer speaks version {wire.VERSION + 1} of the wire"),
+        (wire.VERSION, wire.MESSAGE_LIMIT + 1, f"a message of {wire.MESSAGE_LIMIT + 1} bytes is over the limit"),
+    ],
+)
+def test_another_version_and_an_oversized_message_are_refused(version: int, size: int, says: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=says):
+        wire.length(wire.PREFIX.pack(version, size))
+
+
+def test_the_longest_message_is_taken_and_a_longer_one_is_our_error() -> None:
+    room = wire.MESSAGE_LIMIT - len(wire.encode(messages.Stop("x" * 2**16)))
+    fits = wire.encode(messages.Stop("x" * (2**16 + room)))
+    assert wire.length(fits[: wire.PREFIX.size]) <= wire.MESSAGE_LIMIT
+    with pytest.raises(LocalProtocolError, match=r"a Stop of \d+ bytes is over the limit"):
+        wire.encode(messages.Stop("x" * wire.MESSAGE_LIMIT))
+
+
+def test_effects_are_values() -> None:
+    assert effects.Phantom(8) == effects.Phantom(8)
+    assert effects.Send("a", messages.Leave()) == effects.Send("a", messages.Leave(), None)
+    assert effects.Compute(effects.Batch(0, 1)) != effects.Compute(effects.Batch(1, 0))
+    assert messages.Deal(Portion(0, 1, 2)).portion.count == 2
+    with pytest.raises(AttributeError):
+        effects.Phantom(8).nbytes = 9  # type: ignore[misc]
