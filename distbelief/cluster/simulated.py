@@ -55,7 +55,7 @@ class Simulated:
     >>> import distbelief as db
     >>> result = db.run(db.Job(task="digits", strategy=db.Downpour(replicas=4)), on=Simulated())
     >>> result["steps"], round(result["staleness"]["mean"], 1)
-    (23, 2.5)
+    (23, 2.7)
     """
 
     weather: Weather = Weather()

@@ -62,7 +62,7 @@ class Dealer:
             portion = self._take(self._again.popleft(), at_most)
         elif self._epoch < self.epochs:
             left = self.batches - self._batch
-            count = max(1, min(left // (2 * self.replicas), PORTION_LIMIT, at_most))
+            count = max(1, min(left // (4 * self.replicas), PORTION_LIMIT, at_most))
             portion = Portion(self._epoch, self._batch, count)
             self._batch += count
             if self._batch == self.batches:

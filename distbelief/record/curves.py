@@ -5,9 +5,10 @@ They are gathered while the job runs and written beside it in a thread, since Te
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distbelief.core import records
@@ -88,7 +89,7 @@ class Curves:
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            with SummaryWriter(str(self._folder), purge_step=self._first) as writer:
+            with _no_traceback_of_threads(), SummaryWriter(str(self._folder), purge_step=self._first) as writer:
                 self._first = None
                 for tag, value, samples, when in due:
                     writer.add_scalar(tag, value, samples, when)
@@ -104,3 +105,14 @@ class Curves:
         self._write_beside()
         if self._thread:
             self._thread.join()
+
+
+@contextlib.contextmanager
+def _no_traceback_of_threads() -> Iterator[None]:
+    """TensorBoard's own thread raises where the disk is full, and its writer raises the same again, which is told in one line."""
+    before = threading.excepthook
+    threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
+    try:
+        yield
+    finally:
+        threading.excepthook = before

@@ -128,7 +128,9 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         ("samples in a minibatch", manifest.plan.settings.batch_size, plan.settings.batch_size),
     ):
         if was != now:
-            raise CheckpointError(f"checkpoint {folder} was made with {was} {what}, this job has {now}: the order of the data would change; use {was}")
+            raise CheckpointError(
+                f"checkpoint {folder} was made with {was} {what}, this job has {now}: the order of the data would change; use {was}"
+            )
     saved, layout = manifest.plan.layout, plan.layout
     if (saved.entries, saved.sections) != (layout.entries, layout.sections):
         try:

@@ -110,7 +110,7 @@ def test_every_minibatch_is_dealt_once_while_nobody_dies(batches: int, epochs: i
 
 
 def test_portions_shrink_towards_the_end_of_an_epoch() -> None:
-    dealer = Dealer(batches=400, epochs=1, replicas=4)
+    dealer = Dealer(batches=800, epochs=1, replicas=4)
     counts = []
     while (portion := dealer.deal("replica 0")) is not None:
         counts.append(portion.count)

@@ -1,0 +1,183 @@
+"""Downpour on processes of this machine: every way to run it, and what may go wrong around it."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distbelief import errors
+from distbelief.cluster.local import TRANSPORTS, Local
+from distbelief.core import records
+from distbelief.core.settings import Optimizer, optim
+from distbelief.job import Job
+from distbelief.record.checkpoints import Checkpoints
+from distbelief.strategy import Downpour, Single
+from distbelief.tasks import Task
+
+EPOCHS = 4
+STEPS = 21 * EPOCHS
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "prefetch": ({"prefetch": 1}, {}),
+    "seldom": ({"push_every": 4, "fetch_every": 3}, {}),
+    "seldom, prefetch": ({"push_every": 2, "fetch_every": 3, "prefetch": 1}, {}),
+    "local steps": ({"push_every": 3, "fetch_every": 3, "local_lr": 0.05}, {}),
+    "warm start": ({"warm_start_steps": 30}, {}),
+    "warm start longer than the job": ({"warm_start_steps": 10_000}, {}),
+    "two threads": ({}, {"threads": 2}),
+    "clipped": ({}, {"clip_norm": 0.1}),
+    "no evaluation, no checkpoints": ({}, {"evaluate_every": 0, "checkpoint_every": 0}),
+}
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch, way: str, transport: str, replicas: int, shards: int) -> None:
+    options, more = WAYS[way]
+    strategy = Downpour(replicas=replicas, shards=shards, optimizer=optim("adam", lr=0.01), **options)
+    result = jobs.run(tmp_path, strategy, Local(transport=transport), epochs=EPOCHS, **more)
+    assert result["outcome"] == "done"
+    assert (result["samples"], result["steps"], result["epochs"]) == (EPOCHS * jobs.SAMPLES, STEPS, EPOCHS)
+    assert result["pushes"] == result["updates"] >= STEPS / options.get("push_every", 1)
+    assert sum(one["steps"] for one in result["per_replica"]) == STEPS
+    assert [record.samples for record in watch.of(records.Applied)] == [EPOCHS * jobs.SAMPLES] * shards
+    assert not [record for record in watch.of(records.Gone) if record.died or record.lost]
+    jobs.net().load_state_dict(weights(tmp_path), strict=True)
+    if "warm_start_steps" in options:
+        assert max(one["steps"] for one in result["per_replica"]) >= min(options["warm_start_steps"], STEPS)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_parameters_can_be_read_where_the_shards_hold_them(tmp_path: Path, optimizer: str) -> None:
+    chosen = optim(optimizer, lr=0.05)
+    whole = jobs.run(tmp_path / "fetched", Downpour(replicas=1, shards=1, optimizer=chosen), epochs=EPOCHS)
+    result = jobs.run(tmp_path / "read", Downpour(replicas=1, shards=3, optimizer=chosen, read_in_place=True), epochs=EPOCHS)
+    assert result["samples"] == whole["samples"]
+    assert result["bytes"]["fetched"] < whole["bytes"]["fetched"] / 10
+    assert abs(result["test_accuracy"] - whole["test_accuracy"]) <= 0.1
+
+
+def test_four_replicas_and_three_shards_learn_digits(tmp_path: Path) -> None:
+    strategy = Downpour(replicas=4, shards=3, optimizer=optim("adagrad", lr=0.05))
+    result = Local().run(Job(task="digits", strategy=strategy, epochs=jobs.MANY, target_accuracy=0.9, out=str(tmp_path)))
+    assert result["outcome"] == "target"
+    assert result["target"]["reached"]
+    assert result["test_accuracy"] >= 0.9
+
+
+@pytest.mark.parametrize("source", ["run", "file"])
+def test_a_job_begins_from_the_weights_it_is_given(tmp_path: Path, source: str) -> None:
+    if source == "run":
+        jobs.run(tmp_path / "run", epochs=1)
+        given = weights(tmp_path / "run")
+    else:
+        given = {name: value + 1 for name, value in jobs.net().state_dict().items()}
+        save_file(given, tmp_path / "file")
+    jobs.run(tmp_path / "next", Downpour(optimizer=optim("sgd", lr=0.0)), epochs=1, init_from=str(tmp_path / source))
+    assert all(torch.equal(value, given[name]) for name, value in weights(tmp_path / "next").items())
+
+
+def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path) -> None:
+    for name, transport, shards, prefetch in (("a", "shared", 1, 0), ("b", "tcp", 3, 0), ("c", "shared", 2, 1), ("d", "tcp", 1, 1)):
+        strategy = Downpour(replicas=1, shards=shards, prefetch=prefetch, push_every=1 + prefetch, optimizer=optim("adam", lr=0.01))
+        jobs.run(tmp_path / name, strategy, Local(transport=transport), epochs=EPOCHS)
+    first = weights(tmp_path / "a")
+    assert all(torch.equal(value, first[name]) for name, value in weights(tmp_path / "b").items())
+
+
+def test_a_job_sees_the_folder_and_the_environment_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("JOBS_FOLDER", str(folder))
+        assert jobs.run("here", task="jobs:placed", epochs=1)["outcome"] == "done"
+        assert (folder / "here" / "model.safetensors").exists()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs here (needs root)")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
+def test_a_full_disk_costs_checkpoints_but_not_the_job(tiny_disk: Path, watch: jobs.Watch, strategy: Any) -> None:
+    def fill() -> None:
+        with (tiny_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+
+    watch.once(records.Checkpointed, fill)
+    result = jobs.run(tiny_disk / "run", strategy, epochs=EPOCHS)
+    assert result["outcome"] == "done"
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    first, *others = watch.of(records.Checkpointed)
+    assert not first.error
+    assert others
+    assert all("No space left" in record.error and "000001 stays the last good one" in record.error for record in others)
+    assert "checkpoint" in result["reason"]
+    assert [path.name for path in Checkpoints(tiny_disk / "run").folder.iterdir()] == ["000001"]
+    (tiny_disk / "filler").unlink()
+    watch.rest()
+    assert jobs.run(tiny_disk / "run", strategy, epochs=EPOCHS, resume=True)["samples"] == EPOCHS * jobs.SAMPLES
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no replicas": ({"strategy": Downpour(replicas=0)}, "--replicas 0"),
+    "more shards than parameters": ({"strategy": Downpour(shards=4), "task": "jobs:minute"}, "--shards 4 is more than the model's 3 parameters"),
+    "a task nobody knows": ({"task": "digit"}, "did you mean 'digits'"),
+    "a module nobody has": ({"task": "nowhere:task"}, "importing 'nowhere' raised ModuleNotFoundError"),
+    "a function nobody wrote": ({"task": "jobs:nothing"}, "jobs.*has no 'nothing'"),
+    "a task without a name": ({"task": Task(model=jobs.net, train=jobs.data)}, "module:function"),
+    "an optimizer nobody knows": ({"strategy": Downpour(optimizer=Optimizer("adagrd"))}, "did you mean 'adagrad'"),
+    "an option the optimizer lacks": ({"strategy": Downpour(optimizer=optim("sgd", betas=1))}, "betas"),
+    "a value the optimizer refuses": ({"strategy": Downpour(optimizer=optim("adam", eps=-1.0))}, "eps"),
+    "reading in place over tcp": ({"strategy": Downpour(read_in_place=True), "on": Local(transport="tcp")}, "--transport shared"),
+    "reading in place what has masters": ({"strategy": Downpour(read_in_place=True), "task": "jobs:low"}, "bfloat16"),
+    "a carrier nobody knows": ({"on": Local(transport="tpc")}, "did you mean 'tcp'"),
+    "a network that others read": ({"on": Local(transport="tcp", bind="0.0.0.0")}, "--insecure"),
+    "an address of somebody else": ({"on": Local(transport="tcp", bind="192.0.2.1", insecure=True)}, "192.0.2.1"),
+    "a device that is not there": ({"device": "cuda:77"}, "--device"),
+    "weights of another model": ({"init_from": "wrong.safetensors"}, "wrong.safetensors"),
+    "a full folder": ({"out": "."}, "not empty"),
+    "nobody's folder": ({"out": "/proc/nowhere"}, "cannot be written"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.zeros(3)}, "wrong.safetensors")
+    changes, words = REFUSED[name]
+    options = {"out": "run", **changes}
+    with pytest.raises(errors.DistbeliefError, match=f"(?s){words}") as caught:
+        jobs.run(options.pop("out"), **options)
+    assert type(caught.value) in (errors.UsageError, errors.CheckpointError, errors.LayoutError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_leaves_what_the_house_promises(tmp_path: Path) -> None:
+    result = jobs.run(tmp_path, epochs=1)
+    names = set(os.listdir(tmp_path))
+    assert {"job.json", "metrics.jsonl", "result.json", "checkpoints", "model.safetensors"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert result["run"] == str(tmp_path)
