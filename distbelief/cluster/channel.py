@@ -58,8 +58,12 @@ class Died(Word, frozen=True, tag=True):
     reason: str
 
 
+class Explain(Word, frozen=True, tag=True):
+    """Note what the job waits for."""
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died).decode
+_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died | Explain).decode
 
 
 class Channel:

@@ -20,9 +20,9 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.cluster.channel import Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Word, World
 from distbelief.cluster.single import SingleLoop
-from distbelief.core import events, messages, roles
+from distbelief.core import events, messages, records, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.portions import Position
 from distbelief.core.records import Record
@@ -150,8 +150,8 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        coordinator = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
-        self.driver.add_machine(self.role, coordinator, self.endpoint, Store(spec.run))
+        self.coordinator = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.driver.add_machine(self.role, self.coordinator, self.endpoint, Store(spec.run))
         self._listen()
         self.endpoint.watch(self.channel.connection.fileno(), self._hear)
         self.driver.run()
@@ -165,6 +165,8 @@ class _Process:
             self.driver.tell(self.role, "supervisor", messages.Stop(word.reason))
         elif isinstance(word, Died):
             self.driver.tell(self.role, word.role, events.Lost(word.reason))
+        elif isinstance(word, Explain):
+            self._note(time.monotonic(), self.role, records.Note(self.coordinator.waits()))
 
     def _play_shard(self) -> None:
         shard = Shard(roles.index_of(self.role), self._slice)

@@ -19,7 +19,7 @@ import msgspec
 
 from distbelief import errors
 from distbelief.cluster import forkserver
-from distbelief.cluster.channel import Channel, Died, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.cluster.channel import Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Word, World
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -35,12 +35,12 @@ PATIENCE = 30.0
 """Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
 CLOSING = 600.0
 """Seconds that an interrupted job may take to write its checkpoint."""
-SILENCE = 60.0
+SILENCE = 20.0
 """Seconds without a word from anybody after which the supervisor says for whom it waits."""
 GRACE = 2.0
 """Seconds between asking a process to end and killing it."""
 TICK = 1.0
-"""Most seconds between two looks at the clock and at the processes."""
+"""Seconds between two looks at the clock and at the processes."""
 
 
 class _Child:
@@ -74,7 +74,7 @@ class Supervisor:
         self.deaths: dict[str, str] = {}
         self.checkpoint = sitting.number - 1
         self.listening = self.started = False
-        self._heard = time.monotonic()
+        self._heard, self._looked = time.monotonic(), 0.0
         self._leave_by = self._end_by = float("inf")
         self._interrupts = 0
         self._script = script or []
@@ -198,10 +198,13 @@ class Supervisor:
 
     def _look(self, now: float) -> None:
         """Kill whoever holds the job up for too long, and say for whom it waits."""
+        if now < self._looked + TICK:
+            return
+        self._looked = now
         for child in self.children.values():
             if now > self._end_by:
                 self._kill(child, "the job was over and it did not end")
-            elif now > self._leave_by and child.spare and not child.left:
+            elif now > self._leave_by and roles.is_replica(child.role) and not child.left:
                 self._kill(child, f"it did not leave within {PATIENCE:.0f} s of being asked to, and was killed")
             elif not _stopped(child.process.pid):
                 child.stopped_at = None
@@ -214,6 +217,8 @@ class Supervisor:
             stopped = [f"{c.role} is stopped, `kill -CONT {c.process.pid}` lets it go on" for c in self.children.values() if c.stopped_at]
             told = "; ".join([f"nothing was heard for {SILENCE:.0f} s; still running: {', '.join(self.children)}", *stopped])
             self.sitting.record(now, "supervisor", records.Note(told))
+            if roles.COORDINATOR in self.children:
+                self.children[roles.COORDINATOR].channel.say(Explain())
 
     def _kill(self, child: _Child, why: str) -> None:
         if not child.why:

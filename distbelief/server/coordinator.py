@@ -48,7 +48,8 @@ class Coordinator:
     def __init__(
         self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
     ) -> None:
-        self.settings, self.phase = settings, "gathering"
+        self.settings = settings
+        self.phase: Phase = "gathering"
         self.plan: Plan | None = None
         self.dealer: Dealer | None = None
         self._checkpoint, self._position, self._samples = checkpoint, position, samples
@@ -92,6 +93,22 @@ class Coordinator:
         if answer is None:
             raise RemoteProtocolError(f"the coordinator has no answer to {type(event).__name__}")
         return answer(sender, event)
+
+    def waits(self) -> str:
+        """What the job waits for now, in one sentence: for whoever wonders why nothing happens.
+
+        >>> Coordinator(Settings(shards=1)).waits()
+        'gathering: waits for all shards, and for the first replica, which tells the layout (shard 0)'
+        """
+        who = sorted(self._waiting)
+        if self.phase in ("training", "leaving") and self.dealer is not None:
+            members = sorted(self._members, key=roles.index_of)
+            who = [f"{role} holds {held} minibatches" for role in members if (held := self.dealer.held(role))]
+            who += [f"{role} waits for work" for role, drained in self._wanting.items() if drained]
+            who = who or members
+        elif self._measuring or self._owed:
+            who.append(roles.EVALUATOR)
+        return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     # joining
 
