@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-fast test-slow bench clean
+.PHONY: train test test-fast test-slow test-gpu bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -24,7 +24,11 @@ test-fast: .venv/tools
 	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
 
 test-slow: .venv/tools
+	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py
 	$(BIN)/pytest tests/slow
+
+test-gpu: .venv/tools
+	$(BIN)/pytest tests/gpu
 
 bench: .venv/installed
 	$(BIN)/distbelief bench wire

@@ -256,7 +256,8 @@ class _Process:
         except BaseException as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
             where = f"{script}, line {lines[-1]}," if lines else script
-            self.channel.say(Failed("TrainingError", f"{self.role}: {where} raised {type(error).__name__}: {error}", _traced(error, script)))
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self.channel.say(Failed("TrainingError", f"{self.role}: {where} raised {what}", _traced(error, script)))
             sys.exit(1)
 
     def _play_evaluator(self) -> None:

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from time import monotonic
 
@@ -18,9 +19,19 @@ from distbelief.core import records
 from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour, Single
 
-EPOCHS = 12
+EPOCHS = 30
+"""So many that the job does not end before the supervisor has heard of its beginning, however busy the machine is."""
 SECONDS = 20.0
 """Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On which a replica of `jobs:stubborn` waits."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    monkeypatch.setenv("PIPE", str(path))
+    return path
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -28,7 +39,7 @@ SECONDS = 20.0
 def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path, watch: jobs.Watch, seed: int, options: dict[str, int]) -> None:
     chance = random.Random(seed)
     victim, kind = chance.randrange(3), chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone])
-    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else EPOCHS))
+    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else 8))
     result = jobs.run(tmp_path, Downpour(replicas=3, **options), epochs=EPOCHS, evaluate_every=0)
     gone = [record for record in watch.of(records.Gone) if record.died]
     assert [record.role for record in gone] == [f"replica {victim}"]
@@ -39,11 +50,20 @@ def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path,
     assert sum(one["lost"] for one in result["per_replica"]) == gone[0].lost == result["per_replica"][victim]["lost"]
 
 
-def test_a_killed_replicas_minibatches_are_lost_and_dealt_again(tmp_path: Path, watch: jobs.Watch) -> None:
-    watch.once(records.Stepped, lambda: jobs.kill("replica 0"), role="replica 0")
-    result = jobs.run(tmp_path, Downpour(replicas=2), epochs=EPOCHS)
-    assert result["per_replica"][0]["lost"] > 0
-    assert result["samples"] == EPOCHS * jobs.SAMPLES
+def test_the_minibatch_that_dies_with_a_replica_is_dealt_again(pipe: Path, tmp_path: Path, watch: jobs.Watch) -> None:
+    def kill_in_the_step() -> None:
+        with pipe.open("w"):  # waits until the replica waits
+            jobs.kill(os.readlink(f"{pipe}.who").removeprefix("distbelief: "))
+
+    killer = threading.Thread(target=kill_in_the_step, daemon=True)
+    killer.start()
+    result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
+    killer.join(SECONDS)
+    victim = int(os.readlink(f"{pipe}.who")[-1])
+    (gone,) = (record for record in watch.of(records.Gone) if record.died)
+    assert gone.role == f"replica {victim}"
+    assert result["per_replica"][victim]["lost"] == gone.lost >= 1
+    assert result["samples"] == 2 * jobs.SAMPLES
 
 
 def test_when_every_replica_is_killed_one_error_names_them(tmp_path: Path, watch: jobs.Watch) -> None:
@@ -120,12 +140,11 @@ def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch
     assert f"shard 0 is stopped, `kill -CONT {stopped[0]}` lets it go on" in told
 
 
+@pytest.mark.usefixtures("pipe")
 def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
     monkeypatch.setattr(supervisor, "TICK", 0.05)
-    monkeypatch.setenv("PIPE", str(tmp_path / "pipe"))
-    os.mkfifo(tmp_path / "pipe")
-    watch.once(records.Joined, lambda: os.kill(os.getpid(), signal.SIGINT), after=1)
+    watch.once(records.Joined, lambda: os.kill(os.getpid(), signal.SIGINT))
     result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
     assert result["outcome"] == "interrupted"
     assert (tmp_path / "run" / "model.safetensors").exists()
