@@ -11,6 +11,8 @@ from distbelief.core import records
 
 MESSAGE_LIMIT = 1 << 24
 """Longest message on a channel, in bytes."""
+TEXT_LIMIT = 8000
+"""Longest text of a failure, in characters: a word that is written in one piece is never half there."""
 
 
 class Word(msgspec.Struct, frozen=True, tag=True):
@@ -74,16 +76,18 @@ class Channel:
 
     def say(self, word: Word) -> None:
         """Send a word; to a peer that is gone, nothing."""
+        if isinstance(word, Failed) and len(word.text) > TEXT_LIMIT:
+            word = Failed(word.kind, "..." + word.text[-TEXT_LIMIT:])
         try:
             self.connection.send_bytes(_encode(word))
         except (BrokenPipeError, ConnectionResetError):
             return
 
     def hear(self) -> Word | None:
-        """The next word; None when the other end is gone."""
+        """The next word; None when the other end is gone, be it in the middle of a word."""
         try:
             return _decode(self.connection.recv_bytes(MESSAGE_LIMIT))
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             return None
 
     def hear_all(self, take: Callable[[Word], None]) -> bool:

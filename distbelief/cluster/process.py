@@ -220,6 +220,10 @@ class _Process:
             model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
         return model
 
+    def pump(self) -> Pump | None:
+        """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
+        return Pump(self.endpoint) if self.spec.transport == "tcp" and self.spec.settings.prefetch else None
+
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""
         addresses = self._meet()
@@ -231,13 +235,14 @@ class _Process:
             _Worker(self, vectors, None, None, addresses).attach(plan, arena)
 
         torch.manual_seed(self.spec.settings.seed)
-        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm)
+        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump())
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         self._run_path(script)
+        loop.current.leave()
         if not loop.current.joined:
             raise UsageError(
                 f"{self.role}: {script} ended without taking part: it must call replica = distbelief.join(),"
@@ -281,8 +286,7 @@ class _Worker:
     def __init__(self, process: _Process, vectors: FlatModule, compute: Compute | None, task: Task | None, addresses: dict[str, str]) -> None:
         self._process, self._vectors, self._compute, self._task = process, vectors, compute, task
         self.addresses = addresses
-        settings = process.spec.settings
-        self._pump = Pump(process.endpoint) if process.spec.transport == "tcp" and settings.prefetch and compute else None
+        self._pump = process.pump() if compute else None
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         spec = self._process.spec

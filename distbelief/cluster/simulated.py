@@ -293,5 +293,8 @@ class _NoStore:
     def commit(self, number: int, plan: Plan, position: Any, samples: int) -> None:
         """Nothing is kept."""
 
+    def discard(self, number: int) -> None:
+        """Nothing is kept."""
+
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(f"{checkpoint}: a simulation without a run folder loads nothing")

@@ -97,6 +97,12 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     samples: int
 
 
+class Discard(msgspec.Struct, frozen=True, gc=False):
+    """Clear away the parts of checkpoint `number`, of which one could not be written; the store answers `Saved`."""
+
+    number: int
+
+
 class Load(msgspec.Struct, frozen=True, gc=False):
     """Read a shard's part of a checkpoint, cut to the plan; the store answers `Loaded`."""
 
@@ -111,7 +117,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Effect = Send | Receive | Compute | Measure | Attach | Record | Save | Commit | Load | End
+Effect = Send | Receive | Compute | Measure | Attach | Record | Save | Commit | Discard | Load | End
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):

@@ -16,7 +16,7 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
 
 
 class Saved(msgspec.Struct, frozen=True, gc=False):
-    """From the store beside a machine: what became of a `Save` or `Commit`."""
+    """From the store beside a machine: what became of a `Save`, `Commit` or `Discard`."""
 
     number: int
     error: str

@@ -107,9 +107,10 @@ class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A role may not take part."""
+    """A role may not take part; `layout` where it is for its model."""
 
     reason: str
+    layout: bool = False
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -86,6 +86,8 @@ class Dealer:
         Raises:
             RemoteProtocolError: more steps than the replica was dealt.
         """
+        if steps < 0:
+            raise RemoteProtocolError(f"{who} reports {steps} steps")
         completed: list[int] = []
         held = self._held.get(who, deque())
         while steps:

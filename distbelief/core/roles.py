@@ -8,6 +8,18 @@ SINGLE = "single"  # who plays everything, where there is no server
 STORE = "store"  # the disk beside a role: answers `Saved` to the machine that yielded `Save`
 
 
+SUPERVISOR = "supervisor"  # whoever runs the job: says `Stop` to the coordinator
+
+
+def kind(role: str) -> str:
+    """What a role is, without its number.
+
+    >>> kind("shard 3")
+    'shard'
+    """
+    return role.partition(" ")[0]
+
+
 def replica(index: int) -> str:
     """The role of replica `index`.
 

@@ -131,6 +131,10 @@ class Checkpoints:
         self._place(final / MODEL)
         return final
 
+    def discard(self, number: int) -> None:
+        """Clear away what was made of checkpoint `number`."""
+        shutil.rmtree(self._making(number), ignore_errors=True)
+
     def latest(self) -> Path | None:
         """The newest checkpoint, None where there is none yet."""
         return max(self._all(), key=lambda path: int(path.name), default=None)
@@ -146,7 +150,7 @@ class Checkpoints:
         try:
             yield
         except (OSError, SafetensorError, CheckpointError) as error:
-            shutil.rmtree(self._making(number), ignore_errors=True)
+            self.discard(number)
             last = self.latest()
             kept = f"{last} stays the last good one" if last else "there is no earlier one"
             remedy = "" if isinstance(error, CheckpointError) else "; make room on that disk or mend it"

@@ -17,13 +17,18 @@ from distbelief.core.layout import Range
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan
-from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError
+from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.vectors import Vectors
 
 REPORT_SECONDS = 0.25
 """A replica reports its progress when it has computed for this long since its last report, and at the end of every portion."""
 
 Steps = Generator[Effect, Any, None]
+
+
+def refusal(event: messages.Refused) -> LayoutError | UsageError:
+    """The error for a role that may not take part."""
+    return (LayoutError if event.layout else UsageError)(event.reason)
 
 
 class Downpour:
@@ -34,13 +39,14 @@ class Downpour:
         vectors: of its model.
         samples: in its training set.
         batch_size: that the user's own loop names; 0 where the job's is taken.
+        keeps: whether the model is used after the story: then it ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
     """
 
-    def __init__(self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, incarnation: int = 0) -> None:
+    def __init__(self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0) -> None:
         self.role, self.vectors, self.incarnation = role, vectors, incarnation
         self.step = 0
-        self._samples, self._batch_size = samples, batch_size
+        self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
         self._initialise = False
         self._ending = False
@@ -67,6 +73,10 @@ class Downpour:
             if self._seconds >= REPORT_SECONDS:
                 yield self._progress(wants=False)
         yield from self._drain()
+        if self._keeps:
+            yield from self._request(self._landing, [part for _, part in self._parts])
+            yield from self._landed()
+            self.vectors.swap(self._landing)
         yield Send(roles.COORDINATOR, messages.Leave())
 
     # joining
@@ -149,7 +159,7 @@ class Downpour:
                 self._take((yield RECEIVE))
         return None
 
-    def report(self, loss: float, batch: Batch | None, step: int) -> None:
+    def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
         """Count the loss of a step on a minibatch into the next report.
 
         Raises:
@@ -158,7 +168,7 @@ class Downpour:
         if not math.isfinite(loss):
             where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
             raise TrainingError(
-                f"{self.role}: the loss is {loss} at step {step}{where}; lower --lr (it is {self._settings.optimizer.lr:g}),"
+                f"{self.role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {self._settings.optimizer.lr:g}),"
                 " clip with --clip-norm, or look for a division by zero in the model"
             )
         self._loss += loss
@@ -213,6 +223,7 @@ class Downpour:
         if not self._settings.prefetch:
             yield from self._request(0, [part for _, part in self._parts])
             yield from self._landed()
+            self.vectors.swap(0)
             return
         if not self._in_flight:
             yield from self._request(1 - self._landing, [part for _, part in self._parts])
@@ -288,7 +299,7 @@ class Downpour:
     def _end(self, arrival: Arrival) -> NoReturn:
         event = arrival.event
         if isinstance(event, messages.Refused):
-            raise LayoutError(event.reason)
+            raise refusal(event)
         if isinstance(event, events.Lost):
             raise JobFailed(f"{self.role}: {arrival.sender} is gone ({event.reason})")
         if isinstance(event, messages.Stop):

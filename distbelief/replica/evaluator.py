@@ -8,7 +8,8 @@ from typing import Any
 from distbelief.core import events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
 from distbelief.core.settings import Plan
-from distbelief.errors import JobFailed, LayoutError
+from distbelief.errors import JobFailed
+from distbelief.replica.downpour import refusal
 from distbelief.replica.vectors import Vectors
 
 
@@ -61,7 +62,7 @@ class Evaluator:
 def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
     if isinstance(event, messages.Refused):
-        raise LayoutError(event.reason)
+        raise refusal(event)
     # a shard that ends at the end may be heard of before the coordinator's word to stop; one that is lost ends the job by that word
     if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:
         raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")

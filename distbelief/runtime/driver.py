@@ -14,6 +14,7 @@ from distbelief.core.effects import (
     Commit,
     Compute,
     Computed,
+    Discard,
     Effect,
     End,
     Load,
@@ -56,6 +57,9 @@ class Store(Protocol):
 
     def commit(self, number: int, plan: Plan, position: Any, samples: int) -> object:
         """Make a checkpoint the newest."""
+
+    def discard(self, number: int) -> None:
+        """Clear away what was made of a checkpoint."""
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read one shard's part, cut to a plan."""
@@ -168,7 +172,7 @@ class Driver:
             self._sink(self.clock.now(), player.role, effect.record)
         elif isinstance(effect, End):
             self._end(player)
-        elif isinstance(effect, Save | Commit):
+        elif isinstance(effect, Save | Commit | Discard):
             self._handle(player, Arrival(STORE, events.Saved(effect.number, self._write(player, effect))))
         elif isinstance(effect, Load):
             assert player.store is not None
@@ -176,12 +180,14 @@ class Driver:
         else:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
 
-    def _write(self, player: _Player, effect: Save | Commit) -> str:
+    def _write(self, player: _Player, effect: Save | Commit | Discard) -> str:
         """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
         assert player.store is not None
         try:
             if isinstance(effect, Save):
                 player.store.save_part(effect.number, effect.part, effect.arrays, effect.facts)
+            elif isinstance(effect, Discard):
+                player.store.discard(effect.number)
             else:
                 player.store.commit(effect.number, effect.plan, effect.position, effect.samples)
         except CheckpointError as error:

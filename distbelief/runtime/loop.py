@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.pump import Pump
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Data, as_data
@@ -35,9 +38,10 @@ class Replica:
         endpoint: its end of the transport, linked to the coordinator.
         attach: binds a module to its vectors and opens the links to the shards.
         clip_norm: global norm to which each step's gradient is clipped; 0 for none.
+        pump: carries the links during a step, where that needs a thread.
     """
 
-    def __init__(self, role: str, driver: Driver, endpoint: Endpoint, attach: Attach, clip_norm: float = 0.0) -> None:
+    def __init__(self, role: str, driver: Driver, endpoint: Endpoint, attach: Attach, clip_norm: float = 0.0, pump: Pump | None = None) -> None:
         self.role, self.clip_norm = role, clip_norm
         self._driver, self._endpoint, self._attach = driver, endpoint, attach
         self._vectors: FlatModule | None = None
@@ -46,8 +50,10 @@ class Replica:
         self._batch: Batch | None = None
         self._handed: tuple[Batch | None, int] = (None, 0)
         self._answer: Callable[[Any], None] = _nobody
+        self._pump, self._carried = pump, contextlib.ExitStack()
         self._samples = 0
         self._began = 0.0
+        self._reports = False
 
     @property
     def joined(self) -> bool:
@@ -104,7 +110,7 @@ class Replica:
             try:
                 yield (inputs, targets) if device.type == "cpu" else (inputs.to(device), targets.to(device))
             except GeneratorExit:
-                self._leave()
+                self.leave()
                 raise
             if self._batch is batch:
                 raise UsageError("the loop took the next minibatch without optimizer.step() for the last: each minibatch is one step")
@@ -117,6 +123,7 @@ class Replica:
         """
         if loss is not None and self._story is not None:
             batch, step = self._handed
+            self._reports = True
             self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
     def step(self) -> None:
@@ -128,22 +135,34 @@ class Replica:
         assert self._vectors is not None
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm)
+        if not self._reports:
+            self._refuse_nan(*self._handed)
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
+
+    def _refuse_nan(self, batch: Batch | None, step: int) -> None:
+        """A loop that reports no loss would push its NaNs unseen."""
+        assert self._vectors is not None
+        assert self._story is not None
+        gradients = [p.grad for p in self._vectors.module.parameters() if p.grad is not None]
+        norm = float(nn.utils.get_total_norm(gradients))
+        if not math.isfinite(norm):
+            self._story.report(norm, batch, step, "norm of the gradient")
 
     def _begin(self, data: Data, batch_size: int) -> None:
         assert self._vectors is not None
-        self._story = Downpour(self.role, self._vectors, len(data), batch_size)
+        self._story = Downpour(self.role, self._vectors, len(data), batch_size, keeps=True)
         self._driver.add_story(self.role, self._story.story(), self._endpoint, self)
         self._driver.begin(self.role)
         self._driver.run_while(lambda: self._batch is None)
 
     def _go_on(self, answer: Computed | None) -> None:
         self._batch = None
+        self._carried.close()
         self._answer(answer)
         self._driver.run_while(lambda: self._batch is None)
 
-    def _leave(self) -> None:
-        """The user's loop ended before the job: push what has accrued, and let the others do the rest."""
+    def leave(self) -> None:
+        """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so by itself."""
         if self._batch is not None:
             self._go_on(None)
 
@@ -164,6 +183,8 @@ class Replica:
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         """The user's loop computes: it answers in `step`."""
         self._batch, self._answer = batch, answer
+        if self._pump is not None and self._plan is not None and self._plan.settings.prefetch:
+            self._carried.enter_context(self._pump.running())
         return None
 
     def measure(self) -> Measured:

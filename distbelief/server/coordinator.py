@@ -11,26 +11,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from distbelief.core import events, messages, records, roles
-from distbelief.core.effects import Commit, Effect, End, Payload, Record, Send
+from distbelief.core import events, messages, records, roles, speakers
+from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import check_same
 from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
-
-Phase = Literal["gathering", "restoring", "initialising", "training", "leaving", "closing"]
-
-PHASES: dict[Phase, str] = {
-    "gathering": "waits for all shards, and for the first replica, which tells the layout",
-    "restoring": "waits for the shards to know their ranges, and to load a checkpoint if there is one",
-    "initialising": "waits for one replica to send the initial parameters",
-    "training": "deals portions until all are done, a target is reached or somebody stops the job",
-    "leaving": "waits for the replicas to push what they have accrued, and to leave",
-    "closing": "waits for the last evaluation, the last checkpoint and the shards' accounts",
-}
-"""What the coordinator does, and what it waits for, in order."""
+from distbelief.server.phases import PHASES, Phase
 
 
 class Coordinator:
@@ -63,11 +52,12 @@ class Coordinator:
         self._warming = settings.warm_start_steps
         self._warmed = 0
         self._warmer = ""
-        self._number, self._saving = number, False
+        self._number, self._kept, self._saving, self._failed = number, number - 1, False, ""
         self._measuring = False
         self._owed = False
         self._epochs = 0
         self._outcome, self._reason = "done", ""
+        self._heard: set[tuple[str, type]] = set()
         self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             messages.Here: self._on_here,
             messages.Join: self._on_join,
@@ -89,7 +79,11 @@ class Coordinator:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        answer = self._answers.get(type(event))
+        said = (sender, type(event))
+        if said not in self._heard:
+            speakers.check(*said)
+            self._heard.add(said)
+        answer = self._answers.get(said[1])
         if answer is None:
             raise RemoteProtocolError(f"the coordinator has no answer to {type(event).__name__}")
         return answer(sender, event)
@@ -132,7 +126,7 @@ class Coordinator:
             if event.batch_size not in (0, self.settings.batch_size):
                 raise UsageError(f"{sender} asks for batches of {event.batch_size}, the job has {self.settings.batch_size}: it is one for all")
         except (LayoutError, UsageError) as error:
-            return [Send(sender, messages.Refused(str(error)))]
+            return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
         if self.phase in ("leaving", "closing"):
             return [Send(sender, messages.Finish("the job is ending"))]
         self._welcome.append(sender)
@@ -300,16 +294,19 @@ class Coordinator:
         if self._waiting:
             return []
         if self._failed:
-            return self._on_saved(sender, events.Saved(event.number, self._failed))
+            return [Discard(event.number)]
         assert self.plan is not None
         return [Commit(event.number, self.plan, *self._cut)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         self._saving = False
         self._number += 1
-        if event.error and self.phase == "closing":
-            self._reason += f"; {event.error}"
-        return [Record(records.Checkpointed(event.number, event.error)), *self._close()]
+        error = self._failed or event.error
+        if not error:
+            self._kept = event.number
+        elif self.phase == "closing":
+            self._reason += f"; {error}"
+        return [Record(records.Checkpointed(event.number, error)), *self._close()]
 
     # the end
 
@@ -369,8 +366,8 @@ class Coordinator:
                 self._welcome.remove(sender)
             return [Record(records.Note(f"the evaluator is gone ({event.reason}); the job goes on without evaluations")), *self._close()]
         if sender in self._shards:
-            lost = f"{sender} is gone ({event.reason}); what it applied since checkpoint {self._number - 1} is lost: go on with --resume"
-            return self._end("failed", lost)
+            kept = f"what it applied since checkpoint {self._kept} is lost: go on with --resume"
+            return self._end("failed", f"{sender} is gone ({event.reason}); {kept if self._kept else 'there is no checkpoint yet: start anew'}")
         return []
 
     def _without(self, role: str, reason: str, died: bool) -> list[Effect]:
@@ -383,7 +380,8 @@ class Coordinator:
         self._wanting.pop(role, None)
         member = role in self._members
         self._members.discard(role)
-        lost = self.dealer.lost(role) if member and self.dealer else 0
+        left = self.dealer.lost(role) if member and self.dealer else 0
+        lost = left if died or self.phase == "training" else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
         if len(self._gone) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"

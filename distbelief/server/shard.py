@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import events, learning_rate, messages, roles
+from distbelief.core import events, learning_rate, messages, roles, speakers
 from distbelief.core.effects import Effect, End, Load, Payload, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
@@ -36,6 +36,7 @@ class Shard:
         self.ledger = Ledger()
         self._plan: Plan | None = None
         self._slice: Slice | None = None
+        self._heard: set[tuple[str, type]] = set()
         self._answers: dict[type, Callable[[str, Any, Payload | None], list[Effect]]] = {
             messages.Push: self._push,
             messages.Fetch: self._fetch,
@@ -55,7 +56,11 @@ class Shard:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        answer = self._answers.get(type(event))
+        said = (sender, type(event))
+        if said not in self._heard:
+            speakers.check(*said)
+            self._heard.add(said)
+        answer = self._answers.get(said[1])
         if answer is None:
             raise RemoteProtocolError(f"a shard has no answer to {type(event).__name__}")
         return answer(sender, event, payload)
@@ -96,6 +101,8 @@ class Shard:
         if verdict.action == "apply":
             incarnation, updates = self.version
             staleness = updates - event.version.updates
+            if staleness < 0:
+                raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
             held.apply(sender, event.slot, payload, learning_rate.factor(self._schedule, self.samples, self._total))
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples

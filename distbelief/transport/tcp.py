@@ -19,7 +19,7 @@ from distbelief.transport.base import Arena
 from distbelief.transport.link import STRANGERS_LIMIT, Link
 from distbelief.transport.sockets import CONNECT_SECONDS, SocketEndpoint
 
-SILENCE_SECONDS = 20.0
+SILENCE_SECONDS = 120.0
 """How long sent bytes may stay unacknowledged by the peer's host before the link is lost."""
 BUFFER = 4 << 20
 """Bytes asked for in each direction of a connection's kernel buffers: a fast link needs its rate times its round trip (1 Gbyte/s times 4 ms)."""
@@ -91,6 +91,9 @@ class TcpEndpoint(SocketEndpoint):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.congestion.encode())
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(SILENCE_SECONDS / 4))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(SILENCE_SECONDS / 12))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from distbelief.core import events, messages, records
-from distbelief.core.effects import Commit, Effect, End, Record, Send
+from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.messages import Message
@@ -324,7 +324,8 @@ def test_a_checkpoints_position_is_of_before_it_was_called_for_and_an_error_is_r
 def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
     epoch(office).tell("shard 0", messages.SnapshotDone(1, "the disk is full")).tell("shard 1", messages.SnapshotDone(1, ""))
-    assert not [effect for effect in office.effects if isinstance(effect, Commit)]
+    assert [effect for effect in office.effects if isinstance(effect, Commit | Discard)] == [Discard(1)]
+    office.tell("store", events.Saved(1, ""))
     assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
 
 
@@ -336,9 +337,12 @@ def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest(
     [
         ("replica 7", progress(), "replica 7 reports progress and is no member"),
         ("replica 0", progress(steps=3), "replica 0 reports 3 more steps than it was dealt"),
-        ("replica 0", messages.Drain(), "the coordinator has no answer to Drain"),
+        ("replica 0", messages.Drain(), "replica 0 has no say in Drain; it is for nobody"),
+        ("replica 0", messages.Stop("mine"), "replica 0 has no say in Stop; it is for coordinator, supervisor"),
+        ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
+        ("replica 0", progress(steps=-1), "replica 0 reports -1 steps"),
     ],
-    ids=["stranger", "too many steps", "unknown"],
+    ids=["stranger", "too many steps", "unknown", "not his to say", "not a replica", "less than nothing"],
 )
 def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: str) -> None:
     with pytest.raises(RemoteProtocolError, match=says):

@@ -135,8 +135,9 @@ def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.T
 
 @pytest.mark.parametrize("event", [push(1), messages.Fetch(0, 0, MOVING), messages.Initialise(0, 0, MOVING), messages.Snapshot(1)], ids=repr)
 def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
+    sender = "coordinator" if isinstance(event, messages.Snapshot) else "replica 0"
     with pytest.raises(RemoteProtocolError, match="shard 0"):
-        Shard(0, TorchSlice).handle("replica 0", event, numbers(MOVING, 0))
+        Shard(0, TorchSlice).handle(sender, event, numbers(MOVING, 0))
 
 
 def test_a_shard_ends_with_its_coordinator_and_not_with_a_replica() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
-from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError
+from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors
@@ -128,7 +129,8 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
 @pytest.mark.parametrize(
     ("sender", "event", "error", "says"),
     [
-        ("coordinator", messages.Refused("its 'weight' differs"), LayoutError, "its 'weight' differs"),
+        ("coordinator", messages.Refused("its 'weight' differs", layout=True), LayoutError, "its 'weight' differs"),
+        ("coordinator", messages.Refused("there is nothing to train on"), UsageError, "nothing to train on"),
         ("coordinator", messages.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
         ("coordinator", events.Lost("killed"), JobFailed, r"replica 0: coordinator is gone \(killed\)"),
         ("coordinator", messages.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
@@ -168,7 +170,42 @@ def test_the_evaluator_may_be_stopped_before_it_is_welcomed() -> None:
     assert Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Stop("done")).waits is None
 
 
-@pytest.mark.parametrize(("event", "error"), [(events.Lost("killed"), JobFailed), (messages.Refused("it differs"), LayoutError)], ids=str)
+@pytest.mark.parametrize(
+    ("event", "error"), [(events.Lost("killed"), JobFailed), (messages.Refused("it differs", layout=True), LayoutError)], ids=str
+)
 def test_an_evaluator_without_a_coordinator_says_why(event: Event, error: type[Exception]) -> None:
     with pytest.raises(error):
         evaluator().tell("coordinator", event)
+
+
+class Swapped(PhantomVectors):
+    """Vectors that count into which of them the model was moved."""
+
+    def __init__(self) -> None:
+        super().__init__(LAYOUT)
+        self.landings: list[int] = []
+
+    def swap(self, landing: int) -> None:
+        self.landings.append(landing)
+
+
+@pytest.mark.parametrize(("prefetch", "landings"), [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 0, 1, 1])])
+def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_ends_with_the_servers(prefetch: int, landings: list[int]) -> None:
+    vectors = Swapped()
+    reader = Reader(Downpour("replica 0", vectors, 8, keeps=True).story())
+    reader.tell("coordinator", messages.Welcome(plan(prefetch=prefetch), initialise=False))
+    mail: deque[tuple[str, Event]] = deque([("coordinator", messages.Deal(Portion(0, 0, 3)))])
+    clock = 0
+    while reader.waits is not None:
+        for message in reader.sent():
+            if isinstance(message, messages.Push):
+                clock += 1
+                mail.append(("shard 0", messages.Pushed(message.slot, message.clock, Version(0, clock))))
+            elif isinstance(message, messages.Fetch):
+                mail.append(("shard 0", messages.Fetched(message.slot, 0, 400, Version(0, clock))))
+        if isinstance(reader.waits, Compute):
+            reader.go_on(COMPUTED)
+        else:
+            reader.tell(*(mail.popleft() if mail else ("coordinator", messages.Finish("done"))))
+    assert clock == 3
+    assert vectors.landings == landings

@@ -1,5 +1,6 @@
 """Who dies, and what becomes of the job: real processes, killed at chosen and at random moments."""
 
+import contextlib
 import os
 import random
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -34,6 +36,23 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def when_stuck(pipe: Path, act: Callable[[str], object]) -> Iterator[None]:
+    """Hand over the role of the replica that waits on the pipe, as soon as one does; it waits until the end of the block."""
+    over = threading.Event()
+
+    def wait() -> None:
+        with pipe.open("w"):  # opens when the replica opens its end
+            act(os.readlink(f"{pipe}.who").removeprefix("distbelief: "))
+            over.wait(SECONDS)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    yield
+    over.set()
+    waiter.join(SECONDS)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1, "push_every": 3}, {"read_in_place": True}], ids=["plain", "prefetch", "in place"])
 def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path, watch: jobs.Watch, seed: int, options: dict[str, int]) -> None:
@@ -51,18 +70,10 @@ def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path,
 
 
 def test_the_minibatch_that_dies_with_a_replica_is_dealt_again(pipe: Path, tmp_path: Path, watch: jobs.Watch) -> None:
-    def kill_in_the_step() -> None:
-        with pipe.open("w"):  # waits until the replica waits
-            jobs.kill(os.readlink(f"{pipe}.who").removeprefix("distbelief: "))
-
-    killer = threading.Thread(target=kill_in_the_step, daemon=True)
-    killer.start()
-    result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
-    killer.join(SECONDS)
-    victim = int(os.readlink(f"{pipe}.who")[-1])
+    with when_stuck(pipe, jobs.kill):
+        result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
     (gone,) = (record for record in watch.of(records.Gone) if record.died)
-    assert gone.role == f"replica {victim}"
-    assert result["per_replica"][victim]["lost"] == gone.lost >= 1
+    assert result["per_replica"][int(gone.role[-1])]["lost"] == gone.lost >= 1
     assert result["samples"] == 2 * jobs.SAMPLES
 
 
@@ -140,12 +151,11 @@ def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch
     assert f"shard 0 is stopped, `kill -CONT {stopped[0]}` lets it go on" in told
 
 
-@pytest.mark.usefixtures("pipe")
-def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
     monkeypatch.setattr(supervisor, "TICK", 0.05)
-    watch.once(records.Joined, lambda: os.kill(os.getpid(), signal.SIGINT))
-    result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=2)
+    with when_stuck(pipe, lambda _: os.kill(os.getpid(), signal.SIGINT)):
+        result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=jobs.MANY)
     assert result["outcome"] == "interrupted"
     assert (tmp_path / "run" / "model.safetensors").exists()
 

@@ -12,7 +12,7 @@ from torch import nn
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import learning_rate
 from distbelief.core.settings import LEARNING_RATES, Optimizer
-from distbelief.errors import LayoutError, TrainingError, UsageError
+from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.strategy import Downpour
@@ -250,5 +250,5 @@ def test_a_model_that_cannot_be_trained_is_refused(plain: SimpleNamespace, model
 
 
 def test_more_shards_than_parameters_are_refused(plain: SimpleNamespace) -> None:
-    with pytest.raises(LayoutError, match="--shards 104 is more than the model's 103 parameters"):
+    with pytest.raises(UsageError, match="--shards 104 is more than the model's 103 parameters"):
         train(plain.classes(plain.mlp), optimizer=Optimizer(), shards=104)
