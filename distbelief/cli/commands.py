@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
 
 from distbelief.cli import options, words
+from distbelief.cli.main import INTERRUPTED
 from distbelief.cluster import forkserver
 from distbelief.cluster.local import Local
 from distbelief.core.settings import option
@@ -21,7 +22,6 @@ TASKS = ("digits", "mnist", "mnist-lenet")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
 BENCHES = ("wire", "train", "start", "memory", "simulator", "accuracy")
 """The benchmarks: each a file of that name in `bench`."""
-INTERRUPTED = 130
 
 
 def train(args: list[str]) -> int:
@@ -30,7 +30,7 @@ def train(args: list[str]) -> int:
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)
     place = asked.place(Local)
-    _start_forkserver()
+    forkserver.start()
     return _show(place.run(job, _view(asked)), asked, ["train", *args])
 
 
@@ -45,7 +45,7 @@ def launch(args: list[str]) -> int:
         raise UsageError(f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} script.py")
     job = asked.job("script")
     place = asked.place(Local)
-    _start_forkserver()
+    forkserver.start()
     return _show(place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
 
@@ -84,7 +84,7 @@ def evaluate(args: list[str]) -> int:
         raise UsageError("which run? Write its folder: distbelief evaluate RUN")
     if args[0].startswith("-"):
         raise UsageError(f"{args[0]}: write the run folder first: distbelief evaluate RUN [options]")
-    options.refuse("distbelief evaluate RUN", args[1:], ["--data-dir", "--device", "--json"])
+    options.refuse("distbelief evaluate RUN", args[1:], [option(field.name) for field in fields(Evaluate)])
     asked = options.call_tyro(Evaluate, "distbelief evaluate RUN", str(Evaluate.__doc__), args[1:])
     from distbelief.cluster.evaluate import evaluate as measure
 
@@ -103,7 +103,6 @@ def bench(args: list[str]) -> int:
         return _usage(f"bench NAME [options], where NAME is {', '.join(BENCHES[:-1])} or {BENCHES[-1]}", bool(args))
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], BENCHES)
-    from dataclasses import fields
     from importlib import import_module
 
     module, prog = import_module(f"distbelief.bench.{args[0]}"), f"distbelief bench {args[0]}"
@@ -157,11 +156,6 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
     if name not in STRATEGIES:
         raise unknown("strategy", name, STRATEGIES)
     return name
-
-
-def _start_forkserver() -> None:
-    """Let torch be imported over there while it is imported here."""
-    forkserver.start()
 
 
 def _view(asked: options.Options) -> Any:

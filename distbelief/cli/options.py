@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from distbelief.cli import words
 from distbelief.cluster.local import Local
-from distbelief.core.settings import LEARNING_RATES, Optimizer, optim, option
+from distbelief.core.settings import Optimizer, optim, option
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import STRATEGIES, Downpour, Strategy
@@ -72,7 +72,7 @@ Source = tuple[type, tuple[str, ...]]
 def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     """The options of a command with a strategy, by the heading that its help shows them under."""
     kind = STRATEGIES[strategy]
-    job = ("task", "strategy", *(("evaluate_every", "target_accuracy", "init_from", "data_dir") if command == "launch" else ()))
+    job = ("task", "strategy", *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()))
     place: list[Source] = []
     if command == "simulate":
         place = [(Virtual, ())]
@@ -98,14 +98,18 @@ def documents(kind: type) -> dict[str, str]:
     return found
 
 
-def _flat(sources: Sequence[Source], heading: str) -> type:
+LAUNCHED = {"batch_size": "Samples in a minibatch of one replica; the script's own wins, where its batches() names one."}
+"""What options mean to `launch`, where that is not what they mean elsewhere."""
+
+
+def _flat(sources: Sequence[Source], heading: str, meanings: Mapping[str, str]) -> type:
     """One dataclass with the fields of several, as tyro is to show them."""
     import tyro
 
     made: list[tuple[str, Any, Any]] = []
     for kind, without in sources:
         # a job's task is no option, and its type would import torch
-        hints, texts = typing.get_type_hints(kind, localns={"Task": object}), documents(kind)
+        hints, texts = typing.get_type_hints(kind, localns={"Task": object}), {**documents(kind), **meanings}
         for field in fields_of(kind, without):
             hint = hints[field.name]
             several = typing.get_origin(hint) is tuple
@@ -134,7 +138,8 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     found = groups(command, strategy)
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
     refuse(prog, args, _names(found), _elsewhere(command, strategy))
-    made = [(name, Annotated[_flat(sources, name), tyro.conf.arg(name="")], dataclasses.MISSING) for name, sources in found.items()]
+    meanings = LAUNCHED if command == "launch" else {}
+    made = [(name, Annotated[_flat(sources, name, meanings), tyro.conf.arg(name="")], dataclasses.MISSING) for name, sources in found.items()]
     whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
     values = call_tyro(whole, prog, inspect.getdoc(STRATEGIES[strategy]) or "", args)
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
@@ -245,9 +250,10 @@ class Options:
         options = words.optimizer_options(self.optimizer_options)
         if self.weight_decay:
             options["weight_decay"] = self.weight_decay
-        name = str(self.values["optimizer"])
-        made = optim(name, self.lr if self.lr is not None else LEARNING_RATES.get(name))
-        return Optimizer(made.name, made.lr, options)
+        for name, instead in (("name", "--optimizer"), ("lr", "--lr")):
+            if name in options:
+                raise UsageError(f"--optimizer-options {name}: is an option of its own, {instead}")
+        return optim(str(self.values["optimizer"]), self.lr, **options)
 
     def job(self, task: str) -> Job:
         """The job, its settings checked.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief import errors
-from distbelief.core.settings import Settings
+from distbelief.core import roles
+from distbelief.core.settings import Settings, option
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
 from distbelief.strategy import Downpour
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from distbelief.cluster.sitting import View
 
 TRANSPORTS = ("shared", "tcp")
+ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
+"""Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
+PORTS = 65535
+_BIND = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)")
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,9 @@ class Local:
     transport: str = "shared"
     """How bytes travel: shared (memory) or tcp."""
     bind: str = "127.0.0.1"
-    """With tcp, the host that coordinator and shards listen at."""
+    """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones, else at any that are free."""
+    advertise: str = ""
+    """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address where that is 0.0.0.0."""
     insecure: bool = False
     """Allow plain TCP on a network other than loopback."""
 
@@ -40,7 +49,7 @@ class Local:
         """
         began = time.monotonic()
         settings = self._settings(job)
-        from distbelief.cluster.sitting import Sitting, View
+        from distbelief.cluster.sitting import Sitting, View, evaluates
         from distbelief.cluster.supervisor import Supervisor
         from distbelief.tasks import available, resolve
 
@@ -50,9 +59,8 @@ class Local:
             )
         if why := available(job.reference, job.data_dir):
             raise errors.DataError(why)
-        sitting = Sitting(job, settings, view or View(), began)
-        evaluates = settings.evaluate_every > 0 and resolve(job.reference, job.data_dir).test is not None
-        return Supervisor(self, job, settings, sitting, evaluates).run()
+        evaluated = evaluates(settings, resolve(job.reference, job.data_dir))
+        return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), evaluated).run()
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
         """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
@@ -80,7 +88,51 @@ class Local:
     def _settings(self, job: Job) -> Settings:
         if self.transport not in TRANSPORTS:
             raise unknown("transport", self.transport, TRANSPORTS)
+        given = [option(name) for name in ("bind", "advertise", "insecure") if getattr(self, name) != getattr(Local, name)]
+        if given and self.transport != "tcp":
+            raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
         settings = job.settings()
+        listen_at(self.bind, roles.shard(settings.shards - 1))
         if settings.read_in_place and self.transport != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
         return settings
+
+
+def listen_at(bind: str, role: str) -> str:
+    """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th after it.
+
+    Raises:
+        UsageError: it is no HOST or HOST:PORT, or the role's port would be too high.
+
+    >>> listen_at("10.0.0.1:7000", "coordinator"), listen_at("10.0.0.1:7000", "shard 2"), listen_at("::1", "shard 2")
+    ('tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:[::1]:0')
+    """
+    host, first = _host_and_port(bind)
+    port = first + 1 + roles.index_of(role) if first else 0
+    if port > PORTS:
+        raise UsageError(f"--bind {bind}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
+    return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def told_host(bind: str, advertise: str) -> str:
+    """The host that others are told: `advertise`, else that of `bind`; where that is every address, this machine's own towards the world.
+
+    >>> told_host("10.0.0.1:7000", ""), told_host("0.0.0.0", "node7")
+    ('10.0.0.1', 'node7')
+    """
+    host, _ = _host_and_port(bind)
+    if advertise or host not in ANYWHERE:
+        return advertise or host
+    family, far = ANYWHERE[host]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))  # sends nothing: the kernel only chooses its route
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def _host_and_port(bind: str) -> tuple[str, int]:
+    if found := _BIND.fullmatch(bind):
+        return found["six"] or found["host"] or found["bare"], int(found["port"] or 0)
+    raise UsageError(f"--bind {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number")

@@ -27,8 +27,8 @@ class Pace(msgspec.Struct, frozen=True):
     """Chance that a step takes `straggle_factor` times as long."""
     straggle_factor: float = 10.0
 
-    def check(self) -> None:
-        """Refuse an impossible pace.
+    def check(self, replicas: int) -> None:
+        """Refuse a pace that is impossible for so many replicas.
 
         Raises:
             UsageError: naming the value.
@@ -40,6 +40,8 @@ class Pace(msgspec.Struct, frozen=True):
         if not (0 <= self.straggle_chance <= 1 and self.straggle_factor >= 0):
             raise UsageError(f"stragglers {self.straggle_chance}x{self.straggle_factor}: a chance from 0 to 1 and a factor of 0 or more")
         for replica, factor in self.slow.items():
+            if not 0 <= replica < replicas:
+                raise UsageError(f"replica {replica} cannot be slow: there are replicas 0 to {replicas - 1}")
             if factor <= 0:
                 raise UsageError(f"replica {replica} slower {factor} times: must be more than 0")
 

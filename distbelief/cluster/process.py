@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from distbelief.cluster.channel import Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.cluster.local import listen_at
 from distbelief.cluster.single import SingleLoop
 from distbelief.core import events, messages, records, roles
 from distbelief.core.effects import Batch, Computed, Measured
@@ -57,6 +58,7 @@ class Spec(msgspec.Struct, frozen=True):
     threads: int
     transport: str
     bind: str
+    advertise: str
     insecure: bool
     run: str
     checkpoint: str
@@ -132,7 +134,8 @@ class _Process:
         return TcpEndpoint(self.role, spec.job, insecure=spec.insecure)
 
     def _listen(self) -> None:
-        self.channel.say(Listening(self.endpoint.listen("" if self.spec.transport == "shared" else f"tcp:{self.spec.bind}:0")))
+        where = () if self.spec.transport == "shared" else (listen_at(self.spec.bind, self.role), self.spec.advertise)
+        self.channel.say(Listening(self.endpoint.listen(*where)))
 
     def _meet(self) -> dict[str, str]:
         """Wait until the supervisor tells where everybody listens."""

@@ -6,7 +6,10 @@ computed and payloads know only their length, so that thousands of replicas fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +18,14 @@ import torch
 from torch import nn
 
 from distbelief.cluster.pace import Pace, Stopwatch
-from distbelief.cluster.sitting import Sitting, View
+from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import events, messages, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
 from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import UsageError
+from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.downpour import Downpour as DownpourStory
@@ -74,8 +77,10 @@ class Simulated:
 
         Raises:
             UsageError: a strategy or option that has no meaning here.
+            JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
         """
         settings = self.settings(job)
+        evaluates(settings, task_of(job))
         sitting = Sitting(
             job,
             settings,
@@ -84,9 +89,18 @@ class Simulated:
             self.keep or job.out is not None,
             {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))},
         )
-        simulation = Simulation(job, settings, self, sitting.record, sitting)
-        simulation.run()
-        return {**sitting.finish(), "events": simulation.clock.events}
+        clock = VirtualClock()
+        try:
+            with _interrupts() as stopped:
+                Simulation(job, settings, self, sitting.record, sitting, clock, stopped=stopped).run()
+        except BaseException as error:
+            sitting.record(clock.now(), roles.SUPERVISOR, Finished("failed", str(error)))
+            sitting.finish()
+            raise
+        result = sitting.finish()
+        if result["outcome"] == "failed":
+            raise JobFailed(result["reason"])
+        return {**result, "events": clock.events}
 
     def settings(self, job: Job) -> Settings:
         """What every role of a job is told here.
@@ -99,11 +113,52 @@ class Simulated:
         settings = job.settings()
         if settings.read_in_place:
             raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
+        if self.phantom and settings.target_accuracy:
+            raise UsageError(f"--target-accuracy {settings.target_accuracy}: --phantom computes nothing that could reach it; leave one of them off")
         if self.phantom:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
         self.weather.check()
-        self.pace.check()
+        self.pace.check(settings.replicas)
+        self._check_crashes(settings.replicas)
         return settings
+
+    def _check_crashes(self, replicas: int) -> None:
+        dying = [crash.replica for crash in self.crashes]
+        for crash in self.crashes:
+            if not 0 <= crash.replica < replicas:
+                raise UsageError(f"replica {crash.replica} cannot crash: there are replicas 0 to {replicas - 1}")
+            if crash.message < 1:
+                raise UsageError(f"replica {crash.replica} cannot crash at message {crash.message}: its messages are counted from 1")
+            if dying.count(crash.replica) > 1:
+                raise UsageError(f"replica {crash.replica} cannot crash {dying.count(crash.replica)} times: it does not come back; leave one crash")
+
+
+def task_of(job: Job) -> Task:
+    """The task that a job names or holds."""
+    return resolve(job.reference, job.data_dir) if isinstance(job.task, str) else job.task
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], str | None]]:
+    """A question whether Ctrl-C or SIGTERM came, where this is the main thread; the second of them ends what runs at once."""
+    came: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: "interrupted" if came else None
+    except KeyboardInterrupt:
+        raise JobFailed("interrupted twice: ended at once, without a checkpoint") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -117,13 +172,15 @@ class Simulation:
     sitting: Sitting | None = None
     clock: VirtualClock = field(default_factory=VirtualClock)
     killed: list[str] = field(default_factory=list)
+    stopped: Callable[[], str | None] = lambda: None
+    """Says, between two events, why the job is to end; None while it is not."""
 
     def __post_init__(self) -> None:
         self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom)
         self.driver = Driver(self.clock, self._record)
-        self.task = resolve(self.job.reference, self.job.data_dir) if isinstance(self.job.task, str) else self.job.task
+        self.task = task_of(self.job)
         self._data = as_data(self.task.train())
-        self.evaluates = self.settings.evaluate_every > 0 and self.task.test is not None and not self.cluster.phantom
+        self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         self.shards = [Shard(i, self._slice) for i in range(self.settings.shards)]
         self._cast()
         self._plan_crashes()
@@ -133,9 +190,18 @@ class Simulation:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.job.threads)
         try:
-            self.driver.run()
+            for role in self._stories():
+                if self.driver.plays(role):
+                    self.driver.begin(role)
+            self.driver.run_while(lambda: self.stopped() is None)
+            if reason := self.stopped():
+                self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(reason))
+                self.driver.run_while(lambda: True)
         finally:
             torch.set_num_threads(threads)
+
+    def _stories(self) -> list[str]:
+        return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
 
     def _record(self, moment: float, role: str, record: Record) -> None:
         self.sink(moment, role, record)
@@ -144,7 +210,7 @@ class Simulation:
 
     def _dismiss(self, _: None) -> None:
         """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
-        for role in (roles.EVALUATOR, *(roles.replica(i) for i in range(self.settings.replicas))):
+        for role in self._stories():
             self.driver.remove(role)
 
     def _cast(self) -> None:
@@ -200,9 +266,6 @@ class Simulation:
     def _plan_crashes(self) -> None:
         """Kill replicas as they are about to send the message that their crash names."""
         due = {roles.replica(crash.replica): crash.message for crash in self.cluster.crashes}
-        for crash in self.cluster.crashes:
-            if not 0 <= crash.replica < self.settings.replicas:
-                raise UsageError(f"replica {crash.replica} cannot crash: there are replicas 0 to {self.settings.replicas - 1}")
         sent: dict[str, int] = {}
 
         def strike(sender: str, _to: str, _message: Message) -> None:

@@ -11,12 +11,13 @@ import msgspec
 from distbelief.core.portions import START, Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
-from distbelief.errors import CheckpointError
+from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
 from distbelief.record.recorder import Recorder
+from distbelief.tasks import Task
 
 
 class View(msgspec.Struct, frozen=True):
@@ -24,6 +25,17 @@ class View(msgspec.Struct, frozen=True):
 
     quiet: bool = True
     json: bool = False
+
+
+def evaluates(settings: Settings, task: Task) -> bool:
+    """Whether a job measures its model as it goes.
+
+    Raises:
+        UsageError: a target that the task has no test set for.
+    """
+    if settings.target_accuracy and task.test is None:
+        raise UsageError(f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no test set to reach it on; leave it off")
+    return settings.evaluate_every > 0 and task.test is not None
 
 
 class Sitting:

@@ -150,6 +150,7 @@ class Supervisor:
         return [*replicas, roles.COORDINATOR, *shards, *([roles.EVALUATOR] if self.evaluates else [])]
 
     def _spec(self) -> Spec:
+        from distbelief.cluster.local import told_host
         from distbelief.cluster.process import Spec
 
         job, sitting = self.job, self.sitting
@@ -162,6 +163,7 @@ class Supervisor:
             threads=job.threads,
             transport=self.cluster.transport,
             bind=self.cluster.bind,
+            advertise=told_host(self.cluster.bind, self.cluster.advertise),
             insecure=self.cluster.insecure,
             run=str(sitting.folder.path if sitting.folder else ""),
             checkpoint=sitting.checkpoint,

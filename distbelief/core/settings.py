@@ -87,6 +87,8 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(f"--lr {self.optimizer.lr}: must be 0 or more, and finite")
         if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
             raise UsageError("--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no meaning with it")
+        if self.local_lr and self.fetch_every == 1:
+            raise UsageError(f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more")
         if self.target_accuracy and not self.evaluate_every:
             raise UsageError("--target-accuracy needs evaluations: set --evaluate-every to 1 or more")
         learning_rate.check(self.lr_schedule)

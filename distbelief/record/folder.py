@@ -125,23 +125,12 @@ class RunFolder:
         Raises:
             CheckpointError: the file is missing or corrupt.
         """
-        return self._read(self.job)
-
-    def read_result(self) -> dict[str, Any]:
-        """The contract of a finished run.
-
-        Raises:
-            CheckpointError: the file is missing (the run has not finished) or corrupt.
-        """
-        return self._read(self.result)
-
-    def _read(self, path: Path) -> dict[str, Any]:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            return msgspec.json.decode(self.job.read_bytes(), type=dict[str, Any])
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}; is {self.path} a run that got that far?") from error
+            raise CheckpointError(f"{self.job} cannot be read: {error.strerror}; is {self.path} a run that got that far?") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is corrupt: {error}; restore it from a backup, or train anew into another folder") from error
+            raise CheckpointError(f"{self.job} is corrupt: {error}; restore it from a backup, or train anew into another folder") from error
 
 
 def _fresh(name: str) -> Path:

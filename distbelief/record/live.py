@@ -38,6 +38,8 @@ class Live:
         self._silent = quiet and not json
         self._summary = Summary({})
         self._loss = Mean()
+        self._recent, self._recent_loss = Mean(), ""
+        self._tested: set[int] = set()
         self._joined: list[str] = []
         self._last = now()
         self._table: Any = None  # rich's, imported only where there is a terminal
@@ -84,6 +86,7 @@ class Live:
             self._tell_joined()
         if isinstance(record, records.Stepped) and record.loss is not None:
             self._loss.add(record.loss, max(record.steps, 1))
+            self._recent.add(record.loss, max(record.steps, 1))
         text = self._told(record)
         if text:
             self._print(text)
@@ -105,10 +108,16 @@ class Live:
             case records.EpochDone():
                 return self._progress(record.epoch)
             case records.Tested():
-                return f"tested after {_many(record.epoch, 'epoch')}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
+                # a job that ends within an epoch is measured once more
+                again = not record.epoch or record.epoch in self._tested
+                self._tested.add(record.epoch)
+                when = f"at the end, after {self._summary.samples:,} samples," if again else f"after {_many(record.epoch, 'epoch')}"
+                moment = _time(self._summary.history[-1]["seconds"])
+                return f"tested {when} at {moment}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
             case records.Gone():
-                again = f"; its {_many(record.lost, 'minibatch', 'es')} are dealt again" if record.lost else ""
-                return f"{record.role} {'died' if record.died else 'left'}: {record.reason}{again}" if record.died or record.lost else ""
+                verb = "is" if record.lost == 1 else "are"
+                dealt = f"; its {_many(record.lost, 'minibatch', 'es')} {verb} dealt again" if record.lost else ""
+                return f"{record.role} {'died' if record.died else 'left'}: {record.reason}{dealt}" if record.died or record.lost else ""
             case records.Checkpointed():
                 return f"checkpoint {record.number} failed: {record.error}" if record.error else ""
             case records.Note():
@@ -165,12 +174,15 @@ class Live:
         bar = Table.grid(padding=(0, 2))
         row = summary.history[-1] if summary.history else {}
         accuracy = row.get("test_accuracy")
-        staleness = summary.staleness()["mean"]
+        staleness = summary.staleness()["mean"]  # known once the shards have told, at the end
+        loss = self._recent.take()
+        self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
         bar.add_row(
             ProgressBar(total=max(whole, 1), completed=summary.samples, width=30),
             f"{summary.samples:,}/{whole:,} samples",
             f"{summary.rate:,.0f}/s",
             _time(summary.seconds),
+            self._recent_loss,
             "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
             "" if staleness is None else f"staleness {staleness:.2f}",
         )
@@ -220,8 +232,10 @@ def _many(count: int, noun: str, plural: str = "s") -> str:
 
 
 def _time(seconds: float) -> str:
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.1f} ms"
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s" if seconds >= 10 or not seconds else f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

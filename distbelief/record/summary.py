@@ -156,6 +156,7 @@ class Summary:
         known = {**{index: Replica() for index in range(replicas)}, **self.replicas}
         return {
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
+            "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),
             "epochs": self.epochs,

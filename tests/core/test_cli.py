@@ -2,24 +2,31 @@
 
 import dataclasses
 import json
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import distbelief as db
 from distbelief.cli import commands, main, options, words
+from distbelief.cluster.local import listen_at
+from distbelief.cluster.process import Spec
 from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.sitting import Sitting
+from distbelief.cluster.supervisor import Supervisor
 from distbelief.core.settings import LEARNING_RATES, option
 from distbelief.errors import UsageError
+from distbelief.runtime.driver import Driver
 from distbelief.tasks import BUILTINS
 
 SHARED = (
     "--optimizer --lr --weight-decay --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --keep-checkpoints"
-    " --device --threads --out --resume --quiet --json"
+    " --device --threads --init-from --out --resume --quiet --json"
 )
-TASK = "--target-accuracy --evaluate-every --init-from --data-dir"
+TASK = "--target-accuracy --evaluate-every --data-dir"
 DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps"
-LOCAL = "--transport --bind --insecure"
+LOCAL = "--transport --bind --advertise --insecure"
 FROZEN = {
     ("train", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} {LOCAL}",
     ("train", "single"): f"{SHARED} {TASK}",
@@ -56,8 +63,39 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7)
     assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
-    place = options.parse("train", "mnist", "downpour", ["--transport", "tcp", "--bind", "10.0.0.1", "--insecure"]).place(db.Local)
-    assert place == db.Local("tcp", "10.0.0.1", True)
+    words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure"]
+    assert options.parse("train", "mnist", "downpour", words).place(db.Local) == db.Local("tcp", "10.0.0.1:7000", "node7", True)
+
+
+def spec(*args: str) -> Spec:
+    """What the processes of a job are told."""
+    asked = options.parse("train", "digits", "downpour", args)
+    job, place = asked.job("digits"), asked.place(db.Local)
+    return Supervisor(place, job, job.settings(), Sitting(job, job.settings(), db.View(), 0.0, kept=False), True)._spec()
+
+
+def test_the_options_of_a_process_reach_it() -> None:
+    told = spec("--threads", "3", "--data-dir", "there", "--transport", "tcp", "--bind", "10.0.0.1:7000", "--insecure")
+    assert (told.threads, told.data_dir, told.transport, told.bind, told.insecure) == (3, "there", "tcp", "10.0.0.1:7000", True)
+    assert told.advertise == "10.0.0.1"
+    assert spec("--bind", "0.0.0.0", "--advertise", "node7", "--transport", "tcp").advertise == "node7"
+    own = spec("--bind", "0.0.0.0", "--transport", "tcp").advertise
+    assert own not in ("", "0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("bind", "addresses"),
+    [
+        ("127.0.0.1", ["tcp:127.0.0.1:0"] * 3),
+        ("node7:0", ["tcp:node7:0"] * 3),
+        ("node7:7000", ["tcp:node7:7000", "tcp:node7:7001", "tcp:node7:7002"]),
+        ("[::1]:7000", ["tcp:[::1]:7000", "tcp:[::1]:7001", "tcp:[::1]:7002"]),
+        ("[::1]", ["tcp:[::1]:0"] * 3),
+        ("::", ["tcp:[::]:0"] * 3),
+    ],
+)
+def test_the_coordinator_and_the_shards_listen_at_ports_in_a_row(bind: str, addresses: list[str]) -> None:
+    assert [listen_at(bind, role) for role in ("coordinator", "shard 0", "shard 1")] == addresses
 
 
 def test_the_defaults_are_those_of_the_python_api() -> None:
@@ -100,6 +138,16 @@ REFUSED = {
     "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'?",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
     "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
+    "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
+    "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
+    "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs --transport tcp",
+    "train digits downpour --advertise node7": "--advertise is of addresses",
+    "train digits downpour --insecure": "--insecure is of addresses",
+    "train digits downpour --transport tcp --bind :7000": "--bind ':7000': write HOST or HOST:PORT",
+    "train digits downpour --transport tcp --bind node7:http": "--bind 'node7:http': write HOST or HOST:PORT",
+    "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",
+    "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",
+    "simulate digits downpour --target-accuracy 0.9 --phantom": "--phantom computes nothing",
     "launch downpour": "which script?",
     "launch downpour --data-dir x script.py": "has no option --data-dir: it belongs to distbelief train",
     "evaluate": "which run?",
@@ -142,6 +190,25 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
     assert {name: shown[name] for name in ("seconds", "test_loss", "per_replica")} == {
         name: result[name] for name in ("seconds", "test_loss", "per_replica")
     }
+
+
+def test_a_simulation_that_fails_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["simulate", "digits", "downpour", "--replicas", "1", "--faults", "crash=0@30", "--quiet"]) == 1
+    assert capsys.readouterr().err.startswith("distbelief: every replica is gone; the last was replica 0")
+
+
+def test_an_interrupted_simulation_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Driver.begin
+    monkeypatch.setattr(Driver, "begin", lambda *args: [signal.raise_signal(signal.SIGINT), begin(*args)] if args[1] == "replica 0" else begin(*args))
+    line = ["simulate", "digits", "downpour", "--out", str(tmp_path / "run")]
+    assert main.run(line) == 130
+    assert f"interrupted; go on with: distbelief {' '.join(line)} --resume" in capsys.readouterr().err
+
+
+def test_the_help_of_launch_says_whose_batch_size_wins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["launch", "downpour", "--help"]) in (0, 2)
+    assert main.run(["launch", "downpour", "--help", "script.py"]) == 0
+    assert "the script's own wins" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_quiet_shows_nothing_but_the_run_folder(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,8 +66,9 @@ def test_a_job_is_read_back_as_it_was_written(tmp_path):
     job = {"task": "mnist", "settings": {"replicas": 2, "lr": 0.05}, "seed": 3, "versions": {"torch": "2"}}
     folder.write_job(job)
     assert RunFolder.open(tmp_path).read_job() == job
+    folder.job.unlink()
     with pytest.raises(CheckpointError, match="got that far"):
-        folder.read_result()
+        folder.read_job()
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])

@@ -55,13 +55,32 @@ def test_plain_lines_tell_each_event_once():
     assert shown(io.StringIO()).splitlines() == [
         "joined: replica 0, replica 1",
         "downpour on mnist: 2 replicas, 1 shard, 266,610 parameters; 2 epochs of 40 samples in batches of 10",
-        "epoch 1/2 done: 40/80 samples, 1.0 s, 40 samples/s, train loss 0.5000",
-        "tested after 1 epoch: accuracy 92.50 %, loss 0.2500",
+        "epoch 1/2 done: 40/80 samples, 1.00 s, 40 samples/s, train loss 0.5000",
+        "tested after 1 epoch at 1.50 s: accuracy 92.50 %, loss 0.2500",
         "replica 1 died: killed by signal [9]; its 2 minibatches are dealt again",
         "checkpoint 1 failed: No space left on device",
         "a sentence",
         "done: all 2 epochs are trained",
     ]
+
+
+def test_a_measure_within_an_epoch_is_not_told_as_that_of_its_end():
+    ended = [(4.5, r.Ending("interrupted", "Ctrl-C")), (4.6, r.Tested(1, 0.5, 0.5)), (4.7, r.Finished("interrupted", "Ctrl-C"))]
+    lines = shown(io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1)), *ended]).splitlines()
+    assert lines[-2] == "tested at the end, after 50 samples, at 3.60 s: accuracy 50.00 %, loss 0.5000"
+
+
+def test_one_lost_minibatch_is_one_and_a_replica_that_lost_nothing_leaves_in_silence():
+    gone = [(1.0, r.Gone("replica 0", 1, "gone", True)), (2.0, r.Gone("replica 1", 0, "it was done", False))]
+    assert shown(io.StringIO(), gone).splitlines() == ["replica 0 died: gone; its 1 minibatch is dealt again"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0.0 s"), (0.0234, "23.4 ms"), (1.234, "1.23 s"), (59.04, "59.0 s"), (61.0, "1:01"), (3725.0, "1:02:05")]
+)
+def test_a_time_has_three_figures(seconds, text):
+    played = [(0.0, r.Started(1, 1, 1, 10, 1, 1)), (seconds, r.Tested(1, 0.0, 0.5))]
+    assert f" at {text}: " in shown(io.StringIO(), played)
 
 
 def test_progress_between_epochs_is_told_every_ten_seconds():
@@ -91,7 +110,17 @@ def test_a_terminal_shows_a_table_with_who_is_gone(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
     text = shown(Terminal(), now=Clock(1.0))
-    for part in ("80/80 samples", "accuracy 92.50 %", "staleness 0.50", "replica 0", "7 steps", "gone: killed by signal [9]", "lost 2", "a sentence"):
+    for part in (
+        "80/80 samples",
+        "loss 0.2500",
+        "accuracy 92.50 %",
+        "staleness 0.50",
+        "replica 0",
+        "7 steps",
+        "gone: killed by signal [9]",
+        "lost 2",
+        "a sentence",
+    ):
         assert part in text
 
 
@@ -111,8 +140,8 @@ def test_the_summary_is_a_few_lines():
     assert summary(sums.result(), "runs/x").splitlines() == [
         "outcome     done: all 2 epochs are trained",
         "accuracy    92.50 %, loss 0.2500",
-        "target      90.00 % reached after 1.5 s, 1 epoch",
-        "time        3.0 s, 27 samples/s (80 samples, 8 steps, 8 pushes)",
+        "target      90.00 % reached after 1.50 s, 1 epoch",
+        "time        3.00 s, 27 samples/s (80 samples, 8 steps, 8 pushes)",
         "staleness   mean 0.50, max 1",
         "dealt again replica 1 lost 2 minibatches",
         "run folder  runs/x",

@@ -69,6 +69,10 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     assert set(result["versions"]) == {"distbelief", "torch", "python"}
 
 
+def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
+    assert played(None, job={**JOB, "settings": {"batch_size": 64, "replicas": 2}})["settings"] == {"batch_size": 10, "replicas": 2}
+
+
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished("failed", "no replica came"))])
     assert list(result) == [*CONTRACT, "outcome", "reason"]

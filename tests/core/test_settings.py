@@ -28,6 +28,8 @@ NAN, INF = float("nan"), float("inf")
         *[({name: bad}, f"{option(name)} {bad}: must be 0 or more") for name in ("clip_norm", "local_lr", "target_accuracy") for bad in (NAN, INF)],
         ({"target_accuracy": 97.5}, "--target-accuracy 97.5: is a fraction, from 0 to 1"),
         ({"target_accuracy": 0.9, "evaluate_every": 0}, "--target-accuracy needs evaluations: set --evaluate-every"),
+        ({"local_lr": 0.1}, "--local-lr 0.1: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more"),
+        ({"local_lr": 0.1, "prefetch": 1}, "--local-lr 0.1"),
         ({"prefetch": 2}, "--prefetch 2: is 0 or 1"),
         ({"optimizer": Optimizer(lr=-0.1)}, "--lr -0.1: must be 0 or more, and finite"),
         ({"optimizer": Optimizer(lr=NAN)}, "--lr nan"),
@@ -45,7 +47,15 @@ def test_settings_that_no_job_can_have_are_refused(options: dict[str, Any], says
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prefetch": 1}, {"read_in_place": True}, {"target_accuracy": 1.0}, {"optimizer": Optimizer(lr=0.0)}, {"warm_start_steps": 10**9}],
+    [
+        {},
+        {"prefetch": 1},
+        {"local_lr": 0.1, "fetch_every": 2},
+        {"read_in_place": True},
+        {"target_accuracy": 1.0},
+        {"optimizer": Optimizer(lr=0.0)},
+        {"warm_start_steps": 10**9},
+    ],
     ids=str,
 )
 def test_settings_that_a_job_can_have_pass(options: dict[str, Any]) -> None:

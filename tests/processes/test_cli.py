@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,17 @@ def test_data_that_are_nowhere_are_told_before_anything_is_made(tmp_path: Path) 
     assert not out.exists()
 
 
+def test_ports_are_those_of_bind_and_one_in_use_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = ["train", "digits", "downpour", "--transport", "tcp", "--bind", f"127.0.0.1:{port}", "--quiet", "--out", str(tmp_path / "run")]
+        ended = distbelief(*line)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
+    assert "choose another port" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_task_of_ones_own_is_found_in_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom distbelief import Task, TensorData\n"
@@ -125,6 +137,10 @@ def test_a_task_of_ones_own_is_found_in_the_current_folder(tmp_path: Path) -> No
     evaluated = distbelief("evaluate", ended.stdout.strip(), cwd=tmp_path)
     assert evaluated.returncode == 2
     assert "no test set" in evaluated.stderr
+    aimed = distbelief("train", "mine:task", "downpour", "--target-accuracy", "0.9", "--out", "aimed", cwd=tmp_path)
+    assert aimed.returncode == 2
+    assert "--target-accuracy 0.9: task 'mine:task' has no test set to reach it on" in aimed.stderr
+    assert not (tmp_path / "aimed").exists()
 
 
 def test_a_reader_that_leaves_ends_nothing_but_the_showing(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Unused(nn.Module):
 FROZEN = "model = jobs.net(); model[0].weight.requires_grad_(False)"
 GROUPS = ', [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.3, "weight_decay": 0.1}]'
 MODELS: dict[str, dict[str, Any]] = {
-    "batch norm": {"model": "nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))"},
+    "batch norm": {"model": "nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 4))"},
     "tied": {"before": TIED, "model": "model"},
     "frozen": {"before": FROZEN, "model": "model"},
     "parameters without a gradient": {"before": UNUSED, "model": "Unused()"},

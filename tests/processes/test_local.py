@@ -79,7 +79,8 @@ def test_four_replicas_and_three_shards_learn_digits(tmp_path: Path) -> None:
     result = Local().run(Job(task="digits", strategy=strategy, epochs=jobs.MANY, target_accuracy=0.9, out=str(tmp_path)))
     assert result["outcome"] == "target"
     assert result["target"]["reached"]
-    assert result["test_accuracy"] >= 0.9
+    assert max(row["test_accuracy"] for row in result["history"]) >= 0.9  # what was under way then is still applied
+    assert result["epochs"] < 100
 
 
 @pytest.mark.parametrize("source", ["run", "file"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, records
 from distbelief.core.messages import Message
 from distbelief.core.settings import Settings, optim
-from distbelief.errors import UsageError
+from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.strategy import Downpour, Single
 from distbelief.tasks import Task
@@ -233,6 +235,10 @@ def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: Simpl
         (Simulated(pace=Pace(step=-1.0)), {}, "a step of -1.0 s"),
         (Simulated(pace=Pace(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
         (Simulated(pace=Pace(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
+        (Simulated(pace=Pace(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
+        (Simulated(crashes=(Crash(1, 0),)), {}, "replica 1 cannot crash at message 0: its messages are counted from 1"),
+        (Simulated(crashes=(Crash(1, 5), Crash(1, 9))), {}, "replica 1 cannot crash 2 times"),
+        (Simulated(phantom=True), {"target_accuracy": 0.5}, "--target-accuracy 0.5: --phantom computes nothing"),
         (Simulated(crashes=(Crash(3, 1),)), {}, "replica 3 cannot crash: there are replicas 0 to 2"),
         (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
     ],
@@ -246,3 +252,53 @@ def test_a_strategy_without_a_server_is_not_simulated(plain: SimpleNamespace) ->
     task: Task = plain.classes(plain.mlp)
     with pytest.raises(UsageError, match="strategy single has nothing to simulate"):
         Simulated().run(Job(task=task, strategy=Single()))
+
+
+def test_a_target_without_a_test_set_is_refused_before_anything_is_made(plain: SimpleNamespace, tmp_path: Path) -> None:
+    task = dataclasses.replace(plain.classes(plain.mlp), test=None)
+    with pytest.raises(UsageError, match=r"--target-accuracy 0.5: task '.*' has no test set"):
+        Simulated().run(Job(task=task, target_accuracy=0.5, out=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def ended(folder: Path) -> tuple[str, str]:
+    result = json.loads((folder / "result.json").read_text())
+    return result["outcome"], result["reason"]
+
+
+def test_a_simulation_that_fails_raises_and_leaves_its_result(plain: SimpleNamespace, tmp_path: Path) -> None:
+    job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1), batch_size=4, out=str(tmp_path))
+    with pytest.raises(JobFailed, match="every replica is gone; the last was replica 0"):
+        Simulated(crashes=(Crash(0, 10),)).run(job)
+    assert ended(tmp_path)[0] == "failed"
+
+
+class Interrupting(nn.Linear):
+    """Presses Ctrl-C so many times in its third step."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(6, 3)
+        self.times, self.steps = times, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        for _ in range(self.times if self.steps == 3 else 0):
+            signal.raise_signal(signal.SIGINT)
+        return super().forward(x)
+
+
+def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamespace, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    job = Job(task=plain.classes(lambda: Interrupting(1), samples=40), batch_size=4, epochs=9, out=str(tmp_path))
+    result = Simulated().run(job)
+    assert (result["outcome"], result["reason"]) == ended(tmp_path) == ("interrupted", "interrupted")
+    assert 0 < result["samples"] < 9 * 40
+    assert list((tmp_path / "checkpoints").iterdir())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_twice_ends_a_simulation_at_once(plain: SimpleNamespace, tmp_path: Path) -> None:
+    job = Job(task=plain.classes(lambda: Interrupting(2), samples=40), batch_size=4, epochs=9, out=str(tmp_path))
+    with pytest.raises(JobFailed, match="interrupted twice: ended at once, without a checkpoint"):
+        Simulated().run(job)
+    assert ended(tmp_path) == ("failed", "interrupted twice: ended at once, without a checkpoint")

@@ -60,14 +60,15 @@ def draw(seed: int) -> tuple[Job, Simulated]:
     chance = random.Random(seed)
     pick = chance.choice
     replicas, batch = chance.randint(1, 5), pick((2, 3, 8))
+    fetch_every = pick((1, 1, 2, 3))
     strategy = Downpour(
         replicas=replicas,
         shards=chance.randint(1, 6),
         optimizer=Optimizer(pick(tuple(TWINS)), 0.05),
         push_every=pick((1, 1, 2, 3)),
-        fetch_every=pick((1, 1, 2, 3)),
+        fetch_every=fetch_every,
         prefetch=pick((0, 1)),
-        local_lr=pick((0.0, 0.01)),
+        local_lr=pick((0.0, 0.01)) if fetch_every > 1 else 0.0,
         warm_start_steps=pick((0, 0, 3, 8)),
     )
     samples = chance.randint(2 * batch, 50)
