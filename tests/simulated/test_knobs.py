@@ -289,7 +289,7 @@ class Interrupting(nn.Linear):
 
 def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamespace, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    job = Job(task=plain.classes(lambda: Interrupting(1), samples=40), batch_size=4, epochs=9, out=str(tmp_path))
+    job = Job(task=plain.classes(lambda: Interrupting(1), samples=40), strategy=Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path))
     result = Simulated().run(job)
     assert (result["outcome"], result["reason"]) == ended(tmp_path) == ("interrupted", "interrupted")
     assert 0 < result["samples"] < 9 * 40
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamesp
 
 
 def test_ctrl_c_twice_ends_a_simulation_at_once(plain: SimpleNamespace, tmp_path: Path) -> None:
-    job = Job(task=plain.classes(lambda: Interrupting(2), samples=40), batch_size=4, epochs=9, out=str(tmp_path))
+    job = Job(task=plain.classes(lambda: Interrupting(2), samples=40), strategy=Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path))
     with pytest.raises(JobFailed, match="interrupted twice: ended at once, without a checkpoint"):
         Simulated().run(job)
     assert ended(tmp_path) == ("failed", "interrupted twice: ended at once, without a checkpoint")
