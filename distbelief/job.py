@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,13 @@ class Job:
     """Run folder; a new one under runs/ where none is given."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder `out`."""
+
+    def __post_init__(self) -> None:
+        for name in ("init_from", "data_dir", "out"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, os.fspath(value))
+        if self.data_dir is None and not isinstance(self.task, str):
+            object.__setattr__(self, "data_dir", self.task.data_dir)
 
     @property
     def reference(self) -> str:

@@ -24,6 +24,7 @@ from distbelief.runtime.pump import Pump
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Data, as_data
+from distbelief.tasks.worker import on_device
 from distbelief.transport.base import Arena, Endpoint
 
 Attach = Callable[[FlatModule, Plan, Arena], None]
@@ -108,7 +109,7 @@ class Replica:
             assert self._story is not None
             self._handed = batch, self._story.step
             try:
-                yield (inputs, targets) if device.type == "cpu" else (inputs.to(device), targets.to(device))
+                yield on_device(inputs, device), on_device(targets, device)
             except GeneratorExit:
                 self.leave()
                 raise

@@ -44,8 +44,9 @@ def build(settings: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Opti
         raise unknown("optimizer", settings.name, OPTIMIZERS)
     kind, preset = OPTIMIZERS[settings.name]
     known = set(inspect.signature(kind).parameters) - {"params", "lr", "fused", "foreach"}
-    for option in (*settings.options, *(option for group in groups for option in group)):
-        if option not in known | {"params", "lr"}:
+    own = [option for group in groups for option in group if option not in ("params", "lr")]
+    for option in (*settings.options, *own):
+        if option not in known:
             raise unknown(f"option of optimizer {settings.name}", option, known)
     options = {**preset, **settings.options, "lr": settings.lr}
     if kind is torch.optim.SGD and not any(part.get(extra) for part in (options, *groups) for extra in ("momentum", "weight_decay")):

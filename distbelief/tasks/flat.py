@@ -103,6 +103,7 @@ class FlatModule:
         tensors = {name: tensor for _, name, tensor in _named(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]
         self._trained = [t for t, e in zip(self._tensors, self.layout.entries, strict=True) if e.tensor.kind == "parameter"]
+        self._current = -1
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._live = torch.empty(0)
@@ -110,6 +111,7 @@ class FlatModule:
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute with."""
         self._gradients, self._parameters = list(gradients), list(parameters)
+        self._current = -1
         on_host = self.device.type == "cpu"
         self._working = self._gradients if on_host else [torch.zeros_like(g, device=self.device) for g in gradients]
         self._slots = [[v for v, e in zip(self._views(w), self.layout.entries, strict=True) if e.tensor.kind == "parameter"] for w in self._working]
@@ -137,7 +139,13 @@ class FlatModule:
     def swap(self, landing: int) -> None:
         """Compute with parameter vector `landing` from here on; the module's tensors stay the same objects."""
         if self.device.type != "cpu":
-            self._live.copy_(self._parameters[landing], non_blocking=True)
+            # the frozen parameters are fetched once, into the first vector, and come with the first swap
+            moved = self.layout.total if self._current < 0 else self.layout.moving
+            self._live[:moved].copy_(self._parameters[landing][:moved], non_blocking=True)
+        if landing == self._current or (self._current >= 0 and self.device.type != "cpu"):
+            self._current = landing
+            return
+        self._current = landing
         for tensor, view in zip(self._tensors, self._alternatives[landing], strict=True):
             tensor.data = view
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.errors import DistbeliefError, TrainingError, UsageError
@@ -70,9 +72,9 @@ class Trainer:
         for parameter in self._parameters:
             parameter.grad = None
         try:
-            inputs, targets = self.data.batch(self.order.indices(batch.epoch, batch.index))
-            if self._device.type != "cpu":
-                inputs, targets = inputs.to(self._device), targets.to(self._device)
+            numbers = self.order.indices(batch.epoch, batch.index)
+            inputs, targets = self.data.batch(numbers)
+            inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
             loss = self.task.loss(self.model(inputs), targets)
             loss.backward()
         except DistbeliefError:
@@ -82,7 +84,18 @@ class Trainer:
             raise TrainingError(f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}") from error
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
-        return Computed(float(loss.detach()), len(targets), time.perf_counter() - start)
+        return Computed(float(loss.detach()), len(numbers), time.perf_counter() - start)
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """A tensor, or whatever structure of tensors a data set yields, on a device.
+
+    >>> on_device({"a": torch.zeros(2), "b": 3}, torch.device("cpu"))
+    {'a': tensor([0., 0.]), 'b': 3}
+    """
+    if device.type == "cpu":
+        return value
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def measure(task: Task, model: nn.Module) -> Measured:
@@ -102,7 +115,7 @@ def measure(task: Task, model: nn.Module) -> Measured:
         with torch.no_grad():
             for numbers in torch.arange(len(data)).split(MEASURE_BATCH):
                 inputs, targets = data.batch(numbers)
-                inputs, targets = inputs.to(device), targets.to(device)
+                inputs, targets = on_device(inputs, device), on_device(targets, device)
                 output = model(inputs)
                 loss += float(task.loss(output, targets)) * len(numbers)
                 correct += float(task.metric(output, targets))
