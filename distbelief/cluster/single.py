@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from torch import nn
 
 from distbelief.core import learning_rate, records, roles
 from distbelief.core.effects import Batch
-from distbelief.core.layout import Layout, Range
+from distbelief.core.layout import Layout
 from distbelief.core.portions import START, Dealer, Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
@@ -19,12 +22,22 @@ from distbelief.core.sharding import cut
 from distbelief.errors import CheckpointError, TrainingError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
+from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.server import optimizers
+from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 
-REPORT_SECONDS = 0.25
+
+@dataclass
+class _Since:
+    """What was done since the last report."""
+
+    steps: int = 0
+    samples: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
 
 
 class SingleLoop:
@@ -47,13 +60,13 @@ class SingleLoop:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = optimizers.build(settings.optimizer, [{"params": self._parameters}])
         self._update = torch.no_grad()(optimizers.stepper(self._optimizer))
-        layout = FlatModule(model).layout
-        self._plan = Plan(settings, layout, cut(layout, 1), len(self._trainer.data))
+        self._flat = FlatModule(model)
+        self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
         self._steps = self._samples = 0
         self._number = 1
         self._unsaved = ""
-        self._since = [0, 0, 0.0, 0.0]
+        self._since = _Since()
 
     def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
         """Train to the end, from a checkpoint where one is named."""
@@ -97,7 +110,7 @@ class SingleLoop:
 
     def _step(self, batch: Batch) -> None:
         computed = self._trainer.compute(batch)
-        if computed.loss is not None and computed.loss - computed.loss != 0.0:
+        if computed.loss is not None and not math.isfinite(computed.loss):
             raise TrainingError(
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
@@ -109,18 +122,17 @@ class SingleLoop:
         self._steps += 1
         self._samples += computed.samples
         since = self._since
-        since[0] += 1
-        since[1] += computed.samples
-        since[2] += computed.loss or 0.0
-        since[3] += computed.seconds
-        if since[3] >= REPORT_SECONDS:
+        since.steps += 1
+        since.samples += computed.samples
+        since.loss += computed.loss or 0.0
+        since.seconds += computed.seconds
+        if since.seconds >= REPORT_SECONDS:
             self._report()
 
     def _report(self) -> None:
-        steps, samples, loss, _ = self._since
-        if steps:
-            self._note(records.Stepped(roles.SINGLE, int(steps), int(samples), 0, loss / steps, 0, 0))
-        self._since = [0, 0, 0.0, 0.0]
+        since, self._since = self._since, _Since()
+        if since.steps:
+            self._note(records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0))
 
     def _test(self, epoch: int, last: bool) -> float | None:
         every = self.settings.evaluate_every
@@ -138,7 +150,7 @@ class SingleLoop:
         error = ""
         facts = {"updates": self._steps, "samples": self._samples, "staleness": {"0": self._steps}}
         try:
-            self._store.save_part(self._number, "shard-0", _arrays(self.model, self._optimizer, self._plan.layout), facts)
+            self._store.save_part(self._number, "shard-0", _arrays(self._flat, self._optimizer), facts)
             self._store.commit(self._number, self._plan, self._dealer.position(), self._samples)
         except CheckpointError as failed:
             error = str(failed)
@@ -149,19 +161,14 @@ class SingleLoop:
     def _load(self, checkpoint: str) -> None:
         arrays, facts = load_part(Path(checkpoint), self._plan, 0)
         self._steps = facts["updates"]
-        layout, tensors = self._plan.layout, dict(_tensors(self.model))
-        vector = torch.cat([arrays["vector.moving"], arrays["vector.frozen"]])
-        for entry in layout.entries:
-            t = entry.tensor
-            with torch.no_grad():
-                tensors[t.name].copy_(vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape))
-        for number, names in _members(layout).items():
+        self._flat.read(torch.cat([arrays["vector.moving"], arrays["vector.frozen"]]))
+        tensors, states = dict(self.model.named_parameters()), dict[torch.Tensor, dict[str, torch.Tensor]]()
+        for number, names in _members(self._flat.layout).items():
             for key in {name.split(".", 2)[2] for name in arrays if name.startswith(f"state.{number}.")}:
-                _scatter(arrays[f"state.{number}.{key}"], key, [tensors[name] for name in names], self._optimizer)
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
+                members = [tensors[name] for name in names]
+                for parameter, part in zip(members, _parts(arrays[f"state.{number}.{key}"], members), strict=True):
+                    states.setdefault(parameter, {})[key] = part
+        _restore(self._optimizer, states)
 
 
 def _members(layout: Layout) -> dict[int, list[str]]:
@@ -170,33 +177,41 @@ def _members(layout: Layout) -> dict[int, list[str]]:
     return {i: [e.tensor.name for e in layout.entries if s.start <= e.start < s.stop and e.tensor.kind == "parameter"] for i, s in sections}
 
 
-def _arrays(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> dict[str, torch.Tensor]:
-    """The model and the optimizer's state as the arrays of one shard."""
-    vector, flat = torch.zeros(layout.total, dtype=torch.uint8), FlatModule(model)
-    flat.bind([vector], [])
-    flat.initial(0)
-    own, frozen = Range(0, layout.moving), Range(layout.moving, layout.total)
-    arrays = {"vector.moving": vector[own.start : own.stop], "vector.frozen": vector[frozen.start : frozen.stop]}
-    tensors = dict(_tensors(model))
+def _arrays(flat: FlatModule, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The model and the optimizer's state as the arrays of one shard, which has float32 masters and states of parameters of a lower precision."""
+    layout, tensors = flat.layout, dict(flat.module.named_parameters())
+    vector = torch.zeros(layout.total, dtype=torch.uint8)
+    flat.write(vector)
+    arrays = {"vector.moving": vector[: layout.moving], "vector.frozen": vector[layout.moving :]}
     for number, names in _members(layout).items():
+        section = layout.sections[number]
+        dtype = getattr(torch, section.dtype)
+        if dtype in MASTERED:
+            arrays[f"master.{number}"] = vector[section.start : section.stop].view(dtype).float()
         states: list[dict[str, Any]] = [optimizer.state.get(tensors[name], {}) for name in names]
         for key in dict.fromkeys(key for state in states for key in state):
             known = {name: state[key] for name, state in zip(names, states, strict=True) if state.get(key) is not None}
             if known and all(isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for name, v in known.items()):
                 # torch makes the state of a parameter at its first gradient: until then it is zero
                 parts = [known[name] if name in known else torch.zeros_like(tensors[name]) for name in names]
-                arrays[f"state.{number}.{key}"] = torch.cat([part.flatten() for part in parts])
+                values = torch.cat([part.detach().flatten() for part in parts])
+                arrays[f"state.{number}.{key}"] = values.float() if dtype in MASTERED else values
             elif known:
                 arrays[f"state.{number}.{key}"] = torch.as_tensor(max(float(value) for value in known.values()))
     return arrays
 
 
-def _scatter(values: torch.Tensor, key: str, parameters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Give each parameter its part of an optimizer state."""
-    position = 0
-    for parameter in parameters:
-        part = values.clone()
-        if values.numel() == sum(p.numel() for p in parameters) and values.ndim:
-            part = values[position : position + parameter.numel()].clone().view_as(parameter)
-            position += parameter.numel()
-        optimizer.state[parameter][key] = part
+def _parts(values: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What each parameter has of one state of a section: its elements, or the one value of all."""
+    if values.ndim and values.numel() == sum(p.numel() for p in parameters):
+        return [part.view(p.shape) for part, p in zip(values.split([p.numel() for p in parameters]), parameters, strict=True)]
+    return [values.clone() for _ in parameters]
+
+
+def _restore(optimizer: torch.optim.Optimizer, states: dict[torch.Tensor, dict[str, torch.Tensor]]) -> None:
+    """Give an optimizer its states; torch knows the device and the dtype that each of them belongs on."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # unwrapped, as in `optimizers.stepper`: the wrapper imports torch._dynamo
+    saved = inspect.unwrap(type(optimizer).state_dict)(optimizer)
+    saved["state"] = {i: states[p] for i, p in enumerate(parameters) if p in states}
+    inspect.unwrap(type(optimizer).load_state_dict)(optimizer, saved)

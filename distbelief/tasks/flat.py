@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 from distbelief.core.layout import ITEM_SIZES, Entry, Kind, Layout, Range, Tensor, lay_out
-from distbelief.errors import UsageError
+from distbelief.errors import TrainingError, UsageError
 
 GROUP_OPTIONS = ("lr", "weight_decay")
 """What a parameter group may set for itself."""
@@ -23,8 +25,8 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where None.
 
     Raises:
-        UsageError: a dtype that cannot be trained, two tensors on one memory, a parameter group that names a foreign parameter, an option that a
-            group cannot set.
+        UsageError: a dtype that cannot be trained, a module that makes sparse gradients, two tensors on one memory, a parameter group that names a
+            foreign parameter, an option that a group cannot set.
 
     >>> layout_of(nn.Linear(3, 2)).parameters
     8
@@ -34,6 +36,9 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     first: dict[int, str] = {}
     places: dict[tuple[Any, ...], str] = {}
     options, member = _groups(module, groups)
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
+            raise UsageError(f"{type(part).__name__} {name!r} makes sparse gradients, and the flat vector is dense: make it with sparse=False")
     for kind, name, tensor in _named(module):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
@@ -104,50 +109,73 @@ class FlatModule:
         self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]
         self._trained = [t for t, e in zip(self._tensors, self.layout.entries, strict=True) if e.tensor.kind == "parameter"]
         self._current = -1
+        self._staged = self.device.type != "cpu"
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
-        self._live = torch.empty(0)
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute with."""
         self._gradients, self._parameters = list(gradients), list(parameters)
+        self._working = [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
         self._current = -1
-        on_host = self.device.type == "cpu"
-        self._working = self._gradients if on_host else [torch.zeros_like(g, device=self.device) for g in gradients]
-        self._slots = [[v for v, e in zip(self._views(w), self.layout.entries, strict=True) if e.tensor.kind == "parameter"] for w in self._working]
-        if not on_host:
+        homes = self._parameters
+        if self._staged:
             for vector in (*self._gradients, *self._parameters):
-                _pin(vector)
-            self._live = torch.empty(self.layout.total, dtype=torch.uint8, device=self.device)
+                self._pin(vector)
+            homes = [torch.empty(self.layout.total, dtype=torch.uint8, device=self.device)]
+        slots = [list(zip(self.layout.entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
+        self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
+        self._buffers = [[(view, tensor) for entry, view, tensor in slot if entry.tensor.kind == "buffer"] for slot in slots]
         # the frozen parameters are fetched once, into the first vector
-        homes = [self._views(p if on_host else self._live) for p in self._parameters]
-        self._alternatives = [
-            [first if entry.tensor.kind == "frozen" else view for first, view, entry in zip(homes[0], home, self.layout.entries, strict=True)]
-            for home in homes
-        ]
+        first, *others = [self._views(home) for home in homes]
+        kinds = [entry.tensor.kind for entry in self.layout.entries]
+        self._homes = [first, *([f if k == "frozen" else v for f, v, k in zip(first, other, kinds, strict=True)] for other in others)]
+        self._live = homes[0]
+
+    def _pin(self, vector: torch.Tensor) -> None:
+        """Register host memory with CUDA, so that copies run at full speed; where that fails they are only slower."""
+        if not vector.nbytes or vector.is_pinned():
+            return
+        runtime, address = torch.cuda.cudart(), vector.data_ptr()
+        with torch.cuda.device(self.device):
+            if int(runtime.cudaHostRegister(address, vector.nbytes, 0)) == 0:
+                weakref.finalize(self, runtime.cudaHostUnregister, address)  # memory must not be freed while it is registered
+                return
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, device=self.device)  # CUDA keeps the error, and the next kernel raises it: this one, not the user's
 
     def _views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         return [_view(vector, entry) for entry in self.layout.entries]
 
+    def write(self, vector: torch.Tensor) -> None:
+        """Write the module's own values into a vector (1-D uint8, `layout.total` bytes)."""
+        for tensor, view in zip(self._tensors, self._views(vector), strict=True):
+            view.copy_(tensor.detach())
+
+    def read(self, vector: torch.Tensor) -> None:
+        """Take the values in a vector (1-D uint8, `layout.total` bytes) as the module's own."""
+        for tensor, view in zip(self._tensors, self._views(vector), strict=True):
+            tensor.detach().copy_(view)
+
     def initial(self, slot: int) -> None:
         """Write the model's own values into a gradient slot."""
-        for tensor, view in zip(self._tensors, self._views(self._working[slot]), strict=True):
-            view.copy_(tensor.detach())
-        if self.device.type != "cpu":
-            self._gradients[slot].copy_(self._working[slot])
+        self.write(self._gradients[slot])
 
     def swap(self, landing: int) -> None:
-        """Compute with parameter vector `landing` from here on; the module's tensors stay the same objects."""
-        if self.device.type != "cpu":
-            # the frozen parameters are fetched once, into the first vector, and come with the first swap
-            moved = self.layout.total if self._current < 0 else self.layout.moving
-            self._live[:moved].copy_(self._parameters[landing][:moved], non_blocking=True)
-        if landing == self._current or (self._current >= 0 and self.device.type != "cpu"):
-            self._current = landing
+        """Compute with parameter vector `landing`, as it is now, from here on; the module's tensors stay the same objects."""
+        if self._staged:
+            self._arrive(landing)
+            landing = 0
+        if landing == self._current:
             return
-        self._current = landing
-        for tensor, view in zip(self._tensors, self._alternatives[landing], strict=True):
+        for tensor, view in zip(self._tensors, self._homes[landing], strict=True):
             tensor.data = view
+        self._current = landing
+
+    def _arrive(self, landing: int) -> None:
+        """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon as this returns."""
+        size = self.layout.total if self._current < 0 else self.layout.moving
+        self._live[:size].copy_(self._parameters[landing][:size])
 
     def accrue(self, slot: int, first: bool) -> None:
         """Add the step's gradient to a slot, or begin the slot with it; a parameter without one counts as zero."""
@@ -156,7 +184,12 @@ class FlatModule:
                 if first:
                     view.zero_()
             elif first:
-                view.copy_(parameter.grad)
+                try:
+                    view.copy_(parameter.grad)
+                except RuntimeError as error:
+                    if parameter.grad.layout is torch.strided:
+                        raise
+                    raise TrainingError(f"a gradient of shape {list(parameter.shape)} is sparse ({error}); make it dense: sparse=False") from error
             else:
                 view.add_(parameter.grad)
 
@@ -169,21 +202,14 @@ class FlatModule:
 
     def carry_buffers(self, slot: int) -> None:
         """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host here."""
-        if self.device.type != "cpu":
-            self._gradients[slot].copy_(self._working[slot])
-        for entry, tensor in zip(self.layout.entries, self._tensors, strict=True):
-            if entry.tensor.kind == "buffer":
-                _view(self._gradients[slot], entry).copy_(tensor)
+        for view, tensor in self._buffers[slot]:
+            view.copy_(tensor)
+        if self._staged:
+            self._gradients[slot][: self.layout.moving].copy_(self._working[slot][: self.layout.moving])
 
     def outgoing(self, slot: int, part: Range) -> torch.Tensor:
         """A range of a gradient slot."""
         return self._gradients[slot][part.start : part.stop]
-
-
-def _pin(vector: torch.Tensor) -> None:
-    """Register host memory with CUDA, so that copies run at full speed and beside compute; where that fails they are only slower."""
-    if vector.nbytes and not vector.is_pinned():
-        torch.cuda.cudart().cudaHostRegister(vector.data_ptr(), vector.nbytes, 0)
 
 
 def _view(vector: torch.Tensor, entry: Entry) -> torch.Tensor:
