@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ def _arrays(flat: FlatModule, optimizer: torch.optim.Optimizer) -> dict[str, tor
     return arrays
 
 
-def _parts(values: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+def _parts(values: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What each parameter has of one state of a section: its elements, or the one value of all."""
     if values.ndim and values.numel() == sum(p.numel() for p in parameters):
         return [part.view(p.shape) for part, p in zip(values.split([p.numel() for p in parameters]), parameters, strict=True)]
