@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Literal
 
 import torch
 
@@ -31,13 +32,14 @@ RATE = 1e-3
 GRADIENT = 1e-3
 """What every gradient is filled with: the sums stay far from numbers that are slow to add."""
 JOB = "bench"
-REPLICA, SHARD = roles.replica(0), roles.shard(0)
+Does = Literal["both", "push", "fetch", "in place"]
+REPLICA = roles.replica(0)
 
 
-def plan_of(size: int) -> Plan:
-    """The plan of one shard that holds `size` bytes of float32 and steps them by plain SGD."""
+def plan_of(size: int, shards: int) -> Plan:
+    """The plan of shards that hold `size` bytes of float32 and step them by plain SGD."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
-    return Plan(Settings(replicas=1, shards=1, optimizer=Optimizer("sgd", RATE)), layout, cut(layout, 1), 1)
+    return Plan(Settings(replicas=1, shards=shards, optimizer=Optimizer("sgd", RATE)), layout, cut(layout, shards), 1)
 
 
 def mapped(descriptor: int, size: int) -> torch.Tensor:
@@ -45,18 +47,18 @@ def mapped(descriptor: int, size: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
-def serve_shard(connection: Connection, carrier: str, size: int, supervisor: int, memory: int) -> None:
+def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, supervisor: int, memory: int) -> None:
     """Play a shard until it is told to stop; `memory` is the supervisor's descriptor of what is read in place, or -1."""
-    moving = None
+    role, own, moving = roles.shard(index), plan.assignments[index].moving, None
     if memory >= 0:
         descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
-        moving = mapped(descriptor, size)
+        moving = mapped(descriptor, plan.layout.total)[own.start : own.stop]
         os.close(descriptor)
-    shard = Shard(0, lambda plan, index: TorchSlice(plan, index, moving))
-    shard.handle(roles.COORDINATOR, messages.Restore(plan_of(size), ""), None)
-    endpoint = _endpoint(carrier, SHARD)
+    shard = Shard(index, lambda plan, index: TorchSlice(plan, index, moving))
+    shard.handle(roles.COORDINATOR, messages.Restore(plan, ""), None)
+    endpoint = _endpoint(carrier, role)
     driver = Driver(WallClock(endpoint), lambda *_: None)
-    driver.add_machine(SHARD, shard, endpoint)
+    driver.add_machine(role, shard, endpoint)
     connection.send_bytes(endpoint.listen().encode())
     driver.run()
 
@@ -66,29 +68,36 @@ def _endpoint(carrier: str, role: str) -> NetworkEndpoint:
 
 
 class Ours:
-    """A replica with a shard at the other end of a carrier.
+    """A replica with its shards at the other end of a carrier.
 
     Args:
-        peers: who starts the shard.
+        peers: who starts the shards.
         carrier: shared or tcp.
         size: bytes that are pushed, and fetched, in each round trip.
-        in_place: whether the shard's own memory is read, so that there is nothing to fetch.
+        shards: that hold them, an equal part each.
+        does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so that there is nothing to
+            fetch ("in place").
     """
 
-    def __init__(self, peers: Peers, carrier: str, size: int, in_place: bool = False) -> None:
-        self._in_place, self._size = in_place, size
+    def __init__(self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both") -> None:
+        self._does, self._plan = does, plan_of(size, shards)
+        self._shards = [(roles.shard(i), a.moving) for i, a in enumerate(self._plan.assignments) if a.moving.size]
         self._answer: Callable[[Computed], None] | None = None
         self._memory = -1
-        if in_place:
+        if does == "in place":
             self._memory = os.memfd_create("distbelief bench")
             os.ftruncate(self._memory, size)
-        address = peers.start(f"shard of {size} bytes", 1, serve_shard, carrier, size, os.getpid(), self._memory).hear()
+        served = [
+            peers.start(f"{role} of {size} bytes", 1, serve_shard, carrier, self._plan, index, os.getpid(), self._memory)
+            for index, (role, _) in enumerate(self._shards)
+        ]
         self.endpoint = _endpoint(carrier, REPLICA)
         arena = self.endpoint.allocate(size, 1, 1)
         self._gradient = arena.gradients[0]
         self._gradient.view(torch.float32).fill_(GRADIENT)
-        self.parameters = mapped(self._memory, size) if in_place else arena.parameters[0]
-        self.endpoint.connect(SHARD, address)
+        self.parameters = mapped(self._memory, size) if does == "in place" else arena.parameters[0]
+        for (role, _), peer in zip(self._shards, served, strict=True):
+            self.endpoint.connect(role, peer.hear())
         self._driver = Driver(WallClock(self.endpoint), lambda *_: None)
         self._driver.add_story(REPLICA, self._story(), self.endpoint, self)
         self._driver.begin(REPLICA)
@@ -110,33 +119,42 @@ class Ours:
         Raises:
             JobFailed: the parameters are not what the pushes make of them.
         """
-        got, due = float(self.parameters.view(torch.float32)[-1]), -RATE * GRADIENT * self.pushes
-        if abs(got - due) > 1e-3 * abs(due):
-            raise JobFailed(f"after {self.pushes} pushes a parameter is {got}, not {due}: the carrier or the shard lost something; this is a bug")
+        due = -RATE * GRADIENT * self.pushes
+        for _, part in self._shards if self._does in ("both", "in place") else ():
+            got = float(self.parameters.view(torch.float32)[part.start // 4])
+            if abs(got - due) > 1e-3 * abs(due):
+                raise JobFailed(f"after {self.pushes} pushes a parameter is {got}, not {due}: the carrier or the shard lost something; this is a bug")
 
     def close(self) -> None:
-        """End the shard and the link."""
-        self.endpoint.send(SHARD, messages.Stop("measured"))
+        """End the shards and the links."""
+        for role, _ in self._shards:
+            self.endpoint.send(role, messages.Stop("measured"))
         self.endpoint.close()
         if self._memory >= 0:
             os.close(self._memory)
 
     def _story(self) -> Story:
         """As `replica.downpour` does without prefetch: a push, then a fetch, and a wait for both."""
-        version, clock, last = Version(0, 0), 0, 1 if self._in_place else 2
+        versions, clock = {role: Version(0, 0) for role, _ in self._shards}, 0
+        outgoing = {role: self._gradient[part.start : part.stop] for role, part in self._shards}
         while True:
             order: Computed = yield Compute(Batch(0, 0))
             for _ in range(order.samples):
-                clock += 1
-                yield Send(SHARD, messages.Push(0, 0, self._size, 0, clock, version, 1, 1), self._gradient)
-                if not self._in_place:
-                    yield Send(SHARD, messages.Fetch(0, 0, self._size))
-                missing = last
+                missing = 0
+                if self._does != "fetch":
+                    clock += 1
+                    for role, part in self._shards:
+                        missing += 1
+                        yield Send(role, messages.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1), outgoing[role])
+                if self._does in ("both", "fetch"):
+                    for role, part in self._shards:
+                        missing += 1
+                        yield Send(role, messages.Fetch(0, part.start, part.stop))
                 while missing:
-                    event = (yield RECEIVE).event
-                    if not isinstance(event, messages.Pushed | messages.Fetched):
-                        raise JobFailed(f"the shard of the benchmark answered {event}")
-                    version = event.version
+                    arrival = yield RECEIVE
+                    if not isinstance(arrival.event, messages.Pushed | messages.Fetched):
+                        raise JobFailed(f"{arrival.sender} of the benchmark answered {arrival.event}")
+                    versions[arrival.sender] = arrival.event.version
                     missing -= 1
 
     # what a driver asks of a worker

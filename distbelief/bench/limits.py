@@ -115,6 +115,7 @@ class Doorbell(Limit):
         listener = socket.socket(socket.AF_UNIX)
         listener.bind("")  # Linux chooses an abstract name
         listener.listen(1)
+        listener.settimeout(ANSWER_SECONDS)
         peers.start("doorbell", 1, answer_doorbell, listener.getsockname()[1:].decode())
         self._socket, _ = listener.accept()
         listener.close()
@@ -154,6 +155,7 @@ class RawTcp(Limit):
         listener = _tuned(socket.socket())
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
+        listener.settimeout(ANSWER_SECONDS)
         peers.start("raw socket", 1, answer_raw, size, listener.getsockname()[1])
         self._socket, _ = listener.accept()
         listener.close()

@@ -90,11 +90,20 @@ def _start(task: str, options: StartOptions) -> dict[str, float]:
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGINT)
-                    process.wait()
+                    _end(process)
             if process.returncode or "first_step" not in moments:
                 errors.seek(0)
                 raise JobFailed(f"{' '.join(command)} ended with status {process.returncode} before its first step: {errors.read()[-1000:]}")
     return moments
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a command that was interrupted; kill it where it does not end."""
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _watch(process: subprocess.Popen[bytes], metrics: Path, began: float) -> dict[str, float]:

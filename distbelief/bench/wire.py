@@ -16,7 +16,7 @@ from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.errors import UsageError
 
-OURS = ("shared, landed", "shared, in place", "tcp")
+OURS = ("shared, landed", "shared, in place", "tcp", "shared, landed, 1 shard", "shared, in place, 1 shard", "a push alone", "a fetch alone")
 LIMITS = ("memcpy", "add in place", "direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
 TRIPS_LIMIT = 400
 """Most round trips of one measurement."""
@@ -29,6 +29,8 @@ class WireOptions:
 
     sizes: tuple[int, ...] = (SMALL, 256 << 10, 1 << 20, MIDDLE, LARGE)
     """Bytes that are pushed, and fetched, in one round trip; multiples of 128."""
+    shards: int = 2
+    """Shards that the bytes lie on, as in a job; rows that say so, and tcp beside its one raw socket, have one."""
     repeats: int = 15
     """Rounds in which all carriers and limits take their turns."""
     seconds: float = 0.04
@@ -65,28 +67,34 @@ def run(options: WireOptions) -> dict[str, Any]:
         if size < 128 or size % 128:
             raise UsageError(f"--sizes {size}: must be a positive multiple of 128 bytes")
     sizes, repeats, seconds = options.sizes, options.repeats, options.seconds
+    if options.shards < 1:
+        raise UsageError(f"--shards {options.shards}: must be 1 or more")
     if options.quick:
         sizes, repeats, seconds = (SMALL, 256 << 10), min(3, repeats), 0.002
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     facts = machine()
     try:
-        measured = {str(size): _of_size(size, repeats, seconds) for size in sizes}
+        measured = {str(size): _of_size(size, options.shards, repeats, seconds) for size in sizes}
     finally:
         torch.set_num_threads(threads)
-    result = {"bench": "wire", "machine": facts, "repeats": repeats, "sizes": measured, "figures": _figures(measured)}
+    result = {"bench": "wire", "machine": facts, "shards": options.shards, "repeats": repeats, "sizes": measured, "figures": _figures(measured)}
     if not options.quiet:
         _show(measured)
     return finish(result, options.json, options.quiet)
 
 
-def _of_size(size: int, repeats: int, seconds: float) -> dict[str, Any]:
+def _of_size(size: int, shards: int, repeats: int, seconds: float) -> dict[str, Any]:
     """All carriers and limits, for one size."""
     with Peers() as peers, contextlib.ExitStack() as stack:
         contenders: dict[str, Contender] = {
-            "shared, landed": Ours(peers, "shared", size),
-            "shared, in place": Ours(peers, "shared", size, in_place=True),
+            "shared, landed": Ours(peers, "shared", size, shards),
+            "shared, in place": Ours(peers, "shared", size, shards, "in place"),
             "tcp": Ours(peers, "tcp", size),
+            "shared, landed, 1 shard": Ours(peers, "shared", size),
+            "shared, in place, 1 shard": Ours(peers, "shared", size, 1, "in place"),
+            "a push alone": Ours(peers, "shared", size, 1, "push"),
+            "a fetch alone": Ours(peers, "shared", size, 1, "fetch"),
             "memcpy": limits.Copy(size),
             "add in place": limits.Add(size),
             "direct update": limits.Direct(size),
@@ -134,9 +142,10 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
                 figure(f"tcp, {told}: of a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
             ]
     if one := measured.get(str(SMALL)):
-        micro, bells = one["seconds"]["shared, landed"] * 1e6, one["doorbells"]["shared, landed"]
-        either = figure("shared, landed, 4 kB: us a round trip, or 1.5 times a doorbell", micro, 60.0, lower=True)
-        figures.append({**either, "doorbells": bells, "reached": either["reached"] or bells <= 1.5})
+        for name in ("a push alone", "a fetch alone"):
+            micro, bells = one["seconds"][name] * 1e6, one["doorbells"][name]
+            either = figure(f"shared, 4 kB, {name}: us a round trip, or 1.5 times a doorbell", micro, 60.0, lower=True)
+            figures.append({**either, "doorbells": bells, "reached": either["reached"] or bells <= 1.5})
     return figures
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from distbelief.bench import BENCHES
 from distbelief.cli import options, words
 from distbelief.cli.main import INTERRUPTED
 from distbelief.cluster import forkserver
@@ -20,8 +21,6 @@ from distbelief.strategy import STRATEGIES
 
 TASKS = ("digits", "mnist", "mnist-lenet")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
-BENCHES = ("wire", "train", "start", "memory", "simulator", "accuracy")
-"""The benchmarks: each a file of that name in `bench`."""
 
 
 def train(args: list[str]) -> int:
@@ -100,15 +99,15 @@ def evaluate(args: list[str]) -> int:
 def bench(args: list[str]) -> int:
     """`distbelief bench NAME [options]`."""
     if not args or args[0] in ("--help", "-h"):
-        return _usage(f"bench NAME [options], where NAME is {', '.join(BENCHES[:-1])} or {BENCHES[-1]}", bool(args))
+        print("usage: distbelief bench NAME [options]\n")
+        for name, one in BENCHES.items():
+            print(f"  {name:<10} {one.summary}")
+        return 0 if args else 2
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], BENCHES)
-    from importlib import import_module
-
-    module, prog = import_module(f"distbelief.bench.{args[0]}"), f"distbelief bench {args[0]}"
-    kind = getattr(module, f"{args[0].capitalize()}Options")
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])
-    module.run(options.call_tyro(kind, prog, str(module.__doc__), args[1:]))
+    chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
+    chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:]))
     return 0
 
 

@@ -84,7 +84,8 @@ def _command(args: list[str]) -> int:
 
 def usage() -> str:
     """What `distbelief --help` shows."""
-    from distbelief.cli.commands import BENCHES, TASKS
+    from distbelief.bench import BENCHES
+    from distbelief.cli.commands import TASKS
     from distbelief.strategy import STRATEGIES
 
     return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES), benches=", ".join(BENCHES))

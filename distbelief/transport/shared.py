@@ -114,7 +114,7 @@ class SharedEndpoint(SocketEndpoint):
 
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> None:
         if isinstance(message, Fetched):
-            link.view("to", link.lent.parameters, message).copy_(payload)
+            _wide(link.view("to", link.lent.parameters, message)).copy_(_wide(payload))
         elif payload.nbytes and payload.data_ptr() != self.arena.gradients[message.slot].data_ptr() + message.start:
             raise LocalProtocolError(
                 f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it there first"
@@ -137,6 +137,11 @@ def _map(segment: int, size: int, gradients: int, parameters: int) -> Arena:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     vectors = [torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=stride * i) for i in range(gradients + parameters)]
     return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
+
+
+def _wide(data: torch.Tensor) -> torch.Tensor:
+    """Bytes as words where they are whole words: torch copies 64 MB of those in three quarters of the time."""
+    return data.view(torch.int64) if not (data.nbytes | data.data_ptr()) & 7 else data
 
 
 def _name(address: str) -> str:

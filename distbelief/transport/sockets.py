@@ -18,6 +18,7 @@ from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Message
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
+from distbelief.transport.patience import Patience
 
 HELLO_SECONDS = 5.0
 """How long a new link may take to say who it is."""
@@ -28,7 +29,6 @@ CLOSE_SECONDS = 1.0
 
 _READ = 16 << 10  # what of a payload comes with its message is copied once more, so not much
 _FLUSH = 128 << 10  # queued bytes that do not wait for the next poll
-_EVENTS = 128  # links served by one wait; the kernel goes round among the ready ones
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class SocketEndpoint(NetworkEndpoint):
         self.job = job
         self.incarnation = incarnation
         self._epoll = select.epoll()
+        self._patience = Patience(self._epoll)
         self._listener: socket.socket | None = None
         self._links: dict[str, Link] = {}
         self._by_fd: dict[int, Link] = {}
@@ -179,7 +180,7 @@ class SocketEndpoint(NetworkEndpoint):
             wait = self._attend(timeout) if self._failed or self._strangers else timeout
             if self._closed:
                 return
-            for fd, events in self._epoll.poll(wait, _EVENTS):
+            for fd, events in self._patience.wait(wait):
                 known = by_fd.get(fd)
                 if known is None:
                     self._other(fd)
