@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
@@ -82,10 +79,7 @@ class Job:
             raise UsageError(f"--threads {self.threads}: must be 1 or more")
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
-        strategy = {field.name: getattr(self.strategy, field.name) for field in dataclasses.fields(self.strategy)}
-        shared = {name: getattr(self, name) for name in Settings.__struct_fields__ if name not in strategy and hasattr(self, name)}
-        settings = Settings(**strategy, **shared)
-        if not isinstance(self.strategy, Downpour):
-            settings = msgspec.structs.replace(settings, replicas=1, shards=1)
+        named = {name: getattr(whose, name) for name in Settings.__struct_fields__ for whose in (self, self.strategy) if hasattr(whose, name)}
+        settings = Settings(**named)
         settings.check()
         return settings

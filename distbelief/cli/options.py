@@ -20,7 +20,7 @@ from distbelief.cluster.local import Local
 from distbelief.core.settings import Optimizer, optim, option
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import STRATEGIES, Downpour, Strategy
+from distbelief.strategy import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     place: list[Source] = []
     if command == "simulate":
         place = [(Virtual, ())]
-    elif kind is Downpour:
+    elif kind.served:
         place = [(Local, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     found: dict[str, list[Source]] = {strategy: own, "optimizer": [(Stepping, ())], "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}

@@ -16,7 +16,6 @@ from distbelief.core import roles
 from distbelief.core.settings import Settings, option
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
-from distbelief.strategy import Downpour
 
 if TYPE_CHECKING:
     from distbelief.cluster.sitting import View
@@ -78,7 +77,7 @@ class Local:
         settings = msgspec.structs.replace(self._settings(job), evaluate_every=0, target_accuracy=0.0)
         if not os.path.isfile(script[0]):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
-        if not isinstance(job.strategy, Downpour):
+        if not job.strategy.served:
             raise UsageError(f"strategy {job.strategy.name} has no replicas to run a script in; run it with python itself")
         from distbelief.cluster.sitting import Sitting, View
         from distbelief.cluster.supervisor import Supervisor

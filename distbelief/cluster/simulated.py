@@ -36,7 +36,6 @@ from distbelief.runtime.driver import Driver
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
-from distbelief.strategy import Downpour
 from distbelief.tasks import Data, Task, as_data, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, measure
@@ -108,7 +107,7 @@ class Simulated:
         Raises:
             UsageError: a strategy or option that has no meaning here.
         """
-        if not isinstance(job.strategy, Downpour):
+        if not job.strategy.served:
             raise UsageError(f"strategy {job.strategy.name} has nothing to simulate; downpour with --replicas 1 is the same arithmetic on a server")
         settings = job.settings()
         if settings.read_in_place:

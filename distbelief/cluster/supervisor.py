@@ -24,7 +24,6 @@ from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
 from distbelief.job import Job
-from distbelief.strategy import Single
 
 if TYPE_CHECKING:
     from distbelief.cluster.local import Local
@@ -143,11 +142,8 @@ class Supervisor:
                 self.children[role] = _Child(role, process, ours)
 
     def _roles(self) -> list[str]:
-        if isinstance(self.job.strategy, Single):
-            return [roles.SINGLE]
-        shards = [roles.shard(i) for i in range(self.settings.shards)]
-        replicas = [roles.replica(i) for i in range(self.settings.replicas)]
-        return [*replicas, roles.COORDINATOR, *shards, *([roles.EVALUATOR] if self.evaluates else [])]
+        strategy = self.job.strategy
+        return [*strategy.cast(), *([roles.EVALUATOR] if self.evaluates and strategy.served else [])]
 
     def _spec(self) -> Spec:
         from distbelief.cluster.local import told_host

@@ -1,4 +1,4 @@
-"""Ways to train: what each strategy's options are. Who plays which role is in `cluster`, what they do in `server` and `replica`."""
+"""Ways to train: the options of each strategy, and the roles of its jobs. What those do is in `server` and `replica`."""
 
 from __future__ import annotations
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distbelief.core.settings import Optimizer
+from distbelief.strategy.served import Served
 
 
 @dataclass(frozen=True)
-class Downpour:
+class Downpour(Served):
     """Replicas push gradients to server shards and fetch parameters from them, none waiting for another."""
 
     name: ClassVar[str] = "downpour"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from distbelief.core import roles
 from distbelief.core.settings import Optimizer
 
 
@@ -13,6 +14,14 @@ class Single:
     """The plain PyTorch loop in one process: no server, no messages."""
 
     name: ClassVar[str] = "single"
+    served: ClassVar[bool] = False
+    """Whether there are replicas, and shards that serve them."""
+    replicas: ClassVar[int] = 1
+    shards: ClassVar[int] = 1
 
     optimizer: Optimizer = Optimizer()
     """What the loop steps with."""
+
+    def cast(self) -> tuple[str, ...]:
+        """The roles of a job: one, which plays everything."""
+        return (roles.SINGLE,)

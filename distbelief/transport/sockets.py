@@ -217,8 +217,7 @@ class SocketEndpoint(NetworkEndpoint):
         self._spare.clear()
 
     def _hello(self) -> Hello:
-        arena = self.arena
-        return Hello(self.job, self.role, self.incarnation, arena.size, len(arena.gradients), len(arena.parameters))
+        return Hello(self.job, self.role, self.incarnation, self.arena.size, len(self.arena.gradients), len(self.arena.parameters))
 
     def _listen_on(self, listener: socket.socket) -> None:
         listener.setblocking(False)
