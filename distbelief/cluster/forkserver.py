@@ -26,12 +26,13 @@ def start() -> None:
     if threading.current_thread() is not threading.main_thread():
         multiprocessing.forkserver.ensure_running()
         return
-    # a Ctrl-C reaches every process of the terminal: those of a job leave it to their supervisor from their first moment
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a Ctrl-C reaches every process of the terminal, and so does its closing: those of a job leave them to their supervisor from their first moment
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _main_lock = threading.Lock()

@@ -54,7 +54,8 @@ class Local:
 
         if not job.reference:
             raise UsageError(
-                "the task has no name by which other processes can make it: put its function in a module, and name it: 'module:function'"
+                "the task has no name by which other processes can make it (one that was changed has lost its own): put a function that returns it"
+                " in a module, and name that: 'module:function'"
             )
         if why := available(job.reference, job.data_dir):
             raise errors.DataError(why)

@@ -41,7 +41,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, measure
+from distbelief.tasks.worker import Trainer, build_model, measure, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -218,7 +218,7 @@ class _Process:
         self._tell_story(Downpour(self.role, vectors, len(trainer.data)).story(), worker)
 
     def _model(self, task: Task) -> nn.Module:
-        model = build_model(task, self.spec.settings.seed, self.spec.device)
+        model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
         if self.spec.init_from:
             model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
         return model
@@ -238,7 +238,8 @@ class _Process:
             _Worker(self, vectors, None, None, addresses).attach(plan, arena)
 
         torch.manual_seed(self.spec.settings.seed)
-        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump())
+        device = placed(self.spec.device, roles.index_of(self.role))
+        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device)
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
@@ -294,6 +295,8 @@ class _Worker:
     def attach(self, plan: Plan, arena: Arena) -> None:
         spec = self._process.spec
         in_place = spec.memory >= 0 and roles.is_replica(self._process.role)
+        if in_place and self._vectors.device.type != "cpu":
+            raise UsageError(f"--read-in-place: the model is on {self._vectors.device}, which cannot compute on the shards' memory; leave it off")
         self._vectors.bind(arena.gradients, [common_memory(spec, plan)] if in_place else arena.parameters)
         for index in range(len(plan.assignments)):
             self._process.endpoint.connect(roles.shard(index), self.addresses[roles.shard(index)])
@@ -311,11 +314,12 @@ class _Worker:
 
 
 def settle_process(role: str, supervisor: int, threads: int) -> None:
-    """Give this process its title and its threads, leave Ctrl-C to the supervisor, and end when that ends."""
+    """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
     import setproctitle
 
     setproctitle.setproctitle(f"distbelief: {role}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     try:
         descriptor = os.pidfd_open(supervisor)

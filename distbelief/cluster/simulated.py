@@ -7,6 +7,7 @@ computed and payloads know only their length, so that thousands of replicas fit.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -99,6 +100,8 @@ class Simulated:
         result = sitting.finish()
         if result["outcome"] == "failed":
             raise JobFailed(result["reason"])
+        if result["outcome"] == "interrupted" and not sitting.begun:
+            raise JobFailed("interrupted before the job began")
         return {**result, "events": clock.events}
 
     def settings(self, job: Job) -> Settings:
@@ -288,9 +291,7 @@ class Simulation:
 
 def _with_data(task: Task, data: Data) -> Task:
     """The task with its training set loaded, shared by all simulated replicas."""
-    import dataclasses
-
-    return dataclasses.replace(task, train=lambda: data)
+    return dataclasses.replace(task, train=lambda: data).named(task.reference)
 
 
 class _Worker:

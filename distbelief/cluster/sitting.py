@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from distbelief.core.portions import START, Position
-from distbelief.core.records import Record
+from distbelief.core.records import Record, Started
 from distbelief.core.settings import Settings
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -17,6 +17,7 @@ from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
 from distbelief.record.recorder import Recorder
+from distbelief.server import optimizers
 from distbelief.tasks import Task
 
 
@@ -55,6 +56,8 @@ class Sitting:
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None
         self.checkpoint = ""
+        self.begun = job.resume
+        optimizers.check(settings.optimizer)
         description = self._describe(more or {})
         if job.resume:
             self._resume(str(job.out))
@@ -110,11 +113,15 @@ class Sitting:
     def record(self, moment: float, role: str, record: Record) -> None:
         """Write down and show what a role recorded at a moment."""
         seconds = moment - self._began
+        self.begun = self.begun or isinstance(record, Started)
         self.recorder.take(seconds, record)
         self.live.take(seconds, record)
 
     def finish(self) -> dict[str, Any]:
-        """End the view and write the result."""
+        """End the view and write the result; a run that never began leaves no folder."""
         self.live.close()
         result = self.recorder.finish()
+        if self.folder and not self.begun:
+            self.folder.remove()
+            self.folder = None
         return {**result, "run": str(self.folder.path) if self.folder else None}

@@ -318,12 +318,14 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[Connection]:
-        """Turn Ctrl-C and SIGTERM into something that can be waited for, where this is the main thread."""
+        """Turn Ctrl-C, SIGTERM and the closing of the terminal into something that can be waited for, where this is the main thread."""
         woken, wake = multiprocessing.Pipe(duplex=False)
         if threading.current_thread() is not threading.main_thread():
             yield woken
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+            del before[signal.SIGHUP]
         for number in before:
             signal.signal(number, lambda *_: wake.send_bytes(b"!"))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ class RunFolder:
             folder = cls(_fresh(name) if path is None else Path(path))
             folder.path.mkdir(parents=True, exist_ok=True)
             if any(folder.path.iterdir()):
-                raise UsageError(f"--out {folder.path} is not empty; name another folder, or go on with that run: --resume {folder.path}")
+                raise UsageError(f"--out {folder.path} is not empty; name another folder, or go on with the run in it by adding --resume")
             with tempfile.TemporaryFile(dir=folder.path):
                 pass
         except (FileExistsError, NotADirectoryError) as error:
@@ -107,6 +108,10 @@ class RunFolder:
             missing = "it has no job.json" if folder.path.is_dir() else "there is no such folder"
             raise UsageError(f"{path} is not a run folder: {missing}; name the folder that `distbelief train` made (by default under runs/)")
         return folder
+
+    def remove(self) -> None:
+        """Take away a run that never began, and so can neither be looked at nor gone on with."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_job(self, job: Mapping[str, Any]) -> None:
         """Write `job.json`: what was asked for, before anything happens.

@@ -40,10 +40,22 @@ class Replica:
         attach: binds a module to its vectors and opens the links to the shards.
         clip_norm: global norm to which each step's gradient is clipped; 0 for none.
         pump: carries the links during a step, where that needs a thread.
+        device: where the job would have this replica compute.
     """
 
-    def __init__(self, role: str, driver: Driver, endpoint: Endpoint, attach: Attach, clip_norm: float = 0.0, pump: Pump | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        driver: Driver,
+        endpoint: Endpoint,
+        attach: Attach,
+        clip_norm: float = 0.0,
+        pump: Pump | None = None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
         self.role, self.clip_norm = role, clip_norm
+        self.device = device
+        """Where `--device` would have this replica compute: `model.to(replica.device)`."""
         self._driver, self._endpoint, self._attach = driver, endpoint, attach
         self._vectors: FlatModule | None = None
         self._story: Downpour | None = None

@@ -24,7 +24,7 @@ def digits() -> Task:
     >>> [len(part()) for part in (digits().train, digits().test)]
     [1437, 360]
     """
-    return Task(reference="digits", model=_mlp, train=partial(_load, test=False), test=partial(_load, test=True))
+    return Task(model=_mlp, train=partial(_load, test=False), test=partial(_load, test=True)).named("digits")
 
 
 def _mlp() -> nn.Module:

@@ -70,7 +70,7 @@ def mnist_lenet(data_dir: str | None = None) -> Task:
 
 def _task(reference: str, model: Callable[[], nn.Module], data_dir: str | None, shape: tuple[int, ...]) -> Task:
     load = partial(_load, data_dir, shape)
-    return Task(reference=reference, data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k"))
+    return Task(data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k")).named(reference)
 
 
 def _mlp() -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import os
@@ -54,7 +53,7 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
         ) from error
     if not isinstance(task, Task):
         raise UsageError(f"task {reference!r}: its function returned {type(task).__name__}; it must return a distbelief.tasks.Task")
-    return dataclasses.replace(task, reference=reference, data_dir=data_dir or task.data_dir)
+    return task.named(reference, data_dir)
 
 
 def available(reference: str, data_dir: str | None = None) -> str | None:

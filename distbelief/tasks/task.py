@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -143,10 +143,20 @@ class Task:
     """Of the model's output and the targets: the mean over the minibatch, a scalar."""
     metric: Callable[[Any, Any], Tensor | float] = correct
     """Of the model's output and the targets: how many samples are right."""
-    reference: str = ""
-    """The built-in name, or `module:function`; filled in by `resolve`."""
+    reference: str = field(default="", init=False)
+    """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make the unchanged one."""
     data_dir: str | None = None
     """The folder that was named for its data."""
+
+    def named(self, reference: str, data_dir: str | None = None) -> Task:
+        """The same task by the name that makes it in another process.
+
+        >>> Task(model=lambda: nn.Linear(1, 2), train=lambda: [(0.0, 0)]).named("mine:task").reference
+        'mine:task'
+        """
+        task = replace(self, data_dir=data_dir or self.data_dir)
+        object.__setattr__(task, "reference", reference)
+        return task
 
     def __post_init__(self) -> None:
         for name in ("model", "train", "test", "loss", "metric"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -18,20 +19,40 @@ MEASURE_BATCH = 1000
 """Samples measured at a time: bounds the memory of an evaluation."""
 
 
-def build_model(task: Task, seed: int, device: str) -> nn.Module:
-    """The task's model, its chance keyed by the seed, on a device.
+def placed(device: str, index: int = 0) -> torch.device:
+    """The device that `--device` means for replica `index`: `cuda` gives each replica of a machine one of its GPUs, in turn.
+
+    Raises:
+        UsageError: it is no device, or not here.
+
+    >>> placed("cpu", 3)
+    device(type='cpu')
+    """
+    if device == "cpu":
+        return torch.device("cpu")
+    named = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if named is None:
+        raise UsageError(f"--device {device}: is cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = int(named[1]) if named[1] else index % max(count, 1)
+    if number >= count:
+        raise UsageError(f"--device {device}: not available here ({count} CUDA devices); use --device cpu")
+    return torch.device("cuda", number)
+
+
+def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module:
+    """The task's model, its chance keyed by the seed, on the device of replica `index`.
 
     Raises:
         TrainingError: the user's function raised.
         UsageError: the device cannot be had.
     """
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise UsageError(f"--device {device}: not available here ({torch.cuda.device_count()} CUDA devices); use --device cpu")
+    place = placed(device, index)
     torch.manual_seed(seed)
     try:
         model = task.model()
         if isinstance(model, nn.Module):
-            return model.to(device)
+            return model.to(place)
     except Exception as error:
         raise TrainingError(f"the model of task {task.reference!r} cannot be built: {type(error).__name__}: {error}") from error
     raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")

@@ -19,6 +19,7 @@ from distbelief.core.settings import LEARNING_RATES, option
 from distbelief.errors import UsageError
 from distbelief.runtime.driver import Driver
 from distbelief.tasks import BUILTINS
+from distbelief.tasks.worker import Trainer
 
 SHARED = (
     "--optimizer --lr --weight-decay --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --keep-checkpoints"
@@ -198,11 +199,21 @@ def test_a_simulation_that_fails_is_one_line_and_status_1(capsys: pytest.Capture
 
 
 def test_an_interrupted_simulation_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Driver.begin
-    monkeypatch.setattr(Driver, "begin", lambda *args: [signal.raise_signal(signal.SIGINT), begin(*args)] if args[1] == "replica 0" else begin(*args))
+    compute, pressed = Trainer.compute, iter([signal.SIGINT])
+    monkeypatch.setattr(Trainer, "compute", lambda *args: [[signal.raise_signal(number) for number in pressed], compute(*args)][1])
     line = ["simulate", "digits", "downpour", "--out", str(tmp_path / "run")]
     assert main.run(line) == 130
     assert f"interrupted; go on with: distbelief {' '.join(line)} --resume" in capsys.readouterr().err
+
+
+def test_a_simulation_that_is_interrupted_before_it_begins_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Driver.begin
+    monkeypatch.setattr(Driver, "begin", lambda *args: [signal.raise_signal(signal.SIGINT), begin(*args)] if args[1] == "replica 0" else begin(*args))
+    assert main.run(["simulate", "digits", "downpour", "--out", str(tmp_path / "run")]) == 130
+    assert "interrupted before the job began" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_help_of_launch_says_whose_batch_size_wins(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Tasks: the built-in ones, a user's own, their data and its order; every bad input is one clear error. Nothing here opens a socket."""
 
+import dataclasses
 import gzip
 import hashlib
 import importlib
@@ -22,9 +23,12 @@ from torch import nn
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from distbelief import tasks
+from distbelief.cluster.local import Local
 from distbelief.errors import DataError, UsageError
+from distbelief.job import Job
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import correct
+from distbelief.tasks.worker import placed
 
 # the package's name `mnist` is the function
 MNIST: Any = importlib.import_module("distbelief.tasks.mnist")
@@ -82,6 +86,26 @@ def test_digits() -> None:
     again, _ = tasks.as_data(task.test()).batch(torch.arange(360))
     assert torch.equal(inputs, again)
     assert task.model()(inputs).shape == (360, 10)
+
+
+def test_a_changed_task_has_no_name_by_which_processes_would_make_the_unchanged_one() -> None:
+    changed = dataclasses.replace(tasks.digits(), loss=nn.functional.multi_margin_loss)
+    assert (tasks.digits().reference, changed.reference) == ("digits", "")
+    with pytest.raises(UsageError, match="module:function"):
+        Local().run(Job(task=changed))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:77", "mps"])
+def test_a_device_that_is_not_here_is_refused(device: str) -> None:
+    with pytest.raises(UsageError, match=f"--device {device}"):
+        placed(device)
+
+
+def test_cuda_is_one_gpu_for_each_replica_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [placed("cuda", index).index for index in range(4)] == [0, 1, 0, 1]
+    assert placed("cuda:1", 2).index == 1
 
 
 def test_digits_without_scikit_learn_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,8 @@ def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path) -> None:
     assert lines[-1] == {**json.loads((tmp_path / "run" / "result.json").read_text()), "run": str(tmp_path / "run")}
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "single"])
-def test_ctrl_c_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "how"), [("downpour", signal.SIGINT), ("single", signal.SIGINT), ("downpour", signal.SIGHUP)])
+def test_ctrl_c_or_a_closed_terminal_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str, how: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "a run"
     words = ["train", "digits", strategy, "--json", "--epochs", "100000", "--checkpoint-every", "0", "--out", str(run)]
     process = subprocess.Popen(
@@ -79,7 +79,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str
         if json.loads(line)["event"] == "EpochDone":
             break
     # a terminal sends it to every process of the job
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, how)
     shown, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     before = json.loads(shown.splitlines()[-1])
@@ -121,6 +121,7 @@ def test_ports_are_those_of_bind_and_one_in_use_is_told(tmp_path: Path) -> None:
     assert f"cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
     assert "choose another port" in ended.stderr
     assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists(), "a run that never began leaves no folder: the same command can be tried again"
 
 
 def test_a_task_of_ones_own_is_found_in_the_current_folder(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeyp
 
 
 def test_a_job_that_never_reached_a_checkpoint_cannot_be_resumed(tmp_path: Path, watch: jobs.Watch) -> None:
-    watch.once(records.Joined, lambda: jobs.kill("shard 0"))
+    watch.once(records.Started, lambda: jobs.kill("shard 0"))
     with pytest.raises(JobFailed, match=r"shard 0 is gone.*start anew"):
         jobs.run(tmp_path, downpour(1), epochs=5)
     with pytest.raises(CheckpointError, match="has no checkpoint to resume from"):

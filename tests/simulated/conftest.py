@@ -147,7 +147,7 @@ def classes(model: Callable[[], nn.Module], samples: int = 22, features: int = 6
         chance = torch.Generator().manual_seed(seed)
         return TensorData(torch.randn(samples, features, generator=chance).to(dtype), torch.randint(0, 3, (samples,), generator=chance))
 
-    return Task(model=model, train=lambda: data(7), test=lambda: data(8), reference="classes")
+    return Task(model=model, train=lambda: data(7), test=lambda: data(8))
 
 
 def mlp() -> nn.Module:

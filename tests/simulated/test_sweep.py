@@ -52,7 +52,7 @@ def tiny(samples: int, norm: bool) -> Task:
         middle = [nn.BatchNorm1d(10, momentum=0.3)] if norm else [nn.Tanh()]
         return nn.Sequential(nn.Linear(6, 10), *middle, nn.Linear(10, 3))
 
-    return Task(model=model, train=lambda: data(0), test=lambda: data(1), reference="tiny")
+    return Task(model=model, train=lambda: data(0), test=lambda: data(1))
 
 
 def draw(seed: int) -> tuple[Job, Simulated]:
