@@ -54,12 +54,13 @@ def simulate(args: list[str]) -> int:
     asked = options.parse("simulate", task, strategy, rest)
     job = asked.job(task)
     network, pace = words.network(asked.network), {**words.compute(asked.compute), **words.stragglers(asked.stragglers)}
-    crashes, delays = words.faults(asked.faults)
+    crashes, delays, restarting = words.faults(asked.faults)
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
     from distbelief.transport.virtual import Weather
 
-    place = Simulated(Weather(**network, **delays), Pace(**pace), tuple(Crash(*crash) for crash in crashes), asked.phantom, asked.keep)
+    crashed = tuple(Crash(*crash) for crash in crashes)
+    place = Simulated(Weather(**network, **delays), Pace(**pace), crashed, phantom=asked.phantom, keep=asked.keep, **restarting)
     return _show(place.run(job, _view(asked)), asked, ["simulate", *args])
 
 

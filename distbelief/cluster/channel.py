@@ -54,10 +54,11 @@ class Interrupt(Word, frozen=True, tag=True):
 
 
 class Died(Word, frozen=True, tag=True):
-    """The process of a role has ended."""
+    """The process of a role has ended: this life of it."""
 
     role: str
     reason: str
+    incarnation: int
 
 
 class Explain(Word, frozen=True, tag=True):

@@ -78,11 +78,11 @@ class Spec(msgspec.Struct, frozen=True):
     evaluator: bool = True
 
 
-def main(role: str, spec: bytes, connection: Connection) -> None:
-    """Play a role; the process ends with status 0, or 1 after it has told its supervisor why."""
+def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
+    """Play a role, in its first life or a later one; the process ends with status 0, or 1 after it has told its supervisor why."""
     channel = Channel(connection)
     try:
-        _Process(role, msgspec.msgpack.decode(spec, type=Spec), channel).play()
+        _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec), channel).play()
     except DistbeliefError as error:
         whose = f"{role}: " if isinstance(error, TrainingError) and role not in str(error) else ""
         cause = error.__cause__ if isinstance(error, TrainingError) else None
@@ -104,8 +104,8 @@ def _traced(error: BaseException, script: str = "") -> str:
 
 
 class _Process:
-    def __init__(self, role: str, spec: Spec, channel: Channel) -> None:
-        self.role, self.spec, self.channel = role, spec, channel
+    def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
+        self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         settle_process(role, spec.supervisor, spec.threads)
         os.chdir(spec.directory)
         os.environb.clear()
@@ -130,8 +130,8 @@ class _Process:
     def _endpoint(self) -> NetworkEndpoint:
         spec = self.spec
         if spec.transport == "shared":
-            return SharedEndpoint(self.role, spec.job)
-        return TcpEndpoint(self.role, spec.job, insecure=spec.insecure)
+            return SharedEndpoint(self.role, spec.job, self.incarnation)
+        return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
 
     def _listen(self) -> None:
         where = () if self.spec.transport == "shared" else (listen_at(self.spec.bind, self.role), self.spec.advertise)
@@ -167,7 +167,7 @@ class _Process:
         if isinstance(word, Interrupt):
             self.driver.tell(self.role, "supervisor", messages.Stop(word.reason))
         elif isinstance(word, Died):
-            self.driver.tell(self.role, word.role, events.Lost(word.reason))
+            self.driver.tell(self.role, word.role, events.Lost(word.reason, word.incarnation))
         elif isinstance(word, Explain):
             self._note(time.monotonic(), self.role, records.Note(self.coordinator.waits()))
 
@@ -215,7 +215,7 @@ class _Process:
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
         worker = _Worker(self, vectors, trainer.compute, None, self._meet())
-        self._tell_story(Downpour(self.role, vectors, len(trainer.data)).story(), worker)
+        self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation).story(), worker)
 
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
@@ -239,7 +239,9 @@ class _Process:
 
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
-        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device)
+        loop.current = loop.Replica(
+            self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device, self.incarnation
+        )
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
@@ -273,7 +275,7 @@ class _Process:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
         vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
-        self._tell_story(Evaluator(vectors).story(), _Worker(self, vectors, None, task, self._meet()))
+        self._tell_story(Evaluator(vectors, self.incarnation).story(), _Worker(self, vectors, None, task, self._meet()))
 
     def _tell_story(self, story: Any, worker: _Worker) -> None:
         self.driver.add_story(self.role, story, self.endpoint, worker)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ from distbelief.transport.virtual import VirtualNetwork, Weather
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """A replica dies, as by kill -9: as it is about to send its `message`-th message."""
+    """A replica dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is one of its second life, and so on."""
 
     replica: int
     message: int
@@ -67,6 +68,8 @@ class Simulated:
     """The compute times."""
     crashes: tuple[Crash, ...] = ()
     """Replicas that die, and when."""
+    restart_seconds: float = 1.0
+    """Time from a crash to the first word of the replica's next life."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes."""
     keep: bool = False
@@ -121,18 +124,21 @@ class Simulated:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
         self.weather.check()
         self.pace.check(settings.replicas)
-        self._check_crashes(settings.replicas)
+        self._check_crashes(settings.replicas, settings.restarts)
         return settings
 
-    def _check_crashes(self, replicas: int) -> None:
+    def _check_crashes(self, replicas: int, restarts: int) -> None:
+        if not 0 <= self.restart_seconds < float("inf"):
+            raise UsageError(f"restart_seconds {self.restart_seconds}: must be 0 or more, and finite")
         dying = [crash.replica for crash in self.crashes]
         for crash in self.crashes:
             if not 0 <= crash.replica < replicas:
                 raise UsageError(f"replica {crash.replica} cannot crash: there are replicas 0 to {replicas - 1}")
             if crash.message < 1:
                 raise UsageError(f"replica {crash.replica} cannot crash at message {crash.message}: its messages are counted from 1")
-            if dying.count(crash.replica) > 1:
-                raise UsageError(f"replica {crash.replica} cannot crash {dying.count(crash.replica)} times: it does not come back; leave one crash")
+            if dying.count(crash.replica) > 1 + restarts:
+                many = dying.count(crash.replica)
+                raise UsageError(f"replica {crash.replica} cannot crash {many} times: it comes back {restarts} times (--restarts)")
 
 
 def task_of(job: Job) -> Task:
@@ -182,6 +188,7 @@ class Simulation:
         self.driver = Driver(self.clock, self._record)
         self.task = task_of(self.job)
         self._data = as_data(self.task.train())
+        self._over = False
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         self.shards = [Shard(i, self._slice) for i in range(self.settings.shards)]
         self._cast()
@@ -212,6 +219,7 @@ class Simulation:
 
     def _dismiss(self, _: None) -> None:
         """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
+        self._over = True
         for role in self._stories():
             self.driver.remove(role)
 
@@ -238,9 +246,9 @@ class Simulation:
             model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
         return model
 
-    def _add_replica(self, index: int) -> None:
+    def _add_replica(self, index: int, incarnation: int = 0) -> None:
         role, samples = roles.replica(index), len(self._data)
-        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed)
+        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
         vectors: Vectors
         worker: _Worker | _Phantom
         if self.cluster.phantom:
@@ -255,7 +263,8 @@ class Simulation:
                 vectors,
                 Trainer(_with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
             )
-        self.driver.add_story(role, DownpourStory(role, vectors, samples).story(), self.network.endpoint(role), worker)
+        story = DownpourStory(role, vectors, samples, incarnation=incarnation).story()
+        self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
 
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
@@ -267,26 +276,37 @@ class Simulation:
 
     def _plan_crashes(self) -> None:
         """Kill replicas as they are about to send the message that their crash names."""
-        due = {roles.replica(crash.replica): crash.message for crash in self.cluster.crashes}
-        sent: dict[str, int] = {}
+        due: dict[str, deque[int]] = {}
+        for crash in self.cluster.crashes:
+            due.setdefault(roles.replica(crash.replica), deque()).append(crash.message)
 
         def strike(sender: str, _to: str, _message: Message) -> None:
-            if sender in due:
-                sent[sender] = sent.get(sender, 0) + 1
-                if sent[sender] == due[sender]:
+            left = due.get(sender)
+            if left and not self.network.endpoints[sender].closed:
+                left[0] -= 1
+                if not left[0]:
+                    left.popleft()
                     self.kill(sender)
 
         if due:
             self.network.before_send = strike
 
     def kill(self, role: str) -> None:
-        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet."""
+        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet, and starts it anew."""
         self.killed.append(role)
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
+        incarnation = self.network.endpoints[role].incarnation
         if roles.COORDINATOR not in self.network.endpoints[role].peers:
-            lost = events.Lost(f"{role} ended before it joined")
+            lost = events.Lost(f"{role} ended before it joined", incarnation)
             self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
+        if roles.is_replica(role) and incarnation < self.settings.restarts:
+            self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
+
+    def _restart(self, role: str) -> None:
+        if not self._over:
+            self._add_replica(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
+            self.driver.begin(role)
 
 
 def _with_data(task: Task, data: Data) -> Task:

@@ -45,8 +45,8 @@ TICK = 1.0
 class _Child:
     """A process of the job, as its supervisor sees it."""
 
-    def __init__(self, role: str, process: Any, connection: Connection) -> None:
-        self.role, self.process, self.channel = role, process, Channel(connection)
+    def __init__(self, role: str, incarnation: int, process: Any, connection: Connection) -> None:
+        self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
         self.address = ""
         self.open = True
         self.left = False
@@ -77,6 +77,8 @@ class Supervisor:
         self._leave_by = self._end_by = float("inf")
         self._interrupts = 0
         self._script = script or []
+        self._world: World | None = None
+        self._ending = False
         self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
 
     def run(self) -> dict[str, Any]:
@@ -128,18 +130,23 @@ class Supervisor:
     # starting
 
     def _start(self) -> None:
-        spec = msgspec.msgpack.encode(self._spec())
+        self._encoded = msgspec.msgpack.encode(self._spec())
+        forkserver.start()
+        for role in self._roles():
+            self._start_process(role, 0)
+
+    def _start_process(self, role: str, incarnation: int) -> None:
         from distbelief.cluster.process import main
 
-        forkserver.start()
         context = forkserver.context()
         with forkserver.blank_main():
-            for role in self._roles():
-                ours, theirs = context.Pipe()
-                process = context.Process(target=main, args=(role, spec, theirs), name=role)
-                process.start()
-                theirs.close()
-                self.children[role] = _Child(role, process, ours)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=main, args=(role, incarnation, self._encoded, theirs), name=role)
+            process.start()
+            theirs.close()
+        child = self.children[role] = _Child(role, incarnation, process, ours)
+        if self._world:
+            child.channel.say(self._world)
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
@@ -233,10 +240,10 @@ class Supervisor:
             self.listening = True
             listeners = [c for c in self.children.values() if c.role == roles.COORDINATOR or c.role.startswith("shard")]
             if all(c.address for c in listeners):
-                world = World({c.role: c.address for c in listeners})
+                self._world = World({c.role: c.address for c in listeners})
                 for other in self.children.values():
                     if other.role != roles.COORDINATOR:
-                        other.channel.say(world)
+                        other.channel.say(self._world)
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
@@ -255,8 +262,10 @@ class Supervisor:
             self.checkpoint = record.number
         elif isinstance(record, records.Gone) and not record.died and record.role in self.children:
             self.children[record.role].left = True
-        elif isinstance(record, records.Ending) and not self._script:  # a script may do much between two steps
-            self._leave_by = min(self._leave_by, now + PATIENCE)
+        elif isinstance(record, records.Ending):
+            self._ending = True
+            if not self._script:  # a script may do much between two steps
+                self._leave_by = min(self._leave_by, now + PATIENCE)
         elif isinstance(record, records.Finished):
             self.finished = record
             if not self._script or record.outcome not in ("done", "left"):
@@ -279,7 +288,9 @@ class Supervisor:
             return
         if child.spare:
             if roles.COORDINATOR in self.children:
-                self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how))
+                self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
+            if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or child.role == roles.EVALUATOR):
+                self._start_process(child.role, child.incarnation + 1)
         elif self.failure is None:
             self.deaths[child.role] = how
             self.failure = self._gone(child.role)

@@ -10,9 +10,10 @@ from distbelief.core.messages import Message
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
-    """From the transport: the link to a peer is gone."""
+    """From the transport: the link to a peer is gone. `incarnation` is the peer's, where it is known; -1 is whichever it was."""
 
     reason: str
+    incarnation: int = -1
 
 
 class Saved(msgspec.Struct, frozen=True, gc=False):

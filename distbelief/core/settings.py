@@ -66,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True):
     target_accuracy: float = 0.0
     """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
     keep_checkpoints: int = 2
+    restarts: int = 3
+    """Times that a process which died is started anew."""
 
     def check(self) -> None:
         """Refuse settings that no job can have.
@@ -74,7 +76,8 @@ class Settings(msgspec.Struct, frozen=True):
             UsageError: naming the option, its value and what it may be.
         """
         least = {"replicas": 1, "shards": 1, "epochs": 1, "batch_size": 1, "push_every": 1, "fetch_every": 1, "warm_start_steps": 0,
-                 "evaluate_every": 0, "checkpoint_every": 0, "keep_checkpoints": 1, "clip_norm": 0, "local_lr": 0, "target_accuracy": 0}  # fmt: skip
+                 "evaluate_every": 0, "checkpoint_every": 0, "keep_checkpoints": 1, "restarts": 0,
+                 "clip_norm": 0, "local_lr": 0, "target_accuracy": 0}  # fmt: skip
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):

@@ -18,14 +18,15 @@ class Evaluator:
 
     Args:
         vectors: of its model.
+        incarnation: of this evaluator; a restarted one has a higher.
     """
 
-    def __init__(self, vectors: Vectors) -> None:
-        self.vectors = vectors
+    def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
+        self.vectors, self.incarnation = vectors, incarnation
 
     def story(self) -> Story:
         """Join; then for each `Evaluate`: fetch, measure, tell; until the coordinator says stop."""
-        yield Send(roles.COORDINATOR, messages.Join(0, self.vectors.layout, 0))
+        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, 0))
         while not isinstance(event := _expected((yield RECEIVE)), messages.Welcome):
             if isinstance(event, messages.Stop):
                 return

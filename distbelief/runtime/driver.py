@@ -150,7 +150,7 @@ class Driver:
     # machines
 
     def _handle(self, player: _Player, arrival: Arrival) -> None:
-        if player.role not in self._players:
+        if self._players.get(player.role) is not player:
             return
         if arrival.payload is not None:
             player.endpoint.settle()
@@ -206,7 +206,7 @@ class Driver:
         """Run a story, from an answer to its next wait."""
         story, endpoint = player.story, player.endpoint
         assert story is not None
-        if player.role not in self._players:
+        if self._players.get(player.role) is not player:
             return
         send = story.send
         while True:
@@ -247,5 +247,6 @@ class Driver:
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
 
     def _end(self, player: _Player) -> None:
-        self._players.pop(player.role, None)
+        if self._players.get(player.role) is player:
+            del self._players[player.role]
         player.endpoint.close()

@@ -41,6 +41,7 @@ class Replica:
         clip_norm: global norm to which each step's gradient is clipped; 0 for none.
         pump: carries the links during a step, where that needs a thread.
         device: where the job would have this replica compute.
+        incarnation: of this replica; one that was started anew has a higher.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Replica:
         clip_norm: float = 0.0,
         pump: Pump | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
+        incarnation: int = 0,
     ) -> None:
-        self.role, self.clip_norm = role, clip_norm
+        self.role, self.clip_norm, self._incarnation = role, clip_norm, incarnation
         self.device = device
         """Where `--device` would have this replica compute: `model.to(replica.device)`."""
         self._driver, self._endpoint, self._attach = driver, endpoint, attach
@@ -163,7 +165,7 @@ class Replica:
 
     def _begin(self, data: Data, batch_size: int) -> None:
         assert self._vectors is not None
-        self._story = Downpour(self.role, self._vectors, len(data), batch_size, keeps=True)
+        self._story = Downpour(self.role, self._vectors, len(data), batch_size, keeps=True, incarnation=self._incarnation)
         self._driver.add_story(self.role, self._story.story(), self._endpoint, self)
         self._driver.begin(self.role)
         self._driver.run_while(lambda: self._batch is None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -15,10 +15,12 @@ from distbelief.core import events, messages, records, roles, speakers
 from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import check_same
+from distbelief.core.lives import Lives
 from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
+from distbelief.server.evaluations import Evaluations
 from distbelief.server.phases import PHASES, Phase
 
 
@@ -42,19 +44,17 @@ class Coordinator:
         self.plan: Plan | None = None
         self.dealer: Dealer | None = None
         self._checkpoint, self._position, self._samples = checkpoint, position, samples
-        self._evaluator: Literal["expected", "joined", "none"] = "expected" if evaluator else "none"
+        self._evaluations = Evaluations(evaluator)
         self._shards = [roles.shard(i) for i in range(settings.shards)]
         self._waiting: set[str] = set(self._shards)
         self._welcome: deque[str] = deque()
         self._members: set[str] = set()
-        self._gone: set[str] = set()
+        self._lives = Lives(settings.restarts)
         self._wanting: dict[str, bool] = {}
         self._warming = settings.warm_start_steps
         self._warmed = 0
         self._warmer = ""
         self._number, self._kept, self._saving, self._failed = number, number - 1, False, ""
-        self._measuring = False
-        self._owed = False
         self._epochs = 0
         self._outcome, self._reason = "done", ""
         self._heard: set[tuple[str, type]] = set()
@@ -100,7 +100,7 @@ class Coordinator:
             who = [f"{role} holds {held} minibatches" for role in members if (held := self.dealer.held(role))]
             who += [f"{role} waits for work" for role, drained in self._wanting.items() if drained]
             who = who or members
-        elif self._measuring or self._owed:
+        elif self._evaluations.pending:
             who.append(roles.EVALUATOR)
         return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
@@ -111,10 +111,11 @@ class Coordinator:
         return self._restore()
 
     def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
+        self._lives.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
+            self._evaluations.comes()
             self._welcome.append(sender)
             return self._greet() if self.phase in ("training", "leaving", "closing") else []
-        self._gone.discard(sender)
         try:
             if self.plan is None:
                 self.plan = self._make_plan(event)
@@ -191,8 +192,7 @@ class Coordinator:
             role = self._welcome.popleft()
             effects.append(Send(role, messages.Welcome(self.plan, initialise=False)))
             if role == roles.EVALUATOR:
-                self._evaluator = "joined"
-                effects += self._measure() if self._owed else []
+                effects += self._evaluations.joined(self._epochs)
             else:
                 self._members.add(role)
                 effects.append(Record(records.Joined(role)))
@@ -253,28 +253,20 @@ class Coordinator:
             return effects
         every = self.settings.evaluate_every
         if every and self._epochs % every == 0:
-            effects += self._measure()
+            effects += self._evaluations.measure(self._epochs)
         every = self.settings.checkpoint_every
         if every and self._epochs % every == 0:
             effects += self._save()
         return effects
 
-    def _measure(self) -> list[Effect]:
-        """Have the server's model measured, as soon as there is an evaluator and it is free; not at all where none takes part."""
-        self._owed = self._evaluator == "expected" or (self._evaluator == "joined" and self._measuring)
-        if self._evaluator != "joined" or self._measuring:
-            return []
-        self._measuring = True
-        return [Send(roles.EVALUATOR, messages.Evaluate(self._epochs))]
-
     def _on_evaluated(self, sender: str, event: messages.Evaluated) -> list[Effect]:
-        self._measuring = False
+        self._evaluations.measuring = False
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self.phase == "training" and target and event.accuracy >= target:
             return effects + self._finish("target", f"test accuracy {event.accuracy:.4f} reached the target {target}")
-        if self._owed:
-            effects += self._measure()
+        if self._evaluations.owed:
+            effects += self._evaluations.measure(self._epochs)
         return effects + self._close()
 
     # checkpoints
@@ -313,13 +305,13 @@ class Coordinator:
     def _finish(self, outcome: str, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
         self.phase, self._outcome, self._reason = "leaving", outcome, reason
-        self._owed = False  # the last step measures
+        self._evaluations.owed = False  # the last step measures
         self._closing = iter(("measure", "save", "describe", "stop"))
         asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._members)]
         return [Record(records.Ending(outcome, reason)), *asked, *self._close()]
 
     def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
-        return self._without(sender, "it was done", died=False)
+        return self._without(sender, "it was done", -1, died=False)
 
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
@@ -333,10 +325,10 @@ class Coordinator:
         if self.phase == "leaving" and not self._members:
             self.phase = "closing"
         effects: list[Effect] = []
-        while self.phase == "closing" and not (self._measuring or self._owed or self._saving or self._waiting):
+        while self.phase == "closing" and not (self._evaluations.pending or self._saving or self._waiting):
             step = next(self._closing)
             if step == "measure" and self.settings.evaluate_every:
-                effects += self._measure()
+                effects += self._evaluations.measure(self._epochs)
             elif step == "save":
                 effects += self._save()
             elif step == "describe":
@@ -351,39 +343,43 @@ class Coordinator:
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
-        everybody = [*self._shards, *sorted(self._members), *self._welcome] + ([roles.EVALUATOR] if self._evaluator == "joined" else [])
+        everybody = [*self._shards, *sorted(self._members), *self._welcome] + ([roles.EVALUATOR] if self._evaluations.evaluator == "joined" else [])
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
         return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
 
     # death
 
     def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
-        if roles.is_replica(sender):
-            return self._without(sender, event.reason, died=True)
-        if sender == roles.EVALUATOR and self._evaluator != "none":
-            self._evaluator, self._measuring, self._owed = "none", False, False
-            if sender in self._welcome:
-                self._welcome.remove(sender)
-            return [Record(records.Note(f"the evaluator is gone ({event.reason}); the job goes on without evaluations")), *self._close()]
+        if roles.is_replica(sender) or sender == roles.EVALUATOR:
+            return self._without(sender, event.reason, event.incarnation, died=True)
         if sender in self._shards:
             kept = f"what it applied since checkpoint {self._kept} is lost: go on with --resume"
             return self._end("failed", f"{sender} is gone ({event.reason}); {kept if self._kept else 'there is no checkpoint yet: start anew'}")
         return []
 
-    def _without(self, role: str, reason: str, died: bool) -> list[Effect]:
-        """Go on without a replica; what it held is dealt again."""
-        if role in self._gone:
+    def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
+        """Go on without a replica or the evaluator."""
+        if not self._lives.end(role, incarnation, died):
             return []
-        self._gone.add(role)
         if role in self._welcome:
             self._welcome.remove(role)
+        return self._without_evaluator(reason) if role == roles.EVALUATOR else self._without_replica(role, reason, died)
+
+    def _without_evaluator(self, reason: str) -> list[Effect]:
+        for_good = roles.EVALUATOR in self._lives.over
+        self._evaluations.gone(for_good)
+        then = "the job goes on without evaluations" if for_good else "another takes its place"
+        return [Record(records.Note(f"the evaluator is gone ({reason}); {then}")), *self._close()]
+
+    def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
+        """What it held is dealt again; the job ends where all are gone and none will come back."""
         self._wanting.pop(role, None)
         member = role in self._members
         self._members.discard(role)
         left = self.dealer.lost(role) if member and self.dealer else 0
         lost = left if died or self.phase == "training" else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
-        if len(self._gone) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
+        if sum(map(roles.is_replica, self._lives.over)) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
             outcome = "failed" if died else "left"
             return effects + (self._finish(outcome, end) if self.phase == "training" else self._end(outcome, end))

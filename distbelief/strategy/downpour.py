@@ -33,3 +33,5 @@ class Downpour(Served):
     """Compute on the shards' own memory, torn, and fetch nothing (one machine, shared memory)."""
     warm_start_steps: int = 0
     """Steps that one replica takes alone before the others begin."""
+    restarts: int = 3
+    """Times that each replica that died is started anew."""

@@ -23,6 +23,8 @@ MESSAGE_LIMIT = 200_000
 
 Minibatch = tuple[int, int]
 """Epoch and number of a minibatch."""
+Life = tuple[str, int]
+"""A role, and which incarnation of it."""
 
 
 class Checker(Protocol):
@@ -82,26 +84,28 @@ class Rules:
     - `finish`: every minibatch is applied at every shard, exactly once where nobody died.
 
     Args:
-        alive: whether a role still takes part.
+        alive: whether an incarnation of a role still takes part.
         limit: of messages, after which the job counts as one that does not end.
     """
 
-    def __init__(self, alive: Callable[[str], bool], limit: int = MESSAGE_LIMIT) -> None:
+    def __init__(self, alive: Callable[[str, int], bool], limit: int = MESSAGE_LIMIT) -> None:
         self.plan: Plan | None = None
         self.messages = 0
         self.applied: Counter[str] = Counter()
         """Updates of each shard."""
         self.samples: Counter[str] = Counter()
         """Samples applied at each shard."""
-        self.replicas: defaultdict[str, _Replica] = defaultdict(_Replica)
+        self.replicas: defaultdict[Life, _Replica] = defaultdict(_Replica)
         self.counted = 0
         """Samples that the coordinator was told of."""
         self._alive, self._limit = alive, limit
-        self._clocks: Counter[tuple[str, str]] = Counter()
-        self._told: dict[tuple[str, str], Version] = {}
-        self._fetched: defaultdict[tuple[str, str], set[Version]] = defaultdict(set)
+        self._lives: Counter[str] = Counter()
+        self._members: Counter[str] = Counter()
+        self._clocks: Counter[tuple[str, Life]] = Counter()
+        self._told: dict[tuple[str, Life], Version] = {}
+        self._fetched: defaultdict[tuple[Life, str], set[Version]] = defaultdict(set)
         self._versions: set[tuple[str, int]] = set()
-        self._holder: dict[Minibatch, str] = {}
+        self._holder: dict[Minibatch, Life] = {}
         self._times: Counter[tuple[str, Minibatch]] = Counter()
 
     def sent(self, sender: str, to: str, message: Message) -> None:
@@ -109,6 +113,9 @@ class Rules:
         self.messages += 1
         assert self.messages <= self._limit, f"{self.messages} messages and the job has not ended"
         match message:
+            case messages.Join():
+                assert message.incarnation >= self._lives[sender], f"{sender} joins as {message.incarnation} after {self._lives[sender]}"
+                self._lives[sender] = message.incarnation
             case messages.Welcome():
                 assert self.plan in (None, message.plan), "two replicas were told different plans"
                 self.plan = message.plan
@@ -117,35 +124,39 @@ class Rules:
             case messages.Push():
                 self._push(sender, to, message)
             case messages.Pushed():
-                assert message.clock <= self._clocks[sender, to], f"{sender} acknowledges push {message.clock} of {to}, which it has not"
+                clocks = max(self._clocks[sender, (to, life)] for life in range(self._lives[to] + 1))  # the last word of a former life may come late
+                assert message.clock <= clocks, f"{sender} acknowledges push {message.clock} of {to}, which it has not"
                 assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
             case messages.Fetched():
                 assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
             case messages.Progress():
                 self._progress(sender, message)
             case messages.Leave():
-                one = self.replicas[sender]
+                one = self.replicas[self._life(sender)]
                 assert one.reported["steps"] == one.pushed, f"{sender} leaves after {one.pushed} steps and has reported {one.reported['steps']}"
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
         match message:
+            case messages.Join():
+                self._members[sender] = message.incarnation
             case messages.Push():
-                self._clocks[to, sender] += 1
-                assert message.clock == self._clocks[to, sender], f"{to} has push {self._clocks[to, sender] - 1} of {sender}, then {message.clock}"
+                life = sender, message.incarnation
+                self._clocks[to, life] += 1
+                assert message.clock == self._clocks[to, life], f"{to} has push {self._clocks[to, life] - 1} of {life}, then {message.clock}"
                 self.applied[to] += 1
                 self.samples[to] += message.samples
-                for minibatch in self.replicas[sender].pushes[message.clock - 1].holds:
+                for minibatch in self.replicas[life].pushes[message.clock - 1].holds:
                     self._times[to, minibatch] += 1
             case messages.Pushed():
                 self._grows(sender, to, message.version)
                 key = (sender, message.version.updates)
                 assert key not in self._versions, f"two pushes were acknowledged as update {message.version.updates} of {sender}"
                 self._versions.add(key)
-                self.replicas[to].pushes[message.clock - 1].unacknowledged -= 1
+                self.replicas[self._life(to)].pushes[message.clock - 1].unacknowledged -= 1
             case messages.Fetched():
                 self._grows(sender, to, message.version)
-                self._fetched[sender, to].add(message.version)
+                self._fetched[self._life(to), sender].add(message.version)
             case messages.Progress():
                 self.counted += message.samples
 
@@ -166,24 +177,29 @@ class Rules:
     def _parts(self, plan: Plan) -> list[str]:
         return [roles.shard(i) for i, assignment in enumerate(plan.assignments) if assignment.moving.size]
 
+    def _life(self, role: str) -> Life:
+        return role, self._lives[role]
+
     def _grows(self, shard: str, to: str, version: Version) -> None:
-        before = self._told.get((shard, to), version)
+        before = self._told.get((shard, self._life(to)), version)
         assert version >= before, f"{shard} told {to} {before} and then {version}"
-        self._told[shard, to] = version
+        self._told[shard, self._life(to)] = version
 
     def _deal(self, to: str, message: messages.Deal) -> None:
         portion = message.portion
         for index in range(portion.first, portion.first + portion.count):
             minibatch = (portion.epoch, index)
             holder = self._holder.get(minibatch)
-            assert holder is None or not self._alive(holder), f"minibatch {minibatch} is dealt to {to} and to {holder}, which lives"
-            self._holder[minibatch] = to
-            self.replicas[to].dealt.append(minibatch)
+            assert holder is None or not self._alive(*holder), f"minibatch {minibatch} is dealt to {to} and to {holder}, which lives"
+            life = to, self._members[to]  # a later one may have been born, of which the coordinator has not heard
+            self._holder[minibatch] = life
+            self.replicas[life].dealt.append(minibatch)
 
     def _push(self, sender: str, to: str, message: messages.Push) -> None:
-        one, plan = self.replicas[sender], self.plan
+        assert message.incarnation == self._lives[sender], f"{sender} pushes as {message.incarnation} and is {self._lives[sender]}"
+        one, plan = self.replicas[self._life(sender)], self.plan
         assert plan is not None, f"{sender} pushes before anybody was welcomed"
-        assert message.version in self._fetched[to, sender], f"{sender} pushes from {message.version} of {to}, which it never fetched"
+        assert message.version in self._fetched[self._life(sender), to], f"{sender} pushes from {message.version} of {to}, which it never fetched"
         if message.clock == len(one.pushes) + 1:
             holds = one.dealt[one.pushed : one.pushed + message.steps]
             size, most = plan.settings.batch_size, plan.samples
@@ -196,7 +212,7 @@ class Rules:
         assert same, f"{sender} sends {to} {message}, and other shards push {len(one.pushes)} of {push.steps} steps"
 
     def _progress(self, sender: str, message: messages.Progress) -> None:
-        one = self.replicas[sender]
+        one = self.replicas[self._life(sender)]
         one.reported.update(steps=message.steps, samples=message.samples, pushes=message.pushes)
         done = [push for push in one.pushes if not push.unacknowledged]
         for name, most in (("steps", sum(p.steps for p in done)), ("samples", sum(p.samples for p in done)), ("pushes", len(done))):
@@ -262,14 +278,18 @@ class Replay:
         self.twins: dict[str, _Twin] = {}
         self._network, self._optimizer = network, optimizer
         self._plan: Plan | None = None
-        self._sent: dict[tuple[str, str, int], torch.Tensor] = {}
+        self._sent: dict[tuple[str, str, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._initial: dict[tuple[str, str, int], torch.Tensor] = {}
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """Note the plan, and what a push holds."""
         if isinstance(message, messages.Welcome):
             self._plan = message.plan
+        elif isinstance(message, messages.Initialise):
+            self._initial[sender, to, message.start] = self._payload(sender, message)
         elif isinstance(message, messages.Push):
-            self._sent[sender, to, message.clock] = self._payload(sender, message).clone()
+            payload = self._payload(sender, message)
+            self._sent[sender, to, message.incarnation, message.clock] = payload, payload.clone()
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """Step the twin with a push, and compare what was fetched."""
@@ -278,10 +298,10 @@ class Replay:
                 own = self._own(to)
                 if to not in self.twins and (message.start, message.stop) == (own.start, own.stop):
                     assert self._plan is not None
-                    self.twins[to] = _Twin(self._plan, own, self._payload(sender, message), self._optimizer)
+                    self.twins[to] = _Twin(self._plan, own, self._initial[sender, to, message.start], self._optimizer)
             case messages.Push():
-                payload = self._payload(sender, message)
-                assert torch.equal(payload, self._sent.pop((sender, to, message.clock))), f"push {message.clock} of {sender} was overwritten"
+                payload, was = self._sent.pop((sender, to, message.incarnation, message.clock))
+                assert torch.equal(payload, was), f"push {message.clock} of {sender} was overwritten"
                 self.twins[to].step(payload)
             case messages.Fetched():
                 own = self._own(sender)

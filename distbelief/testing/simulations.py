@@ -32,8 +32,12 @@ class Observed:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
         self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
-        self.rules = Rules(lambda role: not self.simulation.network.endpoints[role].closed, limit)
+        self.rules = Rules(self._alive, limit)
         self.watch(self.rules)
+
+    def _alive(self, role: str, incarnation: int) -> bool:
+        endpoint = self.simulation.network.endpoints[role]
+        return endpoint.incarnation == incarnation and not endpoint.closed
 
     def watch(self, *checkers: Checker) -> None:
         """Let more checkers stand beside it."""

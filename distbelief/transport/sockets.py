@@ -309,7 +309,7 @@ class SocketEndpoint(NetworkEndpoint):
         if self._links.get(link.role) is link:
             del self._links[link.role]
             self._delivered = True
-            self.deliver(Arrival(link.role, Lost(reason)))
+            self.deliver(Arrival(link.role, Lost(reason, link.hello.incarnation)))
         else:
             _log.info("%s dropped a link: %s", self.role, reason)
 

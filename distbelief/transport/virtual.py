@@ -80,9 +80,9 @@ class VirtualNetwork:
         self.watch: Callable[[str, str, Message], None] = _nothing
         """Called as each message is delivered: where checkers stand."""
 
-    def endpoint(self, role: str) -> VirtualEndpoint:
-        """The endpoint of a role; a role that was there before is replaced, as by a restarted process."""
-        endpoint = self.endpoints[role] = VirtualEndpoint(role, self)
+    def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
+        """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
+        endpoint = self.endpoints[role] = VirtualEndpoint(role, self, incarnation)
         return endpoint
 
     def crash(self, role: str) -> None:
@@ -93,14 +93,14 @@ class VirtualNetwork:
 class VirtualEndpoint(Endpoint):
     """One role's end of the virtual network."""
 
-    def __init__(self, role: str, network: VirtualNetwork) -> None:
+    def __init__(self, role: str, network: VirtualNetwork, incarnation: int = 0) -> None:
         super().__init__(role)
-        self.network = network
+        self.network, self.incarnation = network, incarnation
         self.closed = False
         self.leaves = self.arrives = 0.0
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
-        self.cut: set[str] = set()
+        self.cut: set[VirtualEndpoint] = set()
 
     def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
         """Make this role's arena; an empty one where payloads are phantoms."""
@@ -115,8 +115,9 @@ class VirtualEndpoint(Endpoint):
             peer = network.endpoints.get(to)
             if peer is None or peer.closed or self.closed:
                 return
-            self.peers[to], peer.peers[self.role] = peer, self
-        if self.closed or to in self.cut:
+            self.peers[to] = peer
+            peer.peers.setdefault(self.role, self)
+        if self.closed or peer in self.cut:
             return
         weather, clock = network.weather, network.clock
         size = HEADER
@@ -135,7 +136,7 @@ class VirtualEndpoint(Endpoint):
             arrives += self._late(weather)
         last = self.last.get(to, 0.0)
         self.last[to] = arrives = arrives if arrives > last else last
-        clock.call_at(arrives, peer.take, Arrival(self.role, message, payload))
+        clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
 
     def _late(self, weather: Weather) -> float:
         late = 0.0
@@ -145,10 +146,13 @@ class VirtualEndpoint(Endpoint):
             late += weather.delay
         return late
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
         """Deliver what arrives now, unless this role is dead or has dropped the sender."""
-        if self.closed or arrival.sender in self.cut:
+        sender, arrival = what
+        if self.closed or sender in self.cut:
             return
+        if self.peers[sender.role] is not sender:
+            self._replace(sender)
         event, payload = arrival.event, arrival.payload
         if isinstance(event, Fetched):
             here = None
@@ -159,12 +163,19 @@ class VirtualEndpoint(Endpoint):
             self.network.watch(arrival.sender, self.role, event)
         self.deliver(arrival)
 
+    def _replace(self, sender: VirtualEndpoint) -> None:
+        """The first word of a later incarnation: the link to the one before is gone."""
+        before = self.peers[sender.role]
+        self._lose((before, f"{sender.role} came again, as incarnation {sender.incarnation}"))
+        self.peers[sender.role] = sender
+        self.last.pop(sender.role, None)
+
     def drop(self, peer: str, reason: str) -> None:
         """Close the link to a peer, on both sides."""
-        if peer in self.peers and peer not in self.cut:
-            other = self.peers[peer]
-            other._end_link(self.role, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
-            self._end_link(peer, reason, 0.0)
+        other = self.peers.get(peer)
+        if other is not None and other not in self.cut:
+            other._end_link(self, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
+            self._end_link(other, reason, 0.0)
 
     def close(self) -> None:
         """End this role: every peer is told `Lost` after all that was sent before."""
@@ -172,18 +183,18 @@ class VirtualEndpoint(Endpoint):
             return
         self.closed = True
         for peer in self.peers.values():
-            peer._end_link(self.role, f"{self.role} ended", self.last.get(peer.role, 0.0))
+            peer._end_link(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
-    def _end_link(self, peer: str, reason: str, after: float) -> None:
+    def _end_link(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
         clock = self.network.clock
         moment = max(clock.time + self.network.weather.latency, after)
         clock.call_at(moment, self._lose, (peer, reason))
 
-    def _lose(self, what: tuple[str, str]) -> None:
+    def _lose(self, what: tuple[VirtualEndpoint, str]) -> None:
         peer, reason = what
-        if not self.closed and peer not in self.cut and self.peers.get(peer) is not None:
+        if not self.closed and peer not in self.cut:
             self.cut.add(peer)
-            self.deliver(Arrival(peer, Lost(reason)))
+            self.deliver(Arrival(peer.role, Lost(reason, peer.incarnation)))
 
 
 def _nothing(sender: str, to: str, message: Message) -> None:

@@ -26,7 +26,7 @@ SHARED = (
     " --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
-DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps"
+DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps --restarts"
 LOCAL = "--transport --bind --advertise --insecure"
 FROZEN = {
     ("train", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} {LOCAL}",
@@ -55,14 +55,14 @@ def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other
 
 def test_every_option_of_a_command_reaches_its_job() -> None:
     args = (
-        "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --optimizer adam --lr 0.25"
-        " --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule cosine --clip-norm 10 --seed 11"
-        " --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --keep-checkpoints 14 --init-from there --device cuda --threads 15"
-        " --data-dir here --out out --resume"
+        "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --restarts 2 --optimizer adam"
+        " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule cosine --clip-norm 10"
+        " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --keep-checkpoints 14 --init-from there --device cuda"
+        " --threads 15 --data-dir here --out out --resume"
     )
     job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
-    strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7)
+    strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
     assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure"]
     assert options.parse("train", "mnist", "downpour", words).place(db.Local) == db.Local("tcp", "10.0.0.1:7000", "node7", True)
@@ -175,7 +175,8 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
 
 def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
-        "simulate digits downpour --replicas 3 --network latency=1ms --compute constant:10ms --stragglers 1:4,5%x10 --faults crash=2@9 delay=1%x5ms"
+        "simulate digits downpour --replicas 3 --network latency=1ms --compute constant:10ms --stragglers 1:4,5%x10"
+        " --faults crash=2@9 delay=1%x5ms restart=50ms"
     )
     assert main.run([*line.split(), "--json"]) == 0
     result = db.run(
@@ -184,6 +185,7 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
             db.Weather(latency=1e-3, delay_chance=0.01, delay=5e-3),
             db.Pace(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
             (db.Crash(2, 9),),
+            restart_seconds=0.05,
         ),
     )
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -194,7 +196,7 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_simulation_that_fails_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["simulate", "digits", "downpour", "--replicas", "1", "--faults", "crash=0@30", "--quiet"]) == 1
+    assert main.run(["simulate", "digits", "downpour", "--replicas", "1", "--restarts", "0", "--faults", "crash=0@30", "--quiet"]) == 1
     assert capsys.readouterr().err.startswith("distbelief: every replica is gone; the last was replica 0")
 
 

@@ -160,7 +160,7 @@ def test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain() -
 
 
 def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
-    failed = Office().training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
+    failed = Office(msgspec.structs.replace(SETTINGS, restarts=0)).training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
     left = Office().training("replica 1").tell("replica 0", messages.Leave()).tell("replica 1", messages.Leave())
     for office, outcome in ((failed, "failed"), (left, "left")):
         office.tell("shard 0", messages.SnapshotDone(1, "")).tell("shard 1", messages.SnapshotDone(1, ""))
@@ -173,6 +173,23 @@ def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
 def test_a_death_is_told_of_once_by_whomever() -> None:
     office = Office().training("replica 1").tell("replica 0", gone("the supervisor says so")).tell("replica 0", gone("the link says so"))
     assert [record.reason for record in office.recorded(records.Gone)] == ["the supervisor says so"]
+
+
+def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, restarts=1)).training()
+    office.tell("replica 0", progress(wants=True))
+    [deal] = office.said(messages.Deal, "replica 0")
+    office.tell("replica 0", events.Lost("killed", 0))
+    assert [record.lost for record in office.recorded(records.Gone)] == [deal.portion.count]
+    assert office.said(messages.Stop) == office.said(messages.Finish) == []
+    office.tell("replica 0", messages.Join(1, LAYOUT, 8, 0))
+    assert not office.said(messages.Welcome, "replica 0")[0].initialise
+    office.tell("replica 0", events.Lost("the first one, heard of late", 0)).tell("replica 0", progress(wants=True))
+    assert office.said(messages.Deal, "replica 0") == [deal]
+    with pytest.raises(RemoteProtocolError, match="incarnation 0, which is gone"):
+        office.tell("replica 0", messages.Join(0, LAYOUT, 8, 0))
+    office.tell("replica 0", events.Lost("killed again", 1))
+    assert office.coordinator.phase == "closing"
 
 
 def test_a_lost_shard_ends_the_job() -> None:
@@ -266,7 +283,7 @@ def close(office: Office) -> Sequence[str]:
 
 @pytest.mark.parametrize("when", ["before it joined", "before it was welcomed", "measuring", "idle"])
 def test_a_dead_evaluator_is_not_waited_for(when: str) -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), evaluator=True)
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2, restarts=0), evaluator=True)
     if when == "before it was welcomed":
         office.join("evaluator", samples=0)
     if when in ("before it joined", "before it was welcomed"):
@@ -281,6 +298,17 @@ def test_a_dead_evaluator_is_not_waited_for(when: str) -> None:
     if when in ("measuring", "idle"):
         office.tell("evaluator", gone())
     epoch(office).tell("replica 0", messages.Leave())
+    assert close(office) == ["done"]
+
+
+def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), evaluator=True).training(samples=1)
+    office.join("evaluator", samples=0)
+    assert epoch(office).said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    office.tell("evaluator", events.Lost("killed", 0)).tell("evaluator", messages.Join(1, LAYOUT, 0, 0))
+    assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    office.tell("evaluator", measured(1))
+    epoch(office).tell("replica 0", messages.Leave()).tell("evaluator", measured(2))
     assert close(office) == ["done"]
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from distbelief.cluster import local, supervisor
 from distbelief.core import records
+from distbelief.core.records import Record
 from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour, Single
 
@@ -59,7 +60,7 @@ def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path,
     chance = random.Random(seed)
     victim, kind = chance.randrange(3), chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone])
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else 8))
-    result = jobs.run(tmp_path, Downpour(replicas=3, **options), epochs=EPOCHS, evaluate_every=0)
+    result = jobs.run(tmp_path, Downpour(replicas=3, restarts=0, **options), epochs=EPOCHS, evaluate_every=0)
     gone = [record for record in watch.of(records.Gone) if record.died]
     assert [record.role for record in gone] == [f"replica {victim}"]
     assert result["outcome"] == "done"
@@ -80,7 +81,36 @@ def test_the_minibatch_that_dies_with_a_replica_is_dealt_again(pipe: Path, tmp_p
 def test_when_every_replica_is_killed_one_error_names_them(tmp_path: Path, watch: jobs.Watch) -> None:
     watch.once(records.EpochDone, lambda: [jobs.kill(f"replica {index}") for index in range(3)])
     with pytest.raises(JobFailed, match=r"every replica is gone; the last was replica \d.*replica 2: its process was killed by SIGKILL.*--resume"):
-        jobs.run(tmp_path, Downpour(replicas=3), epochs=jobs.MANY)
+        jobs.run(tmp_path, Downpour(replicas=3, restarts=0), epochs=jobs.MANY)
+
+
+def test_a_killed_replica_comes_back_in_another_life_and_takes_part(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.Stepped, lambda: jobs.kill("replica 1"), role="replica 1")
+    result = jobs.run(tmp_path, Downpour(replicas=2, push_every=2), epochs=EPOCHS * 4)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 4 * EPOCHS * jobs.SAMPLES
+    told = [type(record).__name__ for record in watch.records if getattr(record, "role", "") == "replica 1"]
+    assert told.index("Gone") < len(told) - 1 - told[::-1].index("Joined") < len(told) - 1 - told[::-1].index("Stepped")
+
+
+def test_replicas_that_all_die_come_back(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.EpochDone, lambda: [jobs.kill(f"replica {index}") for index in range(2)])
+    result = jobs.run(tmp_path, Downpour(replicas=2, restarts=1), epochs=5)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 5 * jobs.SAMPLES
+    assert len([record for record in watch.of(records.Joined) if record.role == "replica 0"]) == 2
+
+
+def test_a_replica_that_dies_in_every_life_is_gone_for_good(tmp_path: Path, watch: jobs.Watch) -> None:
+    def kill(record: Record) -> None:
+        if isinstance(record, records.Joined) and record.role == "replica 1":
+            jobs.kill("replica 1")
+
+    watch.act = kill
+    result = jobs.run(tmp_path, Downpour(replicas=2, restarts=2), epochs=EPOCHS * 3)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 3 * EPOCHS * jobs.SAMPLES
+    assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"] * 3
 
 
 @pytest.mark.parametrize("role", ["shard 0", "shard 1", "coordinator", "single"])
@@ -118,10 +148,18 @@ def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("after", [records.Started, records.EpochDone])
 def test_the_job_goes_on_without_the_evaluator(tmp_path: Path, watch: jobs.Watch, after: type) -> None:
     watch.once(after, lambda: jobs.kill("evaluator"))
-    result = jobs.run(tmp_path, epochs=3)
+    result = jobs.run(tmp_path, Downpour(restarts=0), epochs=3)
     assert result["outcome"] == "done"
     assert result["samples"] == 3 * jobs.SAMPLES
-    assert any("the evaluator is gone" in record.text for record in watch.of(records.Note))
+    assert any("goes on without evaluations" in record.text for record in watch.of(records.Note))
+
+
+def test_another_evaluator_takes_the_place_of_a_killed_one(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.Started, lambda: jobs.kill("evaluator"))
+    result = jobs.run(tmp_path, epochs=3)
+    assert any("another takes its place" in record.text for record in watch.of(records.Note))
+    assert result["history"][-1]["epoch"] == 3
+    assert result["test_accuracy"] is not None
 
 
 def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A user's own script under `launch`: what it may do, what it may get wrong, and which models it may train."""
 
+import json
 import os
 import re
 import subprocess
@@ -197,7 +198,9 @@ def test_a_script_is_shown_as_it_speaks_and_its_traceback_once(tmp_path: Path, i
     done = subprocess.run([*command, "script.py", "a", "-b"], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
     spoken = done.stdout.count("words: ['a', '-b']")
     if not inside:
-        assert (done.returncode, spoken, done.stderr) == (0, 2, "")
+        assert (done.returncode, done.stderr) == (0, "")
+        took_part = len(json.loads((tmp_path / "run" / "result.json").read_text())["per_replica"])
+        assert took_part <= spoken <= 2  # on a busy machine the job may be done before the second has come
     else:
         assert (done.returncode, done.stderr.count("Traceback")) == (1, 1)
         assert spoken >= 1  # the other may not have come so far

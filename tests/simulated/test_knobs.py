@@ -75,7 +75,7 @@ def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, c
 def test_every_option_of_training_has_its_test() -> None:
     """Beside the oracles: an option that is added needs a change above, or a test of its own named here."""
     tested = {name for change in CHANGES for name in change}
-    elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints"}
+    elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts"}
     assert set(Settings.__struct_fields__) == tested | elsewhere
     offered = {f.name for kind in (Job, Downpour, Single) for f in dataclasses.fields(kind)}
     assert offered - {*SHARED, "init_from"} == tested | elsewhere
@@ -186,7 +186,7 @@ def test_the_weather_costs_time(plain: SimpleNamespace, base: Weather, change: d
 def test_weather_and_pace_have_no_other_options() -> None:
     assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay"}
     assert set(Pace.__struct_fields__) == {"step", "spread", "variation", "slow", "straggle_chance", "straggle_factor"}
-    assert {f.name for f in dataclasses.fields(Simulated)} == {"weather", "pace", "crashes", "phantom", "keep"}
+    assert {f.name for f in dataclasses.fields(Simulated)} == {"weather", "pace", "crashes", "restart_seconds", "phantom", "keep"}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,8 @@ def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: Simpl
         (Simulated(pace=Pace(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
         (Simulated(pace=Pace(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
         (Simulated(crashes=(Crash(1, 0),)), {}, "replica 1 cannot crash at message 0: its messages are counted from 1"),
-        (Simulated(crashes=(Crash(1, 5), Crash(1, 9))), {}, "replica 1 cannot crash 2 times"),
+        (Simulated(crashes=(Crash(1, 5), Crash(1, 9))), {"restarts": 0}, "replica 1 cannot crash 2 times: it comes back 0 times"),
+        (Simulated(restart_seconds=-1.0), {}, "restart_seconds -1.0: must be 0 or more"),
         (Simulated(phantom=True), {"target_accuracy": 0.5}, "--target-accuracy 0.5: --phantom computes nothing"),
         (Simulated(crashes=(Crash(3, 1),)), {}, "replica 3 cannot crash: there are replicas 0 to 2"),
         (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
@@ -267,10 +268,23 @@ def ended(folder: Path) -> tuple[str, str]:
 
 
 def test_a_simulation_that_fails_raises_and_leaves_its_result(plain: SimpleNamespace, tmp_path: Path) -> None:
-    job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1), batch_size=4, out=str(tmp_path))
+    job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1, restarts=0), batch_size=4, out=str(tmp_path))
     with pytest.raises(JobFailed, match="every replica is gone; the last was replica 0"):
         Simulated(crashes=(Crash(0, 10),)).run(job)
     assert ended(tmp_path)[0] == "failed"
+
+
+def test_a_crashed_replica_comes_back_as_often_as_it_may_and_so_late(plain: SimpleNamespace) -> None:
+    job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1, restarts=2), batch_size=4, evaluate_every=0)
+    whole = Simulated().run(job)
+    crashes = (Crash(0, 10), Crash(0, 10))
+    early, late = (Simulated(crashes=crashes, restart_seconds=seconds).run(job) for seconds in (0.5, 2.0))
+    assert early["outcome"] == late["outcome"] == "done"
+    assert early["per_replica"][0]["lost"] > 0
+    assert late["seconds"] - early["seconds"] == pytest.approx(3.0)
+    assert early["seconds"] == pytest.approx(whole["seconds"] + 1.0, abs=0.5)
+    with pytest.raises(JobFailed, match="every replica is gone"):
+        Simulated(crashes=(*crashes, Crash(0, 10))).run(job)
 
 
 class Interrupting(nn.Linear):

@@ -1,0 +1,48 @@
+"""Lives: which incarnation of each role is there, which are gone, and who will not come back."""
+
+from __future__ import annotations
+
+from distbelief.errors import RemoteProtocolError
+
+
+class Lives:
+    """What is known of the lives of roles, which are numbered 0, 1, 2, ...; one that died is started anew up to `restarts` times.
+
+    A death is heard of by more than one way, and in any order with the birth of the next life: the first word of it is news, the others are not.
+
+    >>> lives = Lives(restarts=1)
+    >>> lives.begin("replica 0", 0); lives.end("replica 0", 0, died=True), lives.end("replica 0", -1, died=True)
+    (True, False)
+    >>> lives.over
+    set()
+    >>> lives.begin("replica 0", 1); lives.end("replica 0", 0, died=True), lives.end("replica 0", 1, died=True), lives.over
+    (False, True, {'replica 0'})
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self._restarts = restarts
+        self._here: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        self.over: set[str] = set()
+        """Who has left, or has died in its last life."""
+
+    def begin(self, role: str, incarnation: int) -> None:
+        """A role is there.
+
+        Raises:
+            RemoteProtocolError: this life of it is gone already.
+        """
+        if incarnation <= self._gone.get(role, -1):
+            raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
+        self._here[role] = incarnation
+
+    def end(self, role: str, incarnation: int, died: bool) -> bool:
+        """A life is over (-1: the one that is there, or the next where none is); whether that is news, and no later life is there."""
+        if incarnation < 0:
+            incarnation = self._here.get(role, self._gone.get(role, -1) + 1)
+        if incarnation <= self._gone.get(role, -1):
+            return False
+        self._gone[role] = incarnation
+        if not died or incarnation >= self._restarts:
+            self.over.add(role)
+        return incarnation >= self._here.get(role, 0)

@@ -1,0 +1,47 @@
+"""The coordinator's dealings with the evaluator: the server's model is measured as soon as somebody is free to; not at all where nobody will come."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from distbelief.core import messages, roles
+from distbelief.core.effects import Effect, Send
+
+
+class Evaluations:
+    """What is measured, and what is still to be.
+
+    Args:
+        expected: whether an evaluator takes part.
+    """
+
+    def __init__(self, expected: bool) -> None:
+        self.evaluator: Literal["expected", "joined", "none"] = "expected" if expected else "none"
+        self.measuring = self.owed = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a measure is being made, or will be."""
+        return self.measuring or self.owed
+
+    def measure(self, epoch: int) -> list[Effect]:
+        """Have the model measured now, or as soon as the evaluator is there and free."""
+        self.owed = self.evaluator == "expected" or (self.evaluator == "joined" and self.measuring)
+        if self.evaluator != "joined" or self.measuring:
+            return []
+        self.measuring = True
+        return [Send(roles.EVALUATOR, messages.Evaluate(epoch))]
+
+    def comes(self) -> None:
+        """An evaluator has come; it is there once it is welcomed."""
+        self.evaluator = "expected"
+
+    def joined(self, epoch: int) -> list[Effect]:
+        """The evaluator was welcomed: it measures what is owed."""
+        self.evaluator = "joined"
+        return self.measure(epoch) if self.owed else []
+
+    def gone(self, for_good: bool) -> None:
+        """The evaluator is gone; what it was measuring its next life measures, or nobody."""
+        self.owed = not for_good and self.pending
+        self.evaluator, self.measuring = "none" if for_good else "expected", False
