@@ -14,7 +14,6 @@ from distbelief.bench import BENCHES
 from distbelief.cli import options, words
 from distbelief.cli.main import INTERRUPTED
 from distbelief.cluster import forkserver
-from distbelief.cluster.local import Local
 from distbelief.core.settings import option
 from distbelief.errors import UsageError, unknown
 from distbelief.strategy import STRATEGIES
@@ -28,7 +27,7 @@ def train(args: list[str]) -> int:
     task, strategy, rest = _task_and_strategy("train", args)
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)
-    place = asked.place(Local)
+    place = asked.local()
     forkserver.start()
     return _show(place.run(job, _view(asked)), asked, ["train", *args])
 
@@ -43,7 +42,7 @@ def launch(args: list[str]) -> int:
     if not script:
         raise UsageError(f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} script.py")
     job = asked.job("script")
-    place = asked.place(Local)
+    place = asked.local()
     forkserver.start()
     return _show(place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from distbelief.cli import words
 from distbelief.cluster.local import Local
+from distbelief.cluster.pace import Pace
 from distbelief.core.settings import Optimizer, optim, option
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -45,6 +46,16 @@ class Showing:
     """Show nothing but, at the end, the run folder."""
     json: bool = False
     """Show what happens as lines of JSON; the last one is the result."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Slower steps on real processes."""
+
+    pad: str = "0s"
+    """Least time of a step, such as 50ms; the rest is slept, so that more replicas than cores can be compared."""
+    straggle: tuple[str, ...] = ()
+    """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     if command == "simulate":
         place = [(Virtual, ())]
     elif kind.served:
-        place = [(Local, ())]
+        place = [(Local, ("pace",)), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     found: dict[str, list[Source]] = {strategy: own, "optimizer": [(Stepping, ())], "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
     return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
@@ -265,6 +276,11 @@ class Options:
         job.settings()
         return job
 
-    def place(self, kind: type) -> Any:
-        """A cluster, from the options of its fields."""
-        return kind(**self._of(kind))
+    def local(self) -> Local:
+        """The processes of this machine, as slow as they are to be.
+
+        Raises:
+            UsageError: a pace that is none.
+        """
+        slow = {"step": words.duration(self.values.get("pad", "0s"), "--pad"), **words.stragglers(self.values.get("straggle", ()), "--straggle")}
+        return Local(**self._of(Local), pace=Pace(**slow, spread="constant") if any(slow.values()) else None)

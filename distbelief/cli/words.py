@@ -116,8 +116,8 @@ def compute(text: str) -> dict[str, Any]:
     return fields | ({"variation": _number(rest[1], "--compute variation")} if rest[1:] else {})
 
 
-def stragglers(texts: Iterable[str]) -> dict[str, Any]:
-    """The fields of `Pace` in `--stragglers`: replicas that are always slow, and steps that now and then are.
+def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, Any]:
+    """The fields of `Pace` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now and then are.
 
     Raises:
         UsageError: it is neither.
@@ -129,11 +129,11 @@ def stragglers(texts: Iterable[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for item in _items(texts):
         if ":" in item:
-            replica, factor = _pair(item, ":", "--stragglers", "1:4")
-            slow[_count(replica, "--stragglers replica")] = _number(factor, f"--stragglers factor of replica {replica}")
+            replica, factor = _pair(item, ":", name, "1:4")
+            slow[_count(replica, f"{name} replica")] = _number(factor, f"{name} factor of replica {replica}")
         else:
-            chance, factor = _pair(item, "x", "--stragglers", "1:4 (replica 1 takes 4 times as long) or 5%x10 (5 % of the steps, 10 times)")
-            fields = {"straggle_chance": fraction(chance, "--stragglers"), "straggle_factor": _number(factor, "--stragglers factor")}
+            chance, factor = _pair(item, "x", name, "1:4 (replica 1 takes 4 times as long) or 5%x10 (5 % of the steps, 10 times)")
+            fields = {"straggle_chance": fraction(chance, name), "straggle_factor": _number(factor, f"{name} factor")}
     return {"slow": slow, **fields}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief import errors
+from distbelief.cluster.pace import Pace
 from distbelief.core import roles
 from distbelief.core.settings import Settings, option
 from distbelief.errors import UsageError, unknown
@@ -39,6 +40,8 @@ class Local:
     """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address where that is 0.0.0.0."""
     insecure: bool = False
     """Allow plain TCP on a network other than loopback."""
+    pace: Pace | None = None
+    """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
 
     def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
         """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
@@ -92,6 +95,8 @@ class Local:
         if given and self.transport != "tcp":
             raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
         settings = job.settings()
+        if self.pace:
+            self.pace.check(settings.replicas)
         listen_at(self.bind, roles.shard(settings.shards - 1))
         if settings.read_in_place and self.transport != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")

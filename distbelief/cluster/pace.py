@@ -1,4 +1,4 @@
-"""How long simulated steps take: a distribution of compute times, replicas that are always slow, and steps that now and then straggle."""
+"""How long steps take: a distribution of compute times, replicas that are always slow, steps that now and then straggle; and real steps padded so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPREADS = ("constant", "lognormal", "exponential")
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The compute times of a simulated cluster."""
+    """The compute times of a cluster."""
 
     step: float = 1e-3
     """Mean seconds of a step."""
@@ -75,3 +75,19 @@ class Stopwatch:
         if pace.straggle_chance and self._chance.random() < pace.straggle_chance:
             seconds *= pace.straggle_factor
         return seconds
+
+
+class Padding:
+    """Draws how long one replica of a real cluster sleeps after each step, so that it is as slow as a pace has it: never faster than it is.
+
+    >>> Padding(Pace(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
+    7.5
+    """
+
+    def __init__(self, pace: Pace, replica: int, seed: int) -> None:
+        self._least = pace.step
+        self._factors = msgspec.structs.replace(pace, step=1.0).stopwatch(replica, seed)
+
+    def rest(self, elapsed: float) -> float:
+        """Seconds to sleep after a step that took `elapsed` seconds."""
+        return max(0.0, max(self._least, elapsed) * self._factors.draw() - elapsed)

@@ -22,6 +22,7 @@ from torch import nn
 
 from distbelief.cluster.channel import Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Word, World
 from distbelief.cluster.local import listen_at
+from distbelief.cluster.pace import Pace, Padding
 from distbelief.cluster.single import SingleLoop
 from distbelief.core import events, messages, records, roles
 from distbelief.core.effects import Batch, Computed, Measured
@@ -46,6 +47,8 @@ from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 
+Compute = Callable[[Batch], Computed]
+
 
 class Spec(msgspec.Struct, frozen=True):
     """Everything that a process must know to play its role."""
@@ -60,6 +63,7 @@ class Spec(msgspec.Struct, frozen=True):
     bind: str
     advertise: str
     insecure: bool
+    pace: Pace | None
     run: str
     checkpoint: str
     position: Position
@@ -214,8 +218,25 @@ class _Process:
         model = self._model(task)
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
-        worker = _Worker(self, vectors, trainer.compute, None, self._meet())
+        worker = _Worker(self, vectors, self._padded(trainer.compute), None, self._meet())
         self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation).story(), worker)
+
+    def _padding(self) -> Padding | None:
+        return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None
+
+    def _padded(self, compute: Compute) -> Compute:
+        """What computes, sleeping after each step as the cluster's pace has it."""
+        padding = self._padding()
+        if padding is None:
+            return compute
+
+        def padded(batch: Batch) -> Computed:
+            computed = compute(batch)
+            rest = padding.rest(computed.seconds)
+            time.sleep(rest)
+            return msgspec.structs.replace(computed, seconds=computed.seconds + rest)
+
+        return padded
 
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
@@ -240,7 +261,7 @@ class _Process:
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
         loop.current = loop.Replica(
-            self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device, self.incarnation
+            self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device, self.incarnation, self._padding()
         )
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
@@ -281,9 +302,6 @@ class _Process:
         self.driver.add_story(self.role, story, self.endpoint, worker)
         self.endpoint.connect(roles.COORDINATOR, worker.addresses[roles.COORDINATOR])
         self.driver.run()
-
-
-Compute = Callable[[Batch], Computed]
 
 
 class _Worker:

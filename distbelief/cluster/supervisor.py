@@ -168,6 +168,7 @@ class Supervisor:
             bind=self.cluster.bind,
             advertise=told_host(self.cluster.bind, self.cluster.advertise),
             insecure=self.cluster.insecure,
+            pace=self.cluster.pace,
             run=str(sitting.folder.path if sitting.folder else ""),
             checkpoint=sitting.checkpoint,
             position=sitting.position,

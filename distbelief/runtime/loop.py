@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -30,6 +30,14 @@ from distbelief.transport.base import Arena, Endpoint
 Attach = Callable[[FlatModule, Plan, Arena], None]
 
 
+class Padding(Protocol):
+    """Who knows how long to sleep after a step."""
+
+    def rest(self, elapsed: float) -> float:
+        """Seconds to sleep after a step that took `elapsed` seconds."""
+        ...
+
+
 class Replica:
     """The part that this process takes in a job.
 
@@ -42,6 +50,7 @@ class Replica:
         pump: carries the links during a step, where that needs a thread.
         device: where the job would have this replica compute.
         incarnation: of this replica; one that was started anew has a higher.
+        padding: how long to sleep after each step, where the replica is to be slower than it is.
     """
 
     def __init__(
@@ -54,7 +63,9 @@ class Replica:
         pump: Pump | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         incarnation: int = 0,
+        padding: Padding | None = None,
     ) -> None:
+        self._padding = padding
         self.role, self.clip_norm, self._incarnation = role, clip_norm, incarnation
         self.device = device
         """Where `--device` would have this replica compute: `model.to(replica.device)`."""
@@ -152,6 +163,8 @@ class Replica:
             nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm)
         if not self._reports:
             self._refuse_nan(*self._handed)
+        if self._padding:
+            time.sleep(self._padding.rest(time.perf_counter() - self._began))
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
 
     def _refuse_nan(self, batch: Batch | None, step: int) -> None:

@@ -27,7 +27,7 @@ SHARED = (
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
 DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps --restarts"
-LOCAL = "--transport --bind --advertise --insecure"
+LOCAL = "--transport --bind --advertise --insecure --pad --straggle"
 FROZEN = {
     ("train", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} {LOCAL}",
     ("train", "single"): f"{SHARED} {TASK}",
@@ -65,13 +65,13 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
     assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure"]
-    assert options.parse("train", "mnist", "downpour", words).place(db.Local) == db.Local("tcp", "10.0.0.1:7000", "node7", True)
+    assert options.parse("train", "mnist", "downpour", words).local() == db.Local("tcp", "10.0.0.1:7000", "node7", True)
 
 
 def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
-    job, place = asked.job("digits"), asked.place(db.Local)
+    job, place = asked.job("digits"), asked.local()
     return Supervisor(place, job, job.settings(), Sitting(job, job.settings(), db.View(), 0.0, kept=False), True)._spec()
 
 

@@ -1,0 +1,39 @@
+"""Replicas made slow: on real processes, and in a user's own loop."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+
+from distbelief.cluster.local import Local
+from distbelief.cluster.pace import Pace
+from distbelief.strategy import Downpour
+
+
+def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Path) -> None:
+    pace = Pace(step=0.01, spread="constant", slow={1: 20.0})
+    result = jobs.run(tmp_path, Downpour(replicas=2), Local(pace=pace), epochs=6, evaluate_every=0)
+    fast, slow = (one["steps"] for one in result["per_replica"])
+    assert fast + slow == result["steps"] == 6 * 21
+    assert slow < fast / 2
+    assert result["seconds"] > 0.01 * fast
+
+
+def test_a_script_is_padded_too(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch, distbelief\n"
+        "replica, model = distbelief.join(), torch.nn.Linear(2, 1)\n"
+        "optimizer = replica.optimizer(model)\n"
+        "data = [(torch.ones(2), torch.ones(1))] * 60\n"
+        "for x, y in replica.batches(data):\n"
+        "    optimizer.zero_grad(); (model(x) - y).square().mean().backward(); optimizer.step()\n"
+    )
+    line = "launch downpour --replicas 2 --batch-size 1 --pad 10ms --straggle 1:20 --json --out run script.py"
+    done = subprocess.run([sys.executable, "-m", "distbelief", *line.split()], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    fast, slow = (one["steps"] for one in result["per_replica"])
+    assert slow < fast / 2
+    assert result["seconds"] > 0.01 * fast
