@@ -220,6 +220,10 @@ def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> An
     raise UsageError(f"{said.rstrip('.') or 'the arguments cannot be read'}; see {prog} --help")
 
 
+_SEVERAL = re.compile(r"\w+=.*|[0-9.]+(:|%?x)[0-9.,:%x]+")
+"""Values of the options that take several words: eps=1e-8, 1:4 or 5%x10."""
+
+
 def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of `launch`, and the script with its own arguments: it is the first word that is neither an option nor its value.
 
@@ -233,7 +237,7 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
         name, given, _ = args[at].replace("_", "-").partition("=")
         at += 1
         if isinstance(fields.get(name), tuple):
-            at += sum(1 for _ in itertools.takewhile(lambda word: "=" in word and not word.startswith("-"), args[at:]))
+            at += sum(1 for _ in itertools.takewhile(lambda word: _SEVERAL.fullmatch(word), args[at:]))
         elif not given and name in fields and not isinstance(fields[name], bool):
             at += 1
     return list(args[:at]), list(args[at:])
