@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -96,6 +97,37 @@ def evaluate(args: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Status:
+    """Who takes part in the job of a run folder, how far everybody is, and what each waits for, since when and why."""
+
+    watch: bool = False
+    """Show it again every second, until the job has ended."""
+    json: bool = False
+    """Show it as JSON, one line each time."""
+
+
+def status(args: list[str]) -> int:
+    """`distbelief status RUN [options]`."""
+    if not args or args[0] in ("--help", "-h"):
+        if args:
+            options.call_tyro(Status, "distbelief status RUN", str(Status.__doc__), ["--help"])
+        raise UsageError("which run? Write its folder: distbelief status RUN")
+    if args[0].startswith("-"):
+        raise UsageError(f"{args[0]}: write the run folder first: distbelief status RUN [options]")
+    options.refuse("distbelief status RUN", args[1:], [option(field.name) for field in fields(Status)])
+    asked = options.call_tyro(Status, "distbelief status RUN", str(Status.__doc__), args[1:])
+    from distbelief.cluster.status import lines
+    from distbelief.cluster.status import status as ask
+
+    while True:
+        found = ask(args[0])
+        print(msgspec.json.encode(found).decode() if asked.json else "\n".join(lines(found)), flush=True)
+        if not (asked.watch and found["running"]):
+            return 0
+        time.sleep(1.0)
+
+
 def bench(args: list[str]) -> int:
     """`distbelief bench NAME [options]`."""
     if not args or args[0] in ("--help", "-h"):
@@ -111,7 +143,7 @@ def bench(args: list[str]) -> int:
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[list[str]], int]] = {"train": train, "launch": launch, "simulate": simulate, "evaluate": evaluate, "bench": bench}
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {f.__name__: f for f in (train, launch, simulate, evaluate, status, bench)}
 """Every command, by name."""
 
 

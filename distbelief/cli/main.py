@@ -19,6 +19,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   evaluate RUN [options]                           measure the model of a run folder on its task's test set
+  status RUN [options]                             who takes part in a running job, how far, and what each waits for
   bench NAME [options]                             measure: {benches}
 
 tasks:       {tasks}, or module:function of your own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
@@ -65,8 +66,25 @@ class Explain(Word, frozen=True, tag=True):
     """Note what the job waits for."""
 
 
+class Ask(Word, frozen=True, tag=True):
+    """Say how you stand."""
+
+
+class Standing(Word, frozen=True, tag=True):
+    """How a role stands: what it does, what it waits for and for how many seconds by now, and its counts.
+
+    `facts` may hold "of": what this role knows of others, by role.
+    """
+
+    role: str
+    state: str
+    waits_for: str
+    waited: float | None
+    facts: dict[str, Any]
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died | Explain).decode
+_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died | Explain | Ask | Standing).decode
 
 
 class Channel:

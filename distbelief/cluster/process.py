@@ -14,13 +14,13 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster.channel import Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word, World
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Pace, Padding
 from distbelief.cluster.single import SingleLoop
@@ -107,7 +107,21 @@ def _traced(error: BaseException, script: str = "") -> str:
     return "".join(told.format()).rstrip()
 
 
+class Player(Protocol):
+    """Who plays a role, as far as a status shows it."""
+
+    def waits(self) -> str:
+        """What it waits for, in one sentence; empty where for nothing."""
+        ...
+
+    def standing(self) -> dict[str, Any]:
+        """Its counts."""
+        ...
+
+
 class _Process:
+    player: Player | None = None
+
     def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         settle_process(role, spec.supervisor, spec.threads)
@@ -117,6 +131,8 @@ class _Process:
         sys.path[:] = spec.path
         self.endpoint = self._endpoint()
         self.driver = Driver(WallClock(self.endpoint), self._note)
+        if role != roles.SINGLE:
+            self.endpoint.watch(channel.connection.fileno(), self._hear)
 
     def play(self) -> None:
         """Play the role to its end."""
@@ -157,10 +173,9 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.coordinator = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
-        self.driver.add_machine(self.role, self.coordinator, self.endpoint, Store(spec.run))
+        self.player = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run))
         self._listen()
-        self.endpoint.watch(self.channel.connection.fileno(), self._hear)
         self.driver.run()
 
     def _hear(self) -> None:
@@ -172,11 +187,21 @@ class _Process:
             self.driver.tell(self.role, "supervisor", messages.Stop(word.reason))
         elif isinstance(word, Died):
             self.driver.tell(self.role, word.role, events.Lost(word.reason, word.incarnation))
-        elif isinstance(word, Explain):
-            self._note(time.monotonic(), self.role, records.Note(self.coordinator.waits()))
+        elif isinstance(word, Explain) and self.player is not None:
+            self._note(time.monotonic(), self.role, records.Note(self.player.waits()))
+        elif isinstance(word, Ask):
+            self.channel.say(self._standing())
+
+    def _standing(self) -> Standing:
+        since = self.driver.waiting_since(self.role)
+        machine = not (roles.is_replica(self.role) or self.role == roles.EVALUATOR)
+        waits = self.player.waits() if self.player is not None and (machine or since is not None) else ""
+        facts = self.player.standing() if self.player is not None else {}
+        waited = None if since is None else time.monotonic() - since
+        return Standing(self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts)
 
     def _play_shard(self) -> None:
-        shard = Shard(roles.index_of(self.role), self._slice)
+        self.player = shard = Shard(roles.index_of(self.role), self._slice)
         self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         self._listen()
         self.endpoint.connect(roles.COORDINATOR, self._meet()[roles.COORDINATOR])
@@ -196,8 +221,14 @@ class _Process:
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
 
+        def obey(word: Word) -> None:
+            if isinstance(word, Interrupt):
+                told.append(word.reason)
+            elif isinstance(word, Ask):
+                self.channel.say(Standing(self.role, "busy", "", None, {}))
+
         def stopped() -> str | None:
-            if poll.poll(0) and not self.channel.hear_all(lambda word: told.append(word.reason) if isinstance(word, Interrupt) else None):
+            if poll.poll(0) and not self.channel.hear_all(obey):
                 os._exit(1)
             return told[0] if told else None
 
@@ -219,7 +250,7 @@ class _Process:
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
         worker = _Worker(self, vectors, self._padded(trainer.compute), None, self._meet())
-        self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation).story(), worker)
+        self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation), worker)
 
     def _padding(self) -> Padding | None:
         return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None
@@ -296,10 +327,11 @@ class _Process:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
         vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
-        self._tell_story(Evaluator(vectors, self.incarnation).story(), _Worker(self, vectors, None, task, self._meet()))
+        self._tell_story(Evaluator(vectors, self.incarnation), _Worker(self, vectors, None, task, self._meet()))
 
-    def _tell_story(self, story: Any, worker: _Worker) -> None:
-        self.driver.add_story(self.role, story, self.endpoint, worker)
+    def _tell_story(self, player: Downpour | Evaluator, worker: _Worker) -> None:
+        self.player = player
+        self.driver.add_story(self.role, player.story(), self.endpoint, worker)
         self.endpoint.connect(roles.COORDINATOR, worker.addresses[roles.COORDINATOR])
         self.driver.run()
 

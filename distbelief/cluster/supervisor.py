@@ -11,15 +11,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from distbelief import errors
-from distbelief.cluster import forkserver
-from distbelief.cluster.channel import Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Word, World
+from distbelief.cluster import forkserver, status
+from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word, World
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -79,6 +79,7 @@ class Supervisor:
         self._script = script or []
         self._world: World | None = None
         self._ending = False
+        self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
         self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
 
     def run(self) -> dict[str, Any]:
@@ -93,6 +94,7 @@ class Supervisor:
                 raise
             finally:
                 self._end_all()
+                self.desk.close()
                 if self._memory >= 0:
                     os.close(self._memory)
             return self._conclude()
@@ -189,8 +191,9 @@ class Supervisor:
     def _watch(self, woken: Connection) -> None:
         """Wait for words, deaths and signals, and act on them."""
         waiting: list[Any] = [woken, *(child.process.sentinel for child in self.children.values())]
+        waiting += [self.desk.listener] if self.desk.listener else []
         waiting += [child.channel.connection for child in self.children.values() if child.open]
-        ready = set(map(id, multiprocessing.connection.wait(waiting, TICK)))
+        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.desk.due))))
         if id(woken) in ready:
             woken.recv_bytes()
             self._interrupt()
@@ -200,7 +203,18 @@ class Supervisor:
         for child in list(self.children.values()):
             if not child.process.is_alive():
                 self._bury(child)
+        self.desk.serve(id(self.desk.listener) in ready)
         self._look(time.monotonic())
+
+    def _ask(self) -> int:
+        """Ask every process how it stands; returns how many were asked."""
+        for child in self.children.values():
+            child.channel.say(Ask())
+        return len(self.children)
+
+    def _state(self, said: Iterable[Standing]) -> dict[str, Any]:
+        children = [(child.role, child.process.pid, child.incarnation) for child in self.children.values()]
+        return status.state(children, said, self.sitting.recorder.summary)
 
     def _look(self, now: float) -> None:
         """Kill whoever holds the job up for too long, and say for whom it waits."""
@@ -236,6 +250,8 @@ class Supervisor:
         if isinstance(word, Noted):
             self.sitting.record(word.moment, word.role, word.record)
             self._note(word.record)
+        elif isinstance(word, Standing):
+            self.desk.take(word)
         elif isinstance(word, Listening):
             child.address = word.address
             self.listening = True

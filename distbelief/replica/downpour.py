@@ -79,6 +79,20 @@ class Downpour:
             self.vectors.swap(self._landing)
         yield Send(roles.COORDINATOR, messages.Leave())
 
+    def waits(self) -> str:
+        """What it waits for, where it does: one sentence."""
+        if self._plan is None:
+            return "to be welcomed by the coordinator"
+        if self._missing:
+            return "for parameters from the shards"
+        if any(self._busy):
+            return "for the shards to apply its push"
+        return "for work from the coordinator"
+
+    def standing(self) -> dict[str, Any]:
+        """How far it is."""
+        return {} if self._plan is None else {"clock": self._clock}
+
     # joining
 
     def _join(self) -> Generator[Effect, Any, bool]:

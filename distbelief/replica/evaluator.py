@@ -24,6 +24,14 @@ class Evaluator:
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
 
+    def waits(self) -> str:
+        """What it waits for, in one sentence."""
+        return "to be told to measure"
+
+    def standing(self) -> dict[str, Any]:
+        """It counts nothing."""
+        return {}
+
     def story(self) -> Story:
         """Join; then for each `Evaluate`: fetch, measure, tell; until the coordinator says stop."""
         yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, 0))

@@ -73,6 +73,7 @@ class _Player:
         self.role, self.endpoint = role, endpoint
         self.inbox: deque[Arrival] = deque()
         self.waits = False
+        self.since: float | None = None
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None
@@ -135,6 +136,11 @@ class Driver:
     def plays(self, role: str) -> bool:
         """Whether a role is being played: it was added, and has not ended."""
         return role in self._players
+
+    def waiting_since(self, role: str) -> float | None:
+        """The time at which a story began to wait; None for one that does not, and for machines."""
+        player = self._players.get(role)
+        return player.since if player is not None and player.waits else None
 
     def tell(self, role: str, sender: str, event: events.Event) -> None:
         """Tell a machine something that came by no transport, such as the supervisor's word."""
@@ -221,7 +227,7 @@ class Driver:
                 endpoint.send(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]
             elif kind is Receive:
                 if not player.inbox:
-                    player.waits = True
+                    player.waits, player.since = True, self.clock.now()
                     return
                 answer = player.inbox.popleft()
             elif kind is Compute:

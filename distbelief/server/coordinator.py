@@ -104,6 +104,11 @@ class Coordinator:
             who.append(roles.EVALUATOR)
         return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
+    def standing(self) -> dict[str, Any]:
+        """What it has dealt, by role."""
+        held = {role: {"minibatches": self.dealer.held(role) if self.dealer else 0} for role in self._members}
+        return {"phase": self.phase, "of": held}
+
     # joining
 
     def _on_here(self, sender: str, event: messages.Here) -> list[Effect]:

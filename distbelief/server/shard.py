@@ -130,6 +130,14 @@ class Shard:
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
+    def waits(self) -> str:
+        """What it waits for, in one sentence."""
+        return "" if self._slice is not None else "to be told its range"
+
+    def standing(self) -> dict[str, Any]:
+        """What it has applied, and of whom."""
+        return {"version": self.version.updates, "of": {role: {"clock": clock} for role, (_, clock) in self.ledger.clocks.items()}}
+
     @property
     def held(self) -> Slice:
         """Its slice.

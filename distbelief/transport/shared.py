@@ -69,14 +69,14 @@ class SharedEndpoint(SocketEndpoint):
         try:
             connection.settimeout(CONNECT_SECONDS)
             connection.connect(_name(address))
-            _check_user(connection)
+            check_user(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _admit(self, connection: socket.socket) -> None:
-        _check_user(connection)
+        check_user(connection)
 
     def _introduce(self, connection: socket.socket, frame: bytes) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []
@@ -150,7 +150,12 @@ def _name(address: str) -> str:
     return "\0" + address.removeprefix(_SCHEME)
 
 
-def _check_user(connection: socket.socket) -> None:
+def check_user(connection: socket.socket) -> None:
+    """Refuse whoever is at the other end of a Unix socket and is not the user of this process.
+
+    Raises:
+        PermissionError: he is another.
+    """
     _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise PermissionError(f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user")

@@ -1,0 +1,194 @@
+"""The state of a running job: who is there, how far everybody is, and what each waits for, since when and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from distbelief.cluster.channel import Standing
+from distbelief.core import roles
+from distbelief.errors import JobFailed
+from distbelief.record.folder import RunFolder
+from distbelief.record.summary import Summary
+from distbelief.transport.shared import check_user
+
+ANSWER_SECONDS = 0.5
+"""How long a process may take to say how it stands; one that computes for longer says nothing."""
+ASK_SECONDS = 5.0
+"""How long the supervisor of a job may take to answer."""
+CLIENTS = 8
+"""Most who may wait for an answer at once; more are turned away."""
+ANSWER_LIMIT = 16 << 20
+"""Longest answer in bytes."""
+
+
+def _address(run: str | Path) -> str:
+    return "\0distbelief-status-" + blake2b(os.fsencode(os.path.realpath(run)), digest_size=16).hexdigest()
+
+
+class Desk:
+    """The supervisor's end: whoever asks is answered once every process has said how it stands, or has had its time.
+
+    Args:
+        run: the run folder; a job without one has no desk.
+        ask: asks every process.
+        answer: makes the state out of what they said.
+    """
+
+    def __init__(self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], dict[str, Any]]) -> None:
+        self._ask, self._answer = ask, answer
+        self._clients: list[socket.socket] = []
+        self._said: dict[str, Standing] = {}
+        self._asked, self._deadline = 0, 0.0
+        self.listener: socket.socket | None = None
+        if run is not None:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listener.bind(_address(run))
+                listener.listen(CLIENTS)
+            except OSError:  # another job in the same folder has the name
+                listener.close()
+                return
+            listener.setblocking(False)
+            self.listener = listener
+
+    def serve(self, ready: bool) -> None:
+        """Take those who ask, where the listener is ready, and answer those whose answer is due."""
+        if ready and self.listener is not None:
+            with contextlib.suppress(OSError):
+                client, _ = self.listener.accept()
+                self._admit(client)
+        if self._clients and (len(self._said) >= self._asked or time.monotonic() > self._deadline):
+            data = json.dumps(self._answer(self._said.values())).encode()
+            for client in self._clients:
+                with contextlib.suppress(OSError), client:
+                    client.settimeout(ANSWER_SECONDS)
+                    client.sendall(data)
+            self._clients.clear()
+
+    def _admit(self, client: socket.socket) -> None:
+        try:
+            check_user(client)
+        except OSError:
+            client.close()
+            return
+        if len(self._clients) >= CLIENTS:
+            client.close()
+            return
+        if not self._clients:
+            self._said.clear()
+            self._asked, self._deadline = self._ask(), time.monotonic() + ANSWER_SECONDS
+        self._clients.append(client)
+
+    def take(self, standing: Standing) -> None:
+        """What a process says of itself."""
+        self._said[standing.role] = standing
+
+    @property
+    def due(self) -> float:
+        """Seconds until somebody must be answered, at most; infinite where nobody waits."""
+        return max(0.0, self._deadline - time.monotonic()) if self._clients else float("inf")
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for client in self._clients:
+            client.close()
+        if self.listener is not None:
+            self.listener.close()
+
+
+def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> dict[str, Any]:
+    """The state of a job.
+
+    Args:
+        children: role, process id and incarnation of every process.
+        said: what they said.
+        summary: of the job so far.
+    """
+    told = {standing.role: standing for standing in said}
+    known: dict[str, dict[str, Any]] = {}
+    for standing in told.values():  # what the servers know of the replicas
+        for role, facts in standing.facts.get("of", {}).items():
+            for name, value in facts.items():
+                if name == "waits_for":
+                    known.setdefault(role, {}).setdefault("held_by", []).append(f"{standing.role}: {value}")
+                elif value is not None:
+                    known.setdefault(role, {})[name] = max(value, known.get(role, {}).get(name, value))
+    members = []
+    for role, pid, incarnation in children:
+        one = told.get(role)
+        member: dict[str, Any] = {"role": role, "pid": pid, "incarnation": incarnation, "state": "busy" if one is None else one.state}
+        member |= {"waits_for": one.waits_for if one else "", "waited_seconds": one.waited if one else None}
+        member |= {"clock": None, "version": None, "staleness": None, "rate": None, "minibatches": None}
+        member |= {name: value for name, value in (one.facts if one else {}).items() if name != "of"}
+        member |= known.get(role, {})
+        if roles.is_replica(role) and (done := summary.replicas.get(roles.index_of(role))) and summary.seconds:
+            member["rate"] = done.steps / summary.seconds
+        members.append(member)
+    whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started else None
+    return {"running": True, "samples": summary.samples, "of_samples": whole, "seconds": summary.seconds, "rate": summary.rate, "members": members}
+
+
+def status(run: str | Path) -> dict[str, Any]:
+    """The state of the job in a run folder; of one that has ended, its outcome.
+
+    Raises:
+        UsageError: it is no run folder.
+        JobFailed: its supervisor does not answer.
+    """
+    folder = RunFolder.open(run)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        asked.settimeout(ASK_SECONDS)
+        try:
+            asked.connect(_address(run))
+            check_user(asked)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return _ended(folder)
+        try:
+            data = b""
+            while chunk := asked.recv(1 << 16):
+                data += chunk
+                if len(data) > ANSWER_LIMIT:
+                    raise JobFailed(f"the job in {run} answers with more than {ANSWER_LIMIT} bytes")
+            return {"run": str(run), **json.loads(data)}
+        except (OSError, ValueError) as error:
+            raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
+
+
+def _ended(folder: RunFolder) -> dict[str, Any]:
+    try:
+        result = json.loads(folder.result.read_bytes())
+    except (OSError, ValueError):
+        result = {"outcome": "unknown", "reason": "it is not running and has left no result: it was killed"}
+    return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "reason", "samples", "seconds")}}
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """A state as lines of text.
+
+    >>> lines({"run": "runs/x", "running": False, "outcome": "done", "reason": "all epochs are done"})
+    ['runs/x: not running; done: all epochs are done']
+    """
+    if not found["running"]:
+        return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}"]
+    whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
+    told = [f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"]
+    rows = [["", "state", "clock", "version", "staleness", "steps/s", "to do", "waits for"]]
+    for one in found["members"]:
+        since = f" (for {one['waited_seconds']:.1f} s)" if one["waited_seconds"] is not None and one["waits_for"] else ""
+        why = "; ".join(filter(None, [one["waits_for"] + since, *one.get("held_by", ())]))
+        numbers = [_shown(one[name]) for name in ("clock", "version", "staleness", "rate", "minibatches")]
+        rows.append([f"{one['role']} (pid {one['pid']})", one["state"], *numbers, why])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return told + ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -1,0 +1,104 @@
+"""`distbelief status`: of running jobs, of ended ones, and of folders that are none."""
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+
+from distbelief.cli import main
+from distbelief.cluster import status
+from distbelief.cluster.local import Local
+from distbelief.cluster.pace import Pace
+from distbelief.core import records
+from distbelief.errors import UsageError
+from distbelief.strategy import Downpour, Single
+
+SLOW = Local(pace=Pace(step=0.005, spread="constant"))
+
+
+def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) -> Any:
+    """What `ask` finds in the middle of a job; the job goes on meanwhile, since another thread asks."""
+    found: list[Any] = []
+    asker = threading.Thread(target=lambda: found.append(ask(run)))
+    watch.once(records.EpochDone, asker.start)
+    jobs.run(run, options.pop("strategy", Downpour(replicas=2)), SLOW, **{"epochs": 20, **options})
+    asker.join()
+    return found[0]
+
+
+def test_a_running_job_tells_of_every_member(tmp_path: Path, watch: jobs.Watch) -> None:
+    found = asked_while_it_runs(tmp_path / "run", watch, status.status)
+    assert found["running"]
+    assert 0 < found["samples"] < found["of_samples"] == 20 * jobs.SAMPLES
+    members = {one["role"]: one for one in found["members"]}
+    assert set(members) == {"replica 0", "replica 1", "coordinator", "shard 0", "shard 1", "evaluator"}
+    assert members["coordinator"]["waits_for"].startswith("training: deals portions")
+    assert members["shard 0"]["version"] > 20
+    assert members["replica 0"]["clock"] + members["replica 1"]["clock"] >= members["shard 0"]["version"] - 2
+    assert all(one["pid"] != os.getpid() and one["incarnation"] == 0 for one in members.values())
+    assert members["evaluator"]["state"] in ("waiting", "busy")
+    for name in ("rate", "minibatches"):
+        assert members["replica 0"][name] is not None
+    [head, columns, *rows] = status.lines(found)
+    assert "running" in head
+    assert columns.split()[:3] == ["state", "clock", "version"]
+    assert [row.partition(" (")[0] for row in rows] == list(members)
+
+
+def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch) -> None:
+    def ask(run: Path) -> list[str]:
+        jobs.kill("shard 0", jobs.signal.SIGSTOP)
+        try:
+            while not (waiting := [one["waits_for"] for one in status.status(run)["members"] if one["state"] == "waiting" and one["clock"]]):
+                pass
+            return waiting
+        finally:
+            jobs.kill("shard 0", jobs.signal.SIGCONT)
+
+    assert any("parameters" in why for why in asked_while_it_runs(tmp_path / "run", watch, ask))
+
+
+def test_single_and_an_ended_job(tmp_path: Path, watch: jobs.Watch) -> None:
+    found = asked_while_it_runs(tmp_path / "run", watch, status.status, strategy=Single(), epochs=400)
+    assert [one["role"] for one in found["members"]] == ["single"]
+    ended = status.status(tmp_path / "run")
+    assert (ended["running"], ended["outcome"]) == (False, "done")
+    assert status.lines(ended) == [f"{tmp_path / 'run'}: not running; done: all epochs are done"]
+
+
+def test_more_than_one_asks_at_once_and_some_leave_without_an_answer(tmp_path: Path, watch: jobs.Watch) -> None:
+    def ask(run: Path) -> list[bool]:
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as rude:
+                rude.connect(status._address(run))
+        found: list[dict[str, Any]] = []
+        several = [threading.Thread(target=lambda: found.append(status.status(run))) for _ in range(4)]
+        for one in several:
+            one.start()
+        for one in several:
+            one.join()
+        return [one["running"] for one in found]
+
+    assert asked_while_it_runs(tmp_path / "run", watch, ask) == [True] * 4
+
+
+def test_the_command(tmp_path: Path, watch: jobs.Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked_while_it_runs(tmp_path / "run", watch, lambda run: main.run(["status", str(run), "--json"])) == 0
+    assert json.loads(capsys.readouterr().out)["running"]
+    assert main.run(["status", str(tmp_path / "run"), "--watch"]) == 0
+    assert "not running; done" in capsys.readouterr().out
+    for line in (["status"], ["status", "--json"], ["status", str(tmp_path)], ["status", str(tmp_path / "run"), "--wach"]):
+        assert main.run(line) == 2
+    assert "did you mean --watch" in capsys.readouterr().err
+
+
+def test_a_job_that_was_killed_says_so(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("{}")
+    assert "it was killed" in status.lines(status.status(tmp_path))[0]
+    with pytest.raises(UsageError, match="no such folder"):
+        status.status(tmp_path / "nowhere")
