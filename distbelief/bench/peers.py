@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from distbelief.cluster import forkserver
-from distbelief.cluster.process import settle_process
+from distbelief.cluster.settle import settle_process
 from distbelief.errors import JobFailed
 
 ANSWER_SECONDS = 120.0

@@ -6,9 +6,7 @@ import mmap
 import os
 import runpy
 import select
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -22,13 +20,14 @@ from torch import nn
 
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word, World
 from distbelief.cluster.local import listen_at
-from distbelief.cluster.pace import Pace, Padding
+from distbelief.cluster.pace import Padding
+from distbelief.cluster.settle import settle_process
 from distbelief.cluster.single import SingleLoop
+from distbelief.cluster.spec import Spec
 from distbelief.core import events, messages, records, roles
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.portions import Position
 from distbelief.core.records import Record
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan
 from distbelief.errors import DistbeliefError, TrainingError, UsageError
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.downpour import Downpour
@@ -48,38 +47,6 @@ from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 
 Compute = Callable[[Batch], Computed]
-
-
-class Spec(msgspec.Struct, frozen=True):
-    """Everything that a process must know to play its role."""
-
-    job: str
-    task: str
-    data_dir: str | None
-    settings: Settings
-    device: str
-    threads: int
-    transport: str
-    bind: str
-    advertise: str
-    insecure: bool
-    pace: Pace | None
-    run: str
-    checkpoint: str
-    position: Position
-    samples: int
-    number: int
-    init_from: str | None
-    supervisor: int
-    """Process id of the supervisor; nobody outlives it."""
-    memory: int
-    """The supervisor's descriptor of the memory that is read in place; -1 for none."""
-    path: list[str]
-    directory: str
-    environment: dict[bytes, bytes]
-    script: list[str] = []
-    """The user's own script and its arguments; empty where a task is trained."""
-    evaluator: bool = True
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
@@ -363,29 +330,6 @@ class _Worker:
     def measure(self) -> Measured:
         assert self._task is not None
         return measure(self._task, self._vectors.module)
-
-
-def settle_process(role: str, supervisor: int, threads: int) -> None:
-    """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
-    import setproctitle
-
-    setproctitle.setproctitle(f"distbelief: {role}")
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    try:
-        descriptor = os.pidfd_open(supervisor)
-    except ProcessLookupError:
-        raise SystemExit(1) from None
-    threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
-
-
-def _outlive_nobody(supervisor: int) -> None:
-    """End this process at once when the supervisor's has ended, however it did."""
-    poll = select.poll()
-    poll.register(supervisor, select.POLLIN)
-    poll.poll()
-    os._exit(1)
 
 
 def common_memory(spec: Spec, plan: Plan) -> torch.Tensor:

@@ -27,8 +27,8 @@ from distbelief.job import Job
 
 if TYPE_CHECKING:
     from distbelief.cluster.local import Local
-    from distbelief.cluster.process import Spec
     from distbelief.cluster.sitting import Sitting
+    from distbelief.cluster.spec import Spec
 
 PATIENCE = 30.0
 """Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
@@ -156,7 +156,7 @@ class Supervisor:
 
     def _spec(self) -> Spec:
         from distbelief.cluster.local import told_host
-        from distbelief.cluster.process import Spec
+        from distbelief.cluster.spec import Spec
 
         job, sitting = self.job, self.sitting
         return Spec(

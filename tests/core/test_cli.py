@@ -11,9 +11,9 @@ import pytest
 import distbelief as db
 from distbelief.cli import commands, main, options, words
 from distbelief.cluster.local import listen_at
-from distbelief.cluster.process import Spec
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import Sitting
+from distbelief.cluster.spec import Spec
 from distbelief.cluster.supervisor import Supervisor
 from distbelief.core.settings import LEARNING_RATES, option
 from distbelief.errors import UsageError

@@ -1,0 +1,33 @@
+"""How a process of a job settles: its title, its threads, the signals it leaves to its supervisor, and that it outlives nobody."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+
+import torch
+
+
+def settle_process(role: str, supervisor: int, threads: int) -> None:
+    """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
+    import setproctitle
+
+    setproctitle.setproctitle(f"distbelief: {role}")
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    try:
+        descriptor = os.pidfd_open(supervisor)
+    except ProcessLookupError:
+        raise SystemExit(1) from None
+    threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
+
+
+def _outlive_nobody(supervisor: int) -> None:
+    """End this process at once when the supervisor's has ended, however it did."""
+    poll = select.poll()
+    poll.register(supervisor, select.POLLIN)
+    poll.poll()
+    os._exit(1)

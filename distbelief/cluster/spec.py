@@ -1,0 +1,41 @@
+"""What a process of a local job is told: everything that it must know to play its role."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distbelief.cluster.pace import Pace
+from distbelief.core.portions import Position
+from distbelief.core.settings import Settings
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """Everything that a process must know to play its role."""
+
+    job: str
+    task: str
+    data_dir: str | None
+    settings: Settings
+    device: str
+    threads: int
+    transport: str
+    bind: str
+    advertise: str
+    insecure: bool
+    pace: Pace | None
+    run: str
+    checkpoint: str
+    position: Position
+    samples: int
+    number: int
+    init_from: str | None
+    supervisor: int
+    """Process id of the supervisor; nobody outlives it."""
+    memory: int
+    """The supervisor's descriptor of the memory that is read in place; -1 for none."""
+    path: list[str]
+    directory: str
+    environment: dict[bytes, bytes]
+    script: list[str] = []
+    """The user's own script and its arguments; empty where a task is trained."""
+    evaluator: bool = True
