@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from distbelief.core.layout import Layout
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically
+from distbelief.record.model_file import write_model
 
 FORMAT = 1
 """The version of the format; another one is refused."""
@@ -113,7 +113,7 @@ class Checkpoints:
         making, final = self._making(number), self.folder / f"{number:06d}"
         with self._whole_or_nothing(number):
             parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
-            save_file(weights(gather(making, plan, parts), plan.layout), making / MODEL, metadata={"format": "pt"})
+            write_model(making / MODEL, plan, [making / part.file for part in parts])
             manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL))
             body = msgspec.json.encode(manifest)
             write_atomically(making / MANIFEST, msgspec.json.encode(_Sealed(zlib.crc32(body), msgspec.Raw(body))))
@@ -149,7 +149,7 @@ class Checkpoints:
     def _whole_or_nothing(self, number: int) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError, CheckpointError) as error:
+        except (OSError, SafetensorError, CheckpointError, msgspec.MsgspecError) as error:
             self.discard(number)
             last = self.latest()
             kept = f"{last} stays the last good one" if last else "there is no earlier one"
@@ -253,29 +253,3 @@ def _part(making: Path, index: int) -> Part:
         return msgspec.json.decode(path.read_bytes(), type=Part)
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"the part of shard {index} is missing ({error})") from error
-
-
-def gather(folder: Path, plan: Plan, parts: tuple[Part, ...]) -> torch.Tensor:
-    """The whole flat vector (1-D uint8, `plan.layout.total` long) out of the shards' files.
-
-    Raises:
-        CheckpointError: a shard's range has another length than the plan's.
-    """
-    flat = torch.zeros(plan.layout.total, dtype=torch.uint8)
-    for part, own in zip(parts, plan.assignments, strict=True):
-        with safe_open(folder / part.file, framework="pt") as file:
-            for name, within in (("vector.moving", own.moving), ("vector.frozen", own.frozen)):
-                values = file.get_tensor(name)
-                if values.dtype != torch.uint8 or values.shape != (within.size,):
-                    raise CheckpointError(f"{name} of {part.file} is {values.dtype} {list(values.shape)} where the plan has {within.size} bytes")
-                flat[within.start : within.stop] = values
-    return flat
-
-
-def weights(flat: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
-    """The state dict in a flat vector (1-D uint8): each name of the layout with its shape and dtype, as a view; tied names as copies."""
-    named: dict[str, torch.Tensor] = {}
-    for entry in layout.entries:
-        tensor = entry.tensor
-        named[tensor.name] = flat[entry.start : entry.start + tensor.size].view(getattr(torch, tensor.dtype)).view(tensor.shape)
-    return {**named, **{alias: named[name].clone() for alias, name in layout.aliases.items()}}
