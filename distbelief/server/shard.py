@@ -1,6 +1,7 @@
 """The shard: the machine that holds one slice of the parameters and applies what replicas push to it (section 4.1 of the paper).
 
-A push applies whole or not at all, and at most once; between shards nothing is ordered.
+A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the policy's (`core/consistency`): a
+push that is held stays where it lies, unacknowledged, and so its replica does not write there.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import events, learning_rate, messages, roles, speakers
+from distbelief.core import attendance, events, learning_rate, messages, roles, speakers
+from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Effect, End, Load, Payload, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
 from distbelief.core.ledger import Ledger
 from distbelief.core.messages import Version
+from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import Slice
@@ -34,6 +37,10 @@ class Shard:
         self.samples = 0
         self.staleness: dict[int, int] = {}
         self.ledger = Ledger()
+        self.policy = Policy()
+        self._pushes: dict[Key, tuple[messages.Push, Payload]] = {}
+        self._fetches: dict[tuple[str, int, int], messages.Fetch] = {}
+        self._others: list[str] = []
         self._plan: Plan | None = None
         self._slice: Slice | None = None
         self._heard: set[tuple[str, type]] = set()
@@ -43,6 +50,10 @@ class Shard:
             messages.Initialise: self._initialise,
             messages.Restore: self._restore,
             events.Loaded: self._loaded,
+            attendance.Attend: self._attend,
+            attendance.SitOut: self._sit_out,
+            attendance.Gone: self._gone,
+            attendance.Ruling: self._rule,
             messages.Snapshot: self._snapshot,
             events.Saved: self._saved,
             messages.Describe: self._describe,
@@ -69,6 +80,12 @@ class Shard:
         self._plan, self._slice = event.plan, self._make(event.plan, self.index)
         self._range, self._frozen = event.plan.assignments[self.index].moving, event.plan.assignments[self.index].frozen
         self._blank = {self._range, self._frozen}
+        settings = event.plan.settings
+        if settings.in_rounds:
+            self.policy = Rounds(settings, rules=self.index == event.plan.ruler)
+            self._others = [roles.shard(i) for i, own in enumerate(event.plan.assignments) if i != self.index and own.moving.size]
+        else:
+            self.policy = policy_of(settings)
         self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
         if event.checkpoint:
             return [Load(event.checkpoint, event.plan, self.index)]
@@ -95,24 +112,104 @@ class Shard:
         held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to shard {self.index}, which holds [{own.start}, {own.stop})")
-        verdict = self.ledger.judge(sender, event.incarnation, event.clock)
-        if verdict.action == "refuse":
+        noted = self.ledger.judge(sender, event.incarnation, event.clock)
+        if noted.action == "refuse":
             return []
-        if verdict.action == "apply":
+        effects: list[Effect] = []
+        if noted.action == "apply":
             incarnation, updates = self.version
             staleness = updates - event.version.updates
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
-            held.apply(sender, event.slot, payload, learning_rate.factor(self._schedule, self.samples, self._total))
+            key = Key(sender, event.incarnation, event.clock)
+            verdict = self.policy.push(key, event.tick, event.samples, staleness)
+            if verdict.action == "hold":
+                self._pushes[key] = event, payload
+                return self._settle()
+            held.apply(sender, event.slot, payload, verdict.scale * learning_rate.factor(self._schedule, self.samples, self._total))
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-        return [Send(sender, messages.Pushed(event.slot, event.clock, self.version))]
+            if self._fetches:
+                effects = self._let_go()
+        elif Key(sender, event.incarnation, event.clock) in self._pushes:
+            return []
+        effects.insert(0, Send(sender, messages.Pushed(event.slot, event.clock, self.version)))
+        return effects
 
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
-        held = self.held.frozen() if self._which(sender, start, stop) else self.held.moving()
-        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version), held)]
+        frozen = self._which(sender, start, stop)
+        if not frozen and self.policy.fetch(sender, event.tick).action == "hold":
+            self._fetches[sender, start, event.slot] = event
+            return []
+        held = self.held.frozen() if frozen else self.held.moving()
+        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self.policy.floor), held)]
+
+    def _settle(self) -> list[Effect]:
+        """Do what is due with the pushes that are held, then answer the fetches that waited for it."""
+        effects: list[Effect] = []
+        if isinstance(self.policy, Rounds):
+            effects += [Send(role, ruling) for ruling in self.policy.untold() for role in self._others]
+        while (due := self.policy.due()) is not None:
+            effects += self._drop(due) if isinstance(due, Drop) else self._update(due)
+        return effects + self._let_go()
+
+    def _update(self, due: Update) -> list[Effect]:
+        """One optimizer step with held pushes, read where they lie."""
+        incarnation, updates = self.version
+        factor = learning_rate.factor(self._schedule, self.samples, self._total)
+        taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
+        for key, weight, push, payload in taken:
+            self.held.gather(key.who, push.slot, payload, weight, due.average)
+            staleness = updates - push.version.updates
+            self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+            self.samples += push.samples
+        self.held.step(factor)
+        self.version = Version(incarnation, updates + 1)
+        return [Send(key.who, messages.Pushed(push.slot, key.clock, self.version)) for key, _, push, _ in taken]
+
+    def _drop(self, due: Drop) -> list[Effect]:
+        push, _ = self._pushes.pop(due.key)
+        return [Send(due.key.who, messages.Pushed(push.slot, push.clock, self.version, dropped=True))]
+
+    def _let_go(self) -> list[Effect]:
+        """Answer the held fetches that may be answered now."""
+        effects: list[Effect] = []
+        for (who, start, slot), event in list(self._fetches.items()):
+            if self.policy.fetch(who, event.tick).action == "answer":
+                del self._fetches[who, start, slot]
+                effects += self._fetch(who, event, None)
+        return effects
+
+    def waits(self) -> dict[str, str]:
+        """Why each replica waits whose fetch is held here, in a sentence."""
+        return {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
+
+    # who takes part
+
+    def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
+        tick = self.policy.attend(sender, event.incarnation, event.tick)
+        asked: list[Effect] = [Send(sender, attendance.Admitted(tick))] if event.tick < 0 else []
+        return asked + self._settle()
+
+    def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
+        return self._without(sender, -1, died=False)
+
+    def _gone(self, sender: str, event: attendance.Gone, payload: Payload | None) -> list[Effect]:
+        return self._without(event.who, event.incarnation, died=True)
+
+    def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
+        if died and not 0 <= incarnation < self.ledger.clocks.get(who, (0, 0))[0]:
+            self._fetches = {key: event for key, event in self._fetches.items() if key[0] != who}
+        self.policy.leave(who, incarnation, died)
+        return self._settle()
+
+    def _rule(self, sender: str, event: attendance.Ruling, payload: Payload | None) -> list[Effect]:
+        if not isinstance(self.policy, Rounds):
+            raise RemoteProtocolError(f"{sender} rules a round, and this job is {type(self.policy).__name__.lower()}")
+        self.policy.rule(event)
+        return self._settle()
 
     def _snapshot(self, sender: str, event: messages.Snapshot, payload: Payload | None) -> list[Effect]:
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()}}
@@ -128,6 +225,8 @@ class Shard:
         return [End(event.reason)]
 
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
+        if roles.is_replica(sender) and self._plan is not None:
+            return self._without(sender, -1, died=True)
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     @property

@@ -33,3 +33,5 @@ class Downpour(Served):
     """Compute on the shards' own memory, torn, and fetch nothing (one machine, shared memory)."""
     warm_start_steps: int = 0
     """Steps that one replica takes alone before the others begin."""
+    staleness_scaling: str = "none"
+    """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""

@@ -13,8 +13,14 @@ class Served:
     served: ClassVar[bool] = True
     """Whether there are replicas, and shards that serve them."""
 
+    name: ClassVar[str]
     replicas: int
     shards: int
+
+    @property
+    def consistency(self) -> str:
+        """What may be stale (`core/consistency`); every strategy on a server is one answer to that."""
+        return self.name
 
     def cast(self) -> tuple[str, ...]:
         """The roles of a job, beside the evaluator."""

@@ -1,0 +1,209 @@
+"""Consistency: what may be stale. From what a shard knows, and a push, a fetch or a death, to a verdict and the sentence that says why.
+
+Each shard asks a policy of its own. A policy counts ticks: a replica is at tick t when it has made t pushes since it could have begun, and one that
+comes later begins at the tick of the slowest. A push of tick t was computed with all that the policy guarantees at tick t.
+
+- `Policy` (downpour): every push is applied at once, every fetch is answered at once (Dean et al. 2012).
+- `Softsync`: one update for every c = floor(members / n) pushes, each weighted 1/c and by its staleness (Zhang et al. 2016).
+- `Bounded`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below t - s are applied (Ho et al. 2013).
+- `Rounds` (synchronous): in `core/rounds.py`.
+
+Members are the replicas that take part: those who sit out, have left or have died are waited for by nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from distbelief.core.settings import Settings
+
+
+class Key(NamedTuple):
+    """The name of a push."""
+
+    who: str
+    incarnation: int
+    clock: int
+
+
+class Verdict(NamedTuple):
+    """What to do with a push (apply it or hold it) or a fetch (answer it or hold it), and why; `scale` is of the learning rate of that push."""
+
+    action: Literal["apply", "hold", "answer"]
+    reason: str
+    scale: float = 1.0
+
+
+class Update(NamedTuple):
+    """One optimizer step with held pushes: the sum of their gradients, each times its weight. Buffers are averaged, or the last push's."""
+
+    parts: tuple[tuple[Key, float], ...]
+    average: bool
+    reason: str
+
+
+class Drop(NamedTuple):
+    """A held push is not applied, and its replica is told."""
+
+    key: Key
+    reason: str
+
+
+APPLY = Verdict("apply", "nobody is waited for")
+ANSWER = Verdict("answer", "nobody is waited for")
+
+SCALINGS: Mapping[str, Callable[[int], float]] = {
+    "none": lambda _: 1.0,
+    "inverse": lambda staleness: 1.0 / max(staleness, 1),
+    "exponential": lambda staleness: math.exp(1.0 - max(staleness, 1)),
+}
+"""The factor on the learning rate of a push of some staleness; 1 where that is 0 or 1."""
+
+
+class Policy:
+    """Asynchronous: nobody waits for anybody.
+
+    Args:
+        scaling: one of `SCALINGS`.
+
+    >>> Policy("inverse").push(Key("replica 0", 0, 1), tick=0, samples=8, staleness=4)
+    Verdict(action='apply', reason='it is 4 updates old', scale=0.25)
+    """
+
+    floor = 0
+    """How far all members are: the ticks whose pushes are applied here; grows only, and fetches tell it."""
+
+    def __init__(self, scaling: str = "none") -> None:
+        self._scaling = None if scaling == "none" else SCALINGS[scaling]
+
+    def attend(self, who: str, incarnation: int, tick: int) -> int:
+        """A replica takes part from `tick` on, or asks from where on (-1); returns that tick."""
+        return 0
+
+    def leave(self, who: str, incarnation: int, died: bool) -> None:
+        """A replica sits out, leaves or has died; an incarnation older than the known one does so no more, -1 is the known one."""
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Decide on a push that the ledger takes."""
+        if self._scaling is None:
+            return APPLY
+        return Verdict("apply", f"it is {staleness} updates old", self._scaling(staleness))
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Decide on a fetch for a step at `tick`; asked again whenever something has changed."""
+        return ANSWER
+
+    def due(self) -> Update | Drop | None:
+        """The next thing to do with held pushes; None where they wait on."""
+        return None
+
+
+class _Members(Policy):
+    """A policy that knows who takes part, and at which tick."""
+
+    def __init__(self, scaling: str) -> None:
+        super().__init__(scaling)
+        self.members: dict[str, int] = {}
+        self._known: dict[str, int] = {}
+
+    def attend(self, who: str, incarnation: int, tick: int) -> int:
+        """Count a replica in."""
+        if incarnation < self._known.get(who, 0):
+            return self.floor
+        self._known[who] = incarnation
+        # while it asks it holds the floor where it is, so that the tick which it is told is not passed before it begins
+        self.members[who] = max(tick, self.floor)
+        self._rise()
+        return self.members[who]
+
+    def leave(self, who: str, incarnation: int, died: bool) -> None:
+        """Count a replica out."""
+        if not 0 <= incarnation < self._known.get(who, 0):
+            self.members.pop(who, None)
+            self._rise()
+
+    def _rise(self) -> None:
+        """The floor follows the slowest member; nobody's leaving lowers it."""
+
+
+class Softsync(_Members):
+    """One update for every c = floor(members / n) pushes, whoever's they are.
+
+    >>> policy = Softsync(n=1, scaling="none")
+    >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
+    >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0).reason, policy.due()
+    ('it is 1 of 2 that make an update', None)
+    >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0); [weight for _, weight in policy.due().parts]
+    [0.5, 0.5]
+    """
+
+    def __init__(self, n: int, scaling: str) -> None:
+        super().__init__(scaling)
+        self._n = n
+        self._waiting: list[tuple[Key, float]] = []
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Hold every push until there are enough for an update."""
+        # the staleness is final: the next update takes all that wait
+        self._waiting.append((key, self._scaling(staleness) if self._scaling else 1.0))
+        return Verdict("hold", f"it is {len(self._waiting)} of {self._wanted} that make an update")
+
+    @property
+    def _wanted(self) -> int:
+        return max(1, len(self.members) // self._n)
+
+    def due(self) -> Update | None:
+        """The update with all pushes that wait, when they are enough; fewer are when members leave."""
+        if len(self._waiting) < self._wanted:
+            return None
+        count = len(self._waiting)
+        parts, self._waiting = tuple((key, scale / count) for key, scale in self._waiting), []
+        return Update(parts, False, f"{count} pushes make an update")
+
+
+class Bounded(_Members):
+    """No step begins more than `bound` ticks ahead of the slowest member's applied pushes.
+
+    >>> policy = Bounded(bound=1, scaling="none")
+    >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
+    >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0), policy.push(Key("replica 0", 0, 2), 1, 8, 0)
+    >>> policy.fetch("replica 0", 1).action, policy.fetch("replica 0", 2).reason
+    ('answer', 'tick 2 may begin when all are at tick 1 or later (--staleness 1); replica 1 is at 0')
+    """
+
+    def __init__(self, bound: int, scaling: str) -> None:
+        super().__init__(scaling)
+        self._bound = bound
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Apply every push at once, and note how far its replica is."""
+        before = self.members.get(key.who)
+        if before is not None:
+            self.members[key.who] = max(before, tick + 1)
+            if before == self.floor:
+                self._rise()
+        return super().push(key, tick, samples, staleness)
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Hold the fetch of a step that is too far ahead; one who is no member waits for nobody."""
+        needed = tick - self._bound
+        if self.floor >= needed or who not in self.members:
+            return ANSWER
+        slowest = min(self.members, key=self.members.__getitem__)
+        where = f"{slowest} is at {self.members[slowest]}"
+        return Verdict("hold", f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}")
+
+    def _rise(self) -> None:
+        if self.members:
+            self.floor = max(self.floor, min(self.members.values()))
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The policy of a shard in an asynchronous job."""
+    if settings.consistency == "softsync":
+        return Softsync(settings.n, settings.staleness_scaling)
+    if settings.consistency == "bounded":
+        return Bounded(settings.staleness, settings.staleness_scaling)
+    return Policy(settings.staleness_scaling)
