@@ -28,6 +28,10 @@ class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
     tick: int
 
 
+class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica sits out here: nobody waits for it, and what it pushed is in the parameters or in a round."""
+
+
 # the shard that rules to the others
 
 
@@ -49,5 +53,5 @@ class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int
 
 
-Attendance = Attend | SitOut | Admitted | Ruling | Gone
+Attendance = Attend | SitOut | Admitted | Excused | Ruling | Gone
 """Every message of this file."""

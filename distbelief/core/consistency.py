@@ -4,7 +4,8 @@ Each shard asks a policy of its own. A policy counts ticks: a replica is at tick
 comes later begins at the tick of the slowest. A push of tick t was computed with all that the policy guarantees at tick t.
 
 - `Policy` (downpour): every push is applied at once, every fetch is answered at once (Dean et al. 2012).
-- `Softsync`: one update for every c = floor(members / n) pushes, each weighted 1/c and by its staleness (Zhang et al. 2016).
+- `Softsync`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each weighted 1/c and by its staleness
+  (Zhang et al. 2016). Nobody waits: the fast may be in an update twice, the slow not at all.
 - `Bounded`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below t - s are applied (Ho et al. 2013).
 - `Rounds` (synchronous): in `core/rounds.py`.
 
@@ -29,18 +30,22 @@ class Key(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What to do with a push (apply it or hold it) or a fetch (answer it or hold it), and why; `scale` is of the learning rate of that push."""
+    """What to do with a push (apply it, gather it for the next update, or hold it) or a fetch (answer it or hold it), and why.
 
-    action: Literal["apply", "hold", "answer"]
+    `scale` is of the learning rate of that push.
+    """
+
+    action: Literal["apply", "gather", "hold", "answer"]
     reason: str
     scale: float = 1.0
 
 
 class Update(NamedTuple):
-    """One optimizer step with held pushes: the sum of their gradients, each times its weight. Buffers are averaged, or the last push's."""
+    """One optimizer step: with what was gathered, and with held pushes, whose buffers are averaged; each has its weight, and the sum has one."""
 
+    samples: int
+    weight: float
     parts: tuple[tuple[Key, float], ...]
-    average: bool
     reason: str
 
 
@@ -95,9 +100,13 @@ class Policy:
         """Decide on a fetch for a step at `tick`; asked again whenever something has changed."""
         return ANSWER
 
-    def due(self) -> Update | Drop | None:
-        """The next thing to do with held pushes; None where they wait on."""
+    def due(self, short: bool = False) -> Update | Drop | None:
+        """The next thing to do with what was gathered or held; None where it waits on. `short` is content with fewer pushes than an update wants."""
         return None
+
+    def why(self, key: Key) -> str:
+        """Why a held push waits."""
+        return ""
 
 
 class _Members(Policy):
@@ -133,34 +142,34 @@ class Softsync(_Members):
 
     >>> policy = Softsync(n=1, scaling="none")
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
-    >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0).reason, policy.due()
-    ('it is 1 of 2 that make an update', None)
-    >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0); [weight for _, weight in policy.due().parts]
-    [0.5, 0.5]
+    >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0), policy.due()
+    (Verdict(action='gather', reason='it is 1 of 2 that make an update', scale=1.0), None)
+    >>> _ = policy.push(Key("replica 1", 0, 2), 0, 8, 0); policy.due()
+    Update(samples=16, weight=0.5, parts=(), reason='2 pushes make an update')
     """
 
     def __init__(self, n: int, scaling: str) -> None:
         super().__init__(scaling)
         self._n = n
-        self._waiting: list[tuple[Key, float]] = []
+        self._gathered = self._samples = 0
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
-        """Hold every push until there are enough for an update."""
-        # the staleness is final: the next update takes all that wait
-        self._waiting.append((key, self._scaling(staleness) if self._scaling else 1.0))
-        return Verdict("hold", f"it is {len(self._waiting)} of {self._wanted} that make an update")
+        """Gather every push: its staleness is final, as the next update takes it."""
+        self._gathered += 1
+        self._samples += samples
+        return Verdict("gather", f"it is {self._gathered} of {self._wanted} that make an update", self._scaling(staleness) if self._scaling else 1.0)
 
     @property
     def _wanted(self) -> int:
         return max(1, len(self.members) // self._n)
 
-    def due(self) -> Update | None:
-        """The update with all pushes that wait, when they are enough; fewer are when members leave."""
-        if len(self._waiting) < self._wanted:
+    def due(self, short: bool = False) -> Update | None:
+        """The update with all that was gathered, once it is enough; less is when members leave."""
+        count, samples = self._gathered, self._samples
+        if not count or (count < self._wanted and not short):
             return None
-        count = len(self._waiting)
-        parts, self._waiting = tuple((key, scale / count) for key, scale in self._waiting), []
-        return Update(parts, False, f"{count} pushes make an update")
+        self._gathered = self._samples = 0
+        return Update(samples, 1.0 / count, (), f"{count} pushes make an update")
 
 
 class Bounded(_Members):

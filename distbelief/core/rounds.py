@@ -28,8 +28,8 @@ class Rounds(Policy):
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
     >>> policy.push(Key("replica 0", 0, 1), 0, 8, 0).reason, policy.due()
     ('round 0 has 1 of 2 gradients; it waits for replica 1', None)
-    >>> _ = policy.push(Key("replica 1", 0, 1), 0, 4, 0); [round(weight * 12 / 8, 6) for _, weight in policy.due().parts]
-    [1.0, 1.0]
+    >>> _ = policy.push(Key("replica 1", 0, 1), 0, 4, 0); policy.due().samples
+    12
     """
 
     def __init__(self, settings: Settings, rules: bool) -> None:
@@ -43,7 +43,7 @@ class Rounds(Policy):
         self._dead: dict[str, int] = {}
         self._fresh: dict[str, Key] = {}
         self._here: dict[Key, int] = {}
-        self._owing: dict[str, int] = {}
+        self._owing: dict[str, Key] = {}
         self._late: set[Key] = set()
         self._dropping: deque[Key] = deque()
         self._queue: deque[Ruling] = deque()
@@ -77,30 +77,36 @@ class Rounds(Policy):
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Hold every push: it is in a round when that has been ruled."""
         self._here[key] = samples
-        self._owing[key.who] = self._owing.get(key.who, 0) + 1
+        self._owing[key.who] = key
         if key in self._late:
             self._late.discard(key)
             self._dropping.append(key)
-            return Verdict("hold", "its round was made without it")
-        if not self._rules:
-            return Verdict("hold", "the shard that rules has not told its round yet")
-        if tick < self._decided:
+        elif self._rules and (tick < self._decided or self._never(key)):
             self._reject(key)
-            return Verdict("hold", f"round {tick} was made without it, round {self._decided} is next")
-        self._fresh[key.who] = key
-        verdict = Verdict("hold", self._state())
+        elif self._rules:
+            self._fresh[key.who] = key
+        verdict = Verdict("hold", self.why(key))
         self._decide()
         return verdict
 
+    def why(self, key: Key) -> str:
+        """Why a held push waits: for the round, for the ruling, or for the other pushes of its round to be here."""
+        if key in self._dropping:
+            return "its round was made without it"
+        if self._queue and key in self._queue[0].taken:
+            missing = ", ".join(other.who for other in self._queue[0].taken if other not in self._here)
+            return f"round {self._queue[0].round} waits here for the push of {missing}"
+        return self._state() if self._rules else f"round {self.floor} is not ruled yet"
+
     def fetch(self, who: str, tick: int) -> Verdict:
         """Answer with the parameters of round `tick`, and never between a push and its round."""
-        if self._owing.get(who):
-            return Verdict("hold", f"its own push is in round {self.floor}, which is not made yet")
+        if who in self._owing:
+            return Verdict("hold", self.why(self._owing[who]))
         if self.floor < tick:
             return Verdict("hold", f"{tick} rounds must be made first, {self.floor} are")
         return ANSWER
 
-    def due(self) -> Update | Drop | None:
+    def due(self, short: bool = False) -> Update | Drop | None:
         """The next round that was ruled and whose pushes are here; those that a death has kept from here are left out."""
         if self._dropping:
             key = self._dropping.popleft()
@@ -118,7 +124,7 @@ class Rounds(Policy):
             union = sum(self._here[key] for key in taken)
             for key in taken:
                 self._settle(key)
-            return Update(tuple((key, self._batch_size / union) for key in taken), True, f"round {ruled.round} of {union} samples")
+            return Update(union, 1.0, tuple((key, self._batch_size / union) for key in taken), f"round {ruled.round} of {union} samples")
         return None
 
     def rule(self, ruled: Ruling) -> None:
@@ -157,7 +163,8 @@ class Rounds(Policy):
 
     def _settle(self, key: Key) -> None:
         del self._here[key]
-        self._owing[key.who] -= 1
+        if self._owing.get(key.who) == key:
+            del self._owing[key.who]
 
     def _never(self, key: Key) -> bool:
         """Whether a push cannot arrive any more."""

@@ -59,7 +59,7 @@ class Downpour:
             yield Send(roles.COORDINATOR, messages.Leave())
             return
         while (batch := (yield from self._next_batch())) is not None:
-            if self._settings.attends and not self._attending:
+            if self._attends and not self._attending:
                 yield from self._attend()
             if self._in_flight or self._too_old(self.step, self._tick):
                 yield from self._fetch()
@@ -123,8 +123,9 @@ class Downpour:
         self._busy = [0] * self._settings.slots
         self._unacknowledged: deque[list[int]] = deque()
         self._dropped: list[tuple[int, int]] = []
+        self._attends, self._in_rounds = self._settings.attends, self._settings.in_rounds
         self._attending, self._admitting = False, 0
-        self._expected = self._settings.in_rounds  # the first round waits for all, until they say otherwise
+        self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
         self._tick = self._floor = 0
         self._floors: dict[str, int] = {role: 0 for role, _ in own}
         self._bound = self._settings.staleness if self._settings.consistency == "bounded" else math.inf
@@ -192,7 +193,7 @@ class Downpour:
             self._take((yield RECEIVE))
         if not self._steps:
             self._based = self._versions
-        weight = computed.samples / self._settings.batch_size if self._settings.in_rounds else 1.0
+        weight = computed.samples / self._settings.batch_size if self._in_rounds else 1.0
         self.vectors.accrue(self._slot, not self._steps, weight)
         if self._settings.local_lr:
             self.vectors.descend(self._settings.local_lr)
@@ -212,7 +213,7 @@ class Downpour:
                 slot, part.start, part.stop, self.incarnation, self._clock, self._based[role], self._steps, self._accrued_samples, self._tick
             )  # fmt: skip
             yield Send(role, push, payload)
-        self._tick += self._settings.attends
+        self._tick += self._attends
         self._pushed += self._push_bytes
         self._steps = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
@@ -261,14 +262,22 @@ class Downpour:
     def _landed(self) -> Steps:
         while self._missing:
             self._take((yield RECEIVE))
+        if self._in_rounds:
+            yield from self._same_round()
         self._versions = dict(self._arrived)
         self._floor = min(self._floors.values())
-        if self._settings.in_rounds:
-            self._tick = self._floor  # rounds may have gone on without this replica
+
+    def _same_round(self) -> Steps:
+        """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this replica is in."""
+        while (newest := max(self._floors.values())) > min(self._floors.values()):
+            yield from self._request(self._landing, [part for role, part in self._parts if self._floors[role] < newest], newest)
+            while self._missing:
+                self._take((yield RECEIVE))
+        self._tick = newest
 
     def _too_old(self, step: int, tick: int) -> bool:
         """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks for newer ones."""
-        if self._settings.in_rounds:
+        if self._in_rounds:
             return not self._steps
         return step % self._settings.fetch_every == 0 or self._floor < tick - self._bound
 
@@ -296,6 +305,7 @@ class Downpour:
         if self._attending or self._expected:
             self._attending = self._expected = False
             for role, _ in self._parts:
+                self._missing += 1
                 yield Send(role, attendance.SitOut())
 
     # what arrives
@@ -317,10 +327,11 @@ class Downpour:
         if kind is messages.Fetched:
             self._missing -= 1
             self._arrived[arrival.sender] = event.version  # type: ignore[union-attr]
-            self._floors[arrival.sender] = event.floor  # type: ignore[union-attr]
+            if arrival.sender in self._floors:  # others hold nothing but frozen parameters
+                self._floors[arrival.sender] = event.floor  # type: ignore[union-attr]
         elif kind is messages.Pushed:
             self._acknowledged(arrival.sender, event)  # type: ignore[arg-type]
-        elif isinstance(event, messages.Initialised):
+        elif isinstance(event, messages.Initialised | attendance.Excused):
             self._missing -= 1
         elif isinstance(event, messages.Deal):
             self._portions.append(event.portion)

@@ -126,6 +126,10 @@ class Shard:
             if verdict.action == "hold":
                 self._pushes[key] = event, payload
                 return self._settle()
+            if verdict.action == "gather":
+                held.gather(sender, event.slot, payload, verdict.scale, average=False)
+                self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+                return [Send(sender, messages.Pushed(event.slot, event.clock, Version(incarnation, updates + 1))), *self._settle()]
             held.apply(sender, event.slot, payload, verdict.scale * learning_rate.factor(self._schedule, self.samples, self._total))
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
@@ -146,26 +150,26 @@ class Shard:
         held = self.held.frozen() if frozen else self.held.moving()
         return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self.policy.floor), held)]
 
-    def _settle(self) -> list[Effect]:
-        """Do what is due with the pushes that are held, then answer the fetches that waited for it."""
+    def _settle(self, short: bool = False) -> list[Effect]:
+        """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
         effects: list[Effect] = []
         if isinstance(self.policy, Rounds):
             effects += [Send(role, ruling) for ruling in self.policy.untold() for role in self._others]
-        while (due := self.policy.due()) is not None:
+        while (due := self.policy.due(short)) is not None:
             effects += self._drop(due) if isinstance(due, Drop) else self._update(due)
         return effects + self._let_go()
 
     def _update(self, due: Update) -> list[Effect]:
-        """One optimizer step with held pushes, read where they lie."""
+        """One optimizer step; held pushes are read where they lie."""
         incarnation, updates = self.version
         factor = learning_rate.factor(self._schedule, self.samples, self._total)
         taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         for key, weight, push, payload in taken:
-            self.held.gather(key.who, push.slot, payload, weight, due.average)
+            self.held.gather(key.who, push.slot, payload, weight, average=True)
             staleness = updates - push.version.updates
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-            self.samples += push.samples
-        self.held.step(factor)
+        self.held.step(factor, due.weight)
+        self.samples += due.samples
         self.version = Version(incarnation, updates + 1)
         return [Send(key.who, messages.Pushed(push.slot, key.clock, self.version)) for key, _, push, _ in taken]
 
@@ -183,8 +187,9 @@ class Shard:
         return effects
 
     def waits(self) -> dict[str, str]:
-        """Why each replica waits whose fetch is held here, in a sentence."""
-        return {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
+        """Why each replica waits whose push or fetch is held here, in a sentence."""
+        pushed = {key.who: self.policy.why(key) for key in self._pushes}
+        return pushed | {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
 
     # who takes part
 
@@ -194,7 +199,7 @@ class Shard:
         return asked + self._settle()
 
     def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
-        return self._without(sender, -1, died=False)
+        return [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())]
 
     def _gone(self, sender: str, event: attendance.Gone, payload: Payload | None) -> list[Effect]:
         return self._without(event.who, event.incarnation, died=True)
@@ -206,20 +211,21 @@ class Shard:
         return self._settle()
 
     def _rule(self, sender: str, event: attendance.Ruling, payload: Payload | None) -> list[Effect]:
-        if not isinstance(self.policy, Rounds):
-            raise RemoteProtocolError(f"{sender} rules a round, and this job is {type(self.policy).__name__.lower()}")
+        if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
+            raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
         self.policy.rule(event)
         return self._settle()
 
     def _snapshot(self, sender: str, event: messages.Snapshot, payload: Payload | None) -> list[Effect]:
+        made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()}}
-        return [Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
+        return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _saved(self, sender: str, event: events.Saved, payload: Payload | None) -> list[Effect]:
         return [Send(roles.COORDINATOR, messages.SnapshotDone(event.number, event.error))]
 
     def _describe(self, sender: str, event: messages.Describe, payload: Payload | None) -> list[Effect]:
-        return [Send(sender, messages.Description(self.version, self.samples, dict(self.staleness)))]
+        return [*self._settle(short=True), Send(sender, messages.Description(self.version, self.samples, dict(self.staleness)))]
 
     def _stop(self, sender: str, event: messages.Stop, payload: Payload | None) -> list[Effect]:
         return [End(event.reason)]

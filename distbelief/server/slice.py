@@ -27,8 +27,8 @@ class Slice(Protocol):
     def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
         """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this push's."""
 
-    def step(self, factor: float) -> None:
-        """Make one optimizer step with what was gathered."""
+    def step(self, factor: float, weight: float) -> None:
+        """Make one optimizer step with what was gathered, times a weight."""
 
     def moving(self) -> Payload:
         """The bytes of the moving range, as they are."""
@@ -154,11 +154,11 @@ class TorchSlice:
             else:
                 piece.working().add_(value)
 
-    def step(self, factor: float) -> None:
+    def step(self, factor: float, weight: float) -> None:
         """Make one optimizer step with what was gathered."""
         for piece in self._trained:
             assert piece.parameter is not None
-            piece.parameter.grad = piece.working()
+            piece.parameter.grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
         self._optimize(factor)
         for piece in self._carried:
             if self._average and piece.tensor.is_floating_point():
@@ -229,7 +229,7 @@ class PhantomSlice:
     def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
         """Nothing to add."""
 
-    def step(self, factor: float) -> None:
+    def step(self, factor: float, weight: float) -> None:
         """Nothing to step."""
 
     def moving(self) -> Payload:

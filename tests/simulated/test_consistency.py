@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +22,8 @@ from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchrono
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import Observed
+from distbelief.testing.witness import Lead, Witness
 from distbelief.transport.virtual import Weather
-
-_spec = importlib.util.spec_from_file_location("witness", Path(__file__).with_name("witness.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_witness = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_witness)
-Witness, Lead = _witness.Witness, _witness.Lead
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "600")), 50
 INSTANT = Weather(latency=0.0, bandwidth=float("inf"))
@@ -43,23 +35,15 @@ def smooth(dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
 
 
-def play(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Any]:
+def play(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Witness]:
     dtype = options.pop("dtype", torch.float32)
     task = options.pop("task", None) or plain.classes(lambda: smooth(dtype), samples=options.pop("samples", 43), dtype=dtype)
     job = Job(**{"task": task, "strategy": strategy, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options})
-    run = observed(job, cluster)
+    run = Observed(job, cluster)
     witness = Witness(run)
     run.simulation.run()
     witness.finish(run.outcome, run.simulation.killed)
     return run, witness
-
-
-def observed(job: Job, cluster: Simulated | None = None) -> Observed:
-    """A run without the rules of Downpour: those of every consistency are the witness's."""
-    run = Observed(job, cluster)
-    run.simulation.network.before_send = run.simulation.network.watch = lambda *_: None
-    run.simulation._plan_crashes()
-    return run
 
 
 def summary(run: Observed) -> dict[str, Any]:
@@ -69,7 +53,7 @@ def summary(run: Observed) -> dict[str, Any]:
     return made.result()
 
 
-def union_sgd(plain: SimpleNamespace, witness: Any, task: Task, optimizer: str, lr: float, seed: int = 0, batch_size: int = 4) -> torch.Tensor:
+def union_sgd(plain: SimpleNamespace, witness: Witness, task: Task, optimizer: str, lr: float, seed: int = 0, batch_size: int = 4) -> torch.Tensor:
     """Plain PyTorch on the union batch of each round: the vector at the end."""
     torch.manual_seed(seed)
     model, data = task.model().train(), task.train()
@@ -200,10 +184,32 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
         assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), f"{backups} backup workers"
         for seed in range(4):
             job = Job(task=points(100), strategy=Synchronous(100, 1, backup_workers=backups), batch_size=1, seed=seed)
-            run = observed(job, Simulated(weather=INSTANT, pace=pace, phantom=True))
+            run = Observed(job, Simulated(weather=INSTANT, pace=pace, phantom=True))
             witness = Witness(run)
             run.simulation.run()
             assert witness.moments["shard 0", 1] == pytest.approx(draws[seed][99 - backups], abs=1e-9)
+
+
+def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard(plain: SimpleNamespace) -> None:
+    """Also after a round that was made without its replica, when some shards have made the next and others have not."""
+    stormy = Simulated(weather=Weather(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2), pace=Pace(spread="exponential"))
+    _, witness = play(plain, Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
+    assert len(witness.dropped) > 20
+    for who, clock in witness.pushes:
+        versions = {witness.sent_pushes[who, shard, clock][0].version.updates for shard in witness.shards}
+        assert len(versions) == 1, f"push {clock} of {who} was computed on rounds {versions}"
+
+
+def test_rounds_are_made_where_a_shard_holds_nothing_but_frozen_parameters(plain: SimpleNamespace) -> None:
+    def model() -> nn.Module:
+        small = nn.Sequential(nn.Linear(6, 60), nn.Linear(60, 3), nn.Linear(3, 3, bias=False))
+        small[0].requires_grad_(False)
+        small[1].requires_grad_(False)
+        return small
+
+    for strategy in (Synchronous(3, 4, backup_workers=1), Bounded(3, 4, staleness=0)):
+        run, witness = play(plain, strategy, UNEVEN, task=plain.classes(model, samples=43))
+        assert (run.outcome, len(witness.shards)) == ("done", 1)
 
 
 # softsync
@@ -235,6 +241,30 @@ def test_softsync_updates_after_every_floor_of_replicas_by_n_pushes(plain: Simpl
     assert set(sizes) <= set(range(1, size + 1))
 
 
+def test_softsync_waits_for_nobody(plain: SimpleNamespace) -> None:
+    """With one replica out of four 50 times slower: the other three do nearly all, at their own pace."""
+    slow, options = Simulated(weather=INSTANT, pace=Pace(spread="constant", slow={1: 50.0})), {"samples": 803}
+    seconds = [play(plain, kind, slow, **options)[0].simulation.clock.now() for kind in (Downpour(4, 2), Softsync(4, 2, n=1))]
+    assert seconds[1] < 1.05 * seconds[0]
+
+
+def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleNamespace) -> None:
+    """An update that has not all its pushes yet is made at once, with those that it has."""
+    run = Observed(Job(task=plain.classes(lambda: smooth(torch.float32)), strategy=Softsync(4, 1, n=1), batch_size=4, evaluate_every=0), UNEVEN)
+    shard, acknowledged, short = run.simulation.shards[0], [], []
+
+    def sent(_sender: str, _to: str, message: Any) -> None:
+        if isinstance(message, messages.Pushed):
+            acknowledged.append(message.version.updates)
+            if len(acknowledged) == 6:
+                shard.handle("coordinator", messages.Snapshot(9), None)
+                short.append(shard.version.updates)
+
+    run.simulation.network.before_send = sent
+    run.simulation.run()
+    assert short == [acknowledged[5]]
+
+
 # bounded
 
 
@@ -243,7 +273,7 @@ def test_softsync_updates_after_every_floor_of_replicas_by_n_pushes(plain: Simpl
 def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(plain: SimpleNamespace, bound: int, options: dict[str, int]) -> None:
     strategy = Bounded(4, 3, staleness=bound, warm_start_steps=5, **options)
     job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=203), strategy=strategy, batch_size=2, epochs=2, evaluate_every=0)
-    run = observed(job, UNEVEN)
+    run = Observed(job, UNEVEN)
     witness, lead = Witness(run), Lead(run, bound)
     run.simulation.run()
     witness.finish(run.outcome, [])
@@ -254,7 +284,7 @@ def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(plain: Simp
 
 def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
     job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=203), strategy=Bounded(4, 3, staleness=10**6), batch_size=2, evaluate_every=0)
-    run = observed(job, UNEVEN)
+    run = Observed(job, UNEVEN)
     lead = Lead(run, 10**6)
     run.simulation.run()
     assert lead.most > 5
@@ -272,7 +302,7 @@ def test_an_infinite_bound_is_downpour(plain: SimpleNamespace, options: dict[str
 
 def test_a_fetch_holds_all_own_pushes_made_before_it_was_asked(plain: SimpleNamespace) -> None:
     job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=83), strategy=Bounded(3, 2, staleness=2), batch_size=2, evaluate_every=0)
-    run = observed(job, UNEVEN)
+    run = Observed(job, UNEVEN)
     asked: dict[tuple[str, str], int] = {}
     pushed: dict[str, int] = {}
     seen: dict[tuple[str, str], int] = {}
@@ -373,6 +403,7 @@ def draw(seed: int) -> tuple[Strategy, dict[str, Any], Simulated]:
     else:
         strategy = Downpour(replicas, shards, optimizer, staleness_scaling=scaling, **cadence)
     options = {"samples": chance.randint(4, 60), "batch_size": pick((2, 3, 8)), "epochs": pick((1, 2, 3)), "seed": seed}
+    options |= {"evaluate_every": pick((0, 1)), "checkpoint_every": pick((0, 1)), "lr_schedule": pick(("constant", "linear"))}
     weather = Weather(
         latency=pick((0.0, 50e-6, 5e-3)),
         bandwidth=pick((1e5, 1e9)),
@@ -399,17 +430,19 @@ TWINS: dict[str, Any] = {
 }
 
 
-def twin(witness: Any, shard: str, strategy: Any, batch_size: int) -> torch.Tensor:
+def twin(witness: Witness, shard: str, strategy: Any, job: Job) -> torch.Tensor:
     """What plain `torch.optim` makes of the updates of a shard, weighted by hand."""
     parameter = nn.Parameter(witness.initial[shard].view(torch.float32).clone())
     optimizer = TWINS[strategy.optimizer.name]([parameter])
+    applied, total = 0, witness.plan.samples * job.epochs
     for version, group in sorted(witness.groups[shard].items()):
         pushes = [witness.sent_pushes[who, shard, clock] for who, clock in group]
         values = [payload.view(torch.float32) for _, payload in pushes]
         scales = [SCALES[getattr(strategy, "staleness_scaling", "none")](version - 1 - push.version.updates) for push, _ in pushes]
-        rate = 0.02
+        rate = 0.02 * (1 - min(1.0, applied / total) if job.lr_schedule == "linear" else 1)
+        applied += sum(push.samples for push, _ in pushes)
         if isinstance(strategy, Synchronous):
-            parameter.grad = sum(values) * batch_size / sum(push.samples for push, _ in pushes)  # type: ignore[assignment]
+            parameter.grad = sum(values) * job.batch_size / sum(push.samples for push, _ in pushes)  # type: ignore[assignment]
         elif isinstance(strategy, Softsync):
             parameter.grad = sum(v * s for v, s in zip(values, scales, strict=True)) / len(values)  # type: ignore[assignment]
         else:
@@ -425,8 +458,8 @@ def hold(plain: SimpleNamespace, seed: int) -> None:
     strategy, options, cluster = draw(seed)
     samples = options.pop("samples")
     task = plain.classes(lambda: smooth(torch.float32), samples=samples)
-    job = Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0, **options)
-    run = observed(job, cluster)
+    job = Job(task=task, strategy=strategy, **options)
+    run = Observed(job, cluster)
     witness = Witness(run)
     if isinstance(strategy, Bounded):
         Lead(run, strategy.staleness)
@@ -446,7 +479,7 @@ def hold(plain: SimpleNamespace, seed: int) -> None:
         )
         if role in witness.initial:
             held = shard.held.moving().view(torch.float32)  # type: ignore[attr-defined]
-            torch.testing.assert_close(held, twin(witness, role, strategy, options["batch_size"]), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(held, twin(witness, role, strategy, job), rtol=1e-3, atol=1e-4)
         if isinstance(strategy, Synchronous) and not died and role in witness.shards:
             assert witness.groups[role] == witness.groups[witness.shards[0]]
 

@@ -41,6 +41,7 @@ class Witness:
         attach(self.network, self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
         if isinstance(message, messages.Welcome):
             self.plan = message.plan
         elif isinstance(message, messages.Deal):
@@ -80,6 +81,7 @@ class Witness:
             self.applied[shard][minibatch] += 1
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
         if isinstance(message, messages.Push):
             now = self.network.endpoints[sender].arena.gradients
             payload = self.sent_pushes[sender, to, message.clock][1]
@@ -138,6 +140,7 @@ class Lead:
         worker.compute = watched
 
     def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
         if isinstance(message, attendance.Attend) and message.tick >= 0:
             self.ticks[sender] = self.begun[sender] = message.tick
         elif isinstance(message, attendance.SitOut):
@@ -146,6 +149,7 @@ class Lead:
             self.ticks[sender] = message.tick + 1
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
         if isinstance(message, messages.Push):
             self.applied[sender, to] = message.tick + 1
 
