@@ -152,13 +152,15 @@ def _names(found: Mapping[str, list[Source]]) -> list[str]:
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:
     """The options that only other strategies or commands have, and which."""
-    found: dict[str, str] = {}
+    having: dict[str, list[str]] = {}
+    for other in STRATEGIES:
+        for name in _names(groups(command, other)):
+            having.setdefault(name, []).append(other)
+    found = {name: f"strategy {' or '.join(others)}" for name, others in having.items() if strategy not in others}
     for other_command in ("train", "simulate", "launch"):
         for other in STRATEGIES:
-            if (other_command, other) != (command, strategy):
-                where = f"strategy {other}" if other_command == command else f"distbelief {other_command}"
-                for name in _names(groups(other_command, other)):
-                    found.setdefault(name, where)
+            for name in _names(groups(other_command, other)):
+                found.setdefault(name, f"distbelief {other_command}")
     return found
 
 
