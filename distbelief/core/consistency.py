@@ -83,6 +83,11 @@ class Policy:
     def __init__(self, scaling: str = "none") -> None:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
 
+    @property
+    def decides(self) -> bool:
+        """Whether it need be asked: without a scaling nothing is ever different."""
+        return type(self) is not Policy or self._scaling is not None
+
     def attend(self, who: str, incarnation: int, tick: int) -> int:
         """A replica takes part from `tick` on, or asks from where on (-1); returns that tick."""
         return 0

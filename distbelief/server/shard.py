@@ -38,6 +38,7 @@ class Shard:
         self.staleness: dict[int, int] = {}
         self.ledger = Ledger()
         self.policy = Policy()
+        self._asks = False
         self._pushes: dict[Key, tuple[messages.Push, Payload]] = {}
         self._fetches: dict[tuple[str, int, int], messages.Fetch] = {}
         self._others: list[str] = []
@@ -86,6 +87,7 @@ class Shard:
             self._others = [roles.shard(i) for i, own in enumerate(event.plan.assignments) if i != self.index and own.moving.size]
         else:
             self.policy = policy_of(settings)
+        self._asks = self.policy.decides
         self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
         if event.checkpoint:
             return [Load(event.checkpoint, event.plan, self.index)]
@@ -115,36 +117,36 @@ class Shard:
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
         if noted.action == "refuse":
             return []
-        effects: list[Effect] = []
         if noted.action == "apply":
             incarnation, updates = self.version
             staleness = updates - event.version.updates
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
-            key = Key(sender, event.incarnation, event.clock)
-            verdict = self.policy.push(key, event.tick, event.samples, staleness)
-            if verdict.action == "hold":
-                self._pushes[key] = event, payload
-                return self._settle()
-            if verdict.action == "gather":
-                held.gather(sender, event.slot, payload, verdict.scale, average=False)
-                self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-                return [Send(sender, messages.Pushed(event.slot, event.clock, Version(incarnation, updates + 1))), *self._settle()]
-            held.apply(sender, event.slot, payload, verdict.scale * learning_rate.factor(self._schedule, self.samples, self._total))
+            factor = learning_rate.factor(self._schedule, self.samples, self._total)
+            if self._asks:
+                key = Key(sender, event.incarnation, event.clock)
+                verdict = self.policy.push(key, event.tick, event.samples, staleness)
+                if verdict.action == "hold":
+                    self._pushes[key] = event, payload
+                    return self._settle()
+                if verdict.action == "gather":
+                    held.gather(sender, event.slot, payload, verdict.scale, average=False)
+                    self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+                    return [Send(sender, messages.Pushed(event.slot, event.clock, Version(incarnation, updates + 1))), *self._settle()]
+                factor *= verdict.scale
+            held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-            if self._fetches:
-                effects = self._let_go()
-        elif Key(sender, event.incarnation, event.clock) in self._pushes:
+        elif self._pushes and Key(sender, event.incarnation, event.clock) in self._pushes:
             return []
-        effects.insert(0, Send(sender, messages.Pushed(event.slot, event.clock, self.version)))
-        return effects
+        pushed: Effect = Send(sender, messages.Pushed(event.slot, event.clock, self.version))
+        return [pushed, *self._let_go()] if self._fetches else [pushed]
 
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
         frozen = self._which(sender, start, stop)
-        if not frozen and self.policy.fetch(sender, event.tick).action == "hold":
+        if self._asks and not frozen and self.policy.fetch(sender, event.tick).action == "hold":
             self._fetches[sender, start, event.slot] = event
             return []
         held = self.held.frozen() if frozen else self.held.moving()
