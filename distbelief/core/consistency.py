@@ -113,6 +113,10 @@ class Policy:
         """Why a held push waits."""
         return ""
 
+    def slowest(self) -> list[str]:
+        """The replicas for which everybody waits here."""
+        return []
+
 
 class _Members(Policy):
     """A policy that knows who takes part, and at which tick."""
@@ -184,7 +188,7 @@ class Bounded(_Members):
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
     >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0), policy.push(Key("replica 0", 0, 2), 1, 8, 0)
     >>> policy.fetch("replica 0", 1).action, policy.fetch("replica 0", 2).reason
-    ('answer', 'tick 2 may begin when all are at tick 1 or later (--staleness 1); replica 1 is at 0')
+    ('answer', 'tick 2 may begin when all are at tick 1 or later (--staleness 1); the slowest is at 0')
     """
 
     def __init__(self, bound: int, scaling: str) -> None:
@@ -205,9 +209,12 @@ class Bounded(_Members):
         needed = tick - self._bound
         if self.floor >= needed or who not in self.members:
             return ANSWER
-        slowest = min(self.members, key=self.members.__getitem__)
-        where = f"{slowest} is at {self.members[slowest]}"
+        where = f"the slowest is at {self.floor}"
         return Verdict("hold", f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}")
+
+    def slowest(self) -> list[str]:
+        """Those that are no further than all."""
+        return [who for who, tick in self.members.items() if tick <= self.floor]
 
     def _rise(self) -> None:
         if self.members:

@@ -13,6 +13,8 @@ from distbelief.core.attendance import Ruling
 from distbelief.core.consistency import ANSWER, Drop, Key, Policy, Update, Verdict
 from distbelief.core.settings import Settings
 
+HELD = Verdict("hold", "its own push is in no round yet")
+
 
 class Rounds(Policy):
     """The policy of one shard in a synchronous job; its floor is the number of rounds it has made.
@@ -26,8 +28,9 @@ class Rounds(Policy):
 
     >>> policy = Rounds(Settings(replicas=2, batch_size=8), rules=True)
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
-    >>> policy.push(Key("replica 0", 0, 1), 0, 8, 0).reason, policy.due()
-    ('round 0 has 1 of 2 gradients; it waits for replica 1', None)
+    >>> key = Key("replica 0", 0, 1)
+    >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()
+    ('hold', None, 'round 0 has 1 of 2 gradients', ['replica 1'])
     >>> _ = policy.push(Key("replica 1", 0, 1), 0, 4, 0); policy.due().samples
     12
     """
@@ -85,23 +88,29 @@ class Rounds(Policy):
             self._reject(key)
         elif self._rules:
             self._fresh[key.who] = key
-        verdict = Verdict("hold", self.why(key))
         self._decide()
-        return verdict
+        return HELD
 
     def why(self, key: Key) -> str:
         """Why a held push waits: for the round, for the ruling, or for the other pushes of its round to be here."""
         if key in self._dropping:
             return "its round was made without it"
         if self._queue and key in self._queue[0].taken:
-            missing = ", ".join(other.who for other in self._queue[0].taken if other not in self._here)
-            return f"round {self._queue[0].round} waits here for the push of {missing}"
-        return self._state() if self._rules else f"round {self.floor} is not ruled yet"
+            return f"round {self._queue[0].round} is ruled, and not all of its gradients are here"
+        if not self._rules:
+            return f"round {self.floor} is not ruled yet"
+        return f"round {self._decided} has {len(self._fresh)} of {min(self._most, len(self._members | self._fresh.keys()))} gradients"
+
+    def slowest(self) -> list[str]:
+        """Those whose gradients are missing, as far as this shard knows."""
+        if self._queue:
+            return [key.who for key in self._queue[0].taken if key not in self._here]
+        return sorted(self._members - self._fresh.keys(), key=roles.index_of) if self._rules else []
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Answer with the parameters of round `tick`, and never between a push and its round."""
         if who in self._owing:
-            return Verdict("hold", self.why(self._owing[who]))
+            return HELD
         if self.floor < tick:
             return Verdict("hold", f"{tick} rounds must be made first, {self.floor} are")
         return ANSWER
@@ -144,7 +153,7 @@ class Rounds(Policy):
 
     def _decide(self) -> None:
         """Where this shard rules: close the round once it has all that it waits for."""
-        if not (self._rules and self._fresh):
+        if not self._fresh or len(self._fresh) < min(self._most, len(self._members)):
             return
         wanted = min(self._most, len(self._members | self._fresh.keys()))
         if len(self._fresh) >= wanted:
@@ -169,9 +178,3 @@ class Rounds(Policy):
     def _never(self, key: Key) -> bool:
         """Whether a push cannot arrive any more."""
         return key.incarnation < self._known.get(key.who, 0) or key.incarnation <= self._dead.get(key.who, -1)
-
-    def _state(self) -> str:
-        missing = sorted(self._members - self._fresh.keys(), key=roles.index_of)
-        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        have = f"round {self._decided} has {len(self._fresh)} of {min(self._most, len(self._fresh) + len(missing))} gradients"
-        return f"{have}; it waits for {named}" if missing else have

@@ -117,12 +117,13 @@ class Shard:
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
         if noted.action == "refuse":
             return []
+        freed: list[Effect] = []
         if noted.action == "apply":
             incarnation, updates = self.version
             staleness = updates - event.version.updates
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
-            factor = learning_rate.factor(self._schedule, self.samples, self._total)
+            floor, factor = self.policy.floor, learning_rate.factor(self._schedule, self.samples, self._total)
             if self._asks:
                 key = Key(sender, event.incarnation, event.clock)
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
@@ -138,10 +139,11 @@ class Shard:
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
+            if self.policy.floor > floor:
+                freed = self._let_go()
         elif self._pushes and Key(sender, event.incarnation, event.clock) in self._pushes:
             return []
-        pushed: Effect = Send(sender, messages.Pushed(event.slot, event.clock, self.version))
-        return [pushed, *self._let_go()] if self._fetches else [pushed]
+        return [Send(sender, messages.Pushed(event.slot, event.clock, self.version)), *freed]
 
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
@@ -157,9 +159,10 @@ class Shard:
         effects: list[Effect] = []
         if isinstance(self.policy, Rounds):
             effects += [Send(role, ruling) for ruling in self.policy.untold() for role in self._others]
+        made: list[Effect] = []
         while (due := self.policy.due(short)) is not None:
-            effects += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        return effects + self._let_go()
+            made += self._drop(due) if isinstance(due, Drop) else self._update(due)
+        return effects + made + self._let_go() if made else effects
 
     def _update(self, due: Update) -> list[Effect]:
         """One optimizer step; held pushes are read where they lie."""
@@ -190,15 +193,18 @@ class Shard:
 
     def waits(self) -> dict[str, str]:
         """Why each replica waits whose push or fetch is held here, in a sentence."""
-        pushed = {key.who: self.policy.why(key) for key in self._pushes}
-        return pushed | {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
+        held = {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
+        held |= {key.who: self.policy.why(key) for key in self._pushes}
+        slowest = self.policy.slowest() if held else []
+        named = ", ".join(slowest[:3]) + (f" and {len(slowest) - 3} more" if len(slowest) > 3 else "")
+        return {who: f"{reason}: waits for {named}" if named else reason for who, reason in held.items()}
 
     # who takes part
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
         tick = self.policy.attend(sender, event.incarnation, event.tick)
         asked: list[Effect] = [Send(sender, attendance.Admitted(tick))] if event.tick < 0 else []
-        return asked + self._settle()
+        return asked + self._settle() + self._let_go()
 
     def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
         return [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())]
@@ -210,7 +216,7 @@ class Shard:
         if died and not 0 <= incarnation < self.ledger.clocks.get(who, (0, 0))[0]:
             self._fetches = {key: event for key, event in self._fetches.items() if key[0] != who}
         self.policy.leave(who, incarnation, died)
-        return self._settle()
+        return self._settle() + self._let_go()
 
     def _rule(self, sender: str, event: attendance.Ruling, payload: Payload | None) -> list[Effect]:
         if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
