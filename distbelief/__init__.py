@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.job import Job
     from distbelief.runtime.loop import join
-    from distbelief.strategy import Downpour, Single
+    from distbelief.strategy import Bounded, Downpour, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.virtual import Weather
 
@@ -39,8 +39,7 @@ _PLACES = {
     "Weather": "transport.virtual",
     "evaluate": "cluster.evaluate",
     "Job": "job",
-    "Downpour": "strategy",
-    "Single": "strategy",
+    **dict.fromkeys(("Bounded", "Downpour", "Single", "Softsync", "Synchronous"), "strategy"),
     "optim": "core.settings",
     "join": "runtime.loop",
     "Task": "tasks",
@@ -49,8 +48,9 @@ _PLACES = {
 }
 
 __all__ = [
-    "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Simulated", "Single", "Task",
-    "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join", "optim", "run", "tasks",
+    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Simulated", "Single",
+    "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join", "optim",
+    "run", "tasks",
 ]  # fmt: skip
 
 

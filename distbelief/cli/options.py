@@ -101,11 +101,12 @@ def fields_of(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[An
 
 def documents(kind: type) -> dict[str, str]:
     """The docstring of each field of a dataclass, from its source."""
-    [body] = [node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)]
     found = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    for part in [part for part in kind.__mro__[::-1] if dataclasses.is_dataclass(part)]:
+        [body] = [node.body for node in ast.parse(inspect.getsource(part)).body if isinstance(node, ast.ClassDef)]
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
     return found
 
 
@@ -163,13 +164,15 @@ def _names(found: Mapping[str, list[Source]]) -> list[str]:
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:
     """The options that only other strategies or commands have, and which."""
-    found: dict[str, str] = {}
+    having: dict[str, list[str]] = {}
+    for other in STRATEGIES:
+        for name in _names(groups(command, other)):
+            having.setdefault(name, []).append(other)
+    found = {name: f"strategy {' or '.join(others)}" for name, others in having.items() if strategy not in others}
     for other_command in ("train", "simulate", "launch"):
         for other in STRATEGIES:
-            if (other_command, other) != (command, strategy):
-                where = f"strategy {other}" if other_command == command else f"distbelief {other_command}"
-                for name in _names(groups(other_command, other)):
-                    found.setdefault(name, where)
+            for name in _names(groups(other_command, other)):
+                found.setdefault(name, f"distbelief {other_command}")
     return found
 
 

@@ -171,7 +171,11 @@ class _Process:
         self.player = shard = Shard(roles.index_of(self.role), self._slice)
         self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         self._listen()
-        self.endpoint.connect(roles.COORDINATOR, self._meet()[roles.COORDINATOR])
+        addresses = self._meet()
+        self.endpoint.connect(roles.COORDINATOR, addresses[roles.COORDINATOR])
+        if self.spec.settings.in_rounds:
+            for other in range(roles.index_of(self.role)):  # one of them rules the rounds
+                self.endpoint.connect(roles.shard(other), addresses[roles.shard(other)])
         self.endpoint.send(roles.COORDINATOR, messages.Here())
         self.driver.run()
 

@@ -36,6 +36,10 @@ class Lives:
             raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
         self._here[role] = incarnation
 
+    def absent(self) -> dict[str, int]:
+        """The roles of which no life is there, and the last that was."""
+        return {role: life for role, life in self._gone.items() if life >= self._here.get(role, 0)}
+
     def end(self, role: str, incarnation: int, died: bool) -> bool:
         """A life is over (-1: the one that is there, or the next where none is); whether that is news, and no later life is there."""
         if incarnation < 0:

@@ -34,9 +34,6 @@ class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):
     stop: int
 
 
-# any role to any, first on a link
-
-
 class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of parameters."""
 
@@ -67,21 +64,20 @@ class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a replica has done since its last report; `wants` asks for a portion."""
+    """What a replica has done since its last report; `wants` asks for a portion. Of each `dropped` push: after how many of `steps`, and its steps."""
 
     steps: int
     """Steps whose pushes all shards acknowledged."""
     samples: int
     pushes: int
     loss: float
-    """Sum over the steps computed since the last report."""
+    """Sum over the `losses` steps computed since the last report."""
     losses: int
-    """How many steps that sum covers."""
     pushed: int
-    """Bytes pushed."""
+    """Bytes, as are those `fetched`."""
     fetched: int
-    """Bytes fetched."""
     wants: bool
+    dropped: tuple[tuple[int, int], ...] = ()
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -197,7 +193,7 @@ class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value."""
+    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`: see `core/consistency`."""
 
     incarnation: int
     clock: int
@@ -205,14 +201,16 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """The version of this shard from which the oldest of the accrued gradients was computed."""
     steps: int
     samples: int
+    tick: int = 0
 
 
 class Fetch(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Send bytes [start, stop) into my parameter vector `slot`."""
+    """Send bytes [start, stop) into my parameter vector `slot`, once the consistency lets the step of `tick` begin."""
 
     slot: int
     start: int
     stop: int
+    tick: int = 0
 
 
 # shard to replica
@@ -225,18 +223,20 @@ class Initialised(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A push was applied, or had been before; its slot may be written again."""
+    """A push of an `incarnation` is in this version of the shard, or was `dropped` as too late for its round; its slot may be written again."""
 
     slot: int
     clock: int
     version: Version
-    """The version of the shard with this push in it."""
+    dropped: bool = False
+    incarnation: int = 0
 
 
 class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The parameters as of a version; they lie in the slot that was asked for."""
+    """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked for."""
 
     version: Version
+    floor: int = 0
 
 
 Wired = (

@@ -89,20 +89,46 @@ class Dealer:
         if steps < 0:
             raise RemoteProtocolError(f"{who} reports {steps} steps")
         completed: list[int] = []
-        held = self._held.get(who, deque())
-        while steps:
-            if not held:
-                raise RemoteProtocolError(f"{who} reports {steps} more steps than it was dealt")
-            portion = held.popleft()
-            taken = min(steps, portion.count)
-            if taken < portion.count:
-                held.appendleft(Portion(portion.epoch, portion.first + taken, portion.count - taken))
-            steps -= taken
-            self._left[portion.epoch] -= taken
+        for portion in self._next(who, steps):
+            self._left[portion.epoch] -= portion.count
             if not self._left[portion.epoch]:
                 del self._left[portion.epoch]
                 completed.append(portion.epoch)
         return completed
+
+    def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> list[int]:
+        """Note what became of a replica's next minibatches: `steps` of them are applied, and after `at` of these, `vain` were computed in vain, for
+        each (at, vain) of `dropped`; those are dealt again, before any others. Returns the epochs that this completes.
+
+        Raises:
+            RemoteProtocolError: more steps than the replica was dealt.
+
+        >>> dealer = Dealer(batches=2, epochs=1, replicas=1)
+        >>> _ = dealer.deal("replica 0"), dealer.deal("replica 0")
+        >>> dealer.report("replica 0", 1, ((0, 1),)), dealer.deal("replica 1")
+        ([], Portion(epoch=0, first=0, count=1))
+        """
+        completed: list[int] = []
+        past = 0
+        for at, vain in dropped:
+            completed += self.done(who, at - past)
+            past = at
+            self._again.extend(self._next(who, vain))
+        return completed + self.done(who, steps - past)
+
+    def _next(self, who: str, steps: int) -> list[Portion]:
+        """Take the next minibatches from what a replica holds."""
+        held, taken = self._held.get(who, deque()), []
+        while steps:
+            if not held:
+                raise RemoteProtocolError(f"{who} reports {steps} more steps than it was dealt")
+            portion = held.popleft()
+            count = min(steps, portion.count)
+            if count < portion.count:
+                held.appendleft(Portion(portion.epoch, portion.first + count, portion.count - count))
+            taken.append(Portion(portion.epoch, portion.first, count))
+            steps -= count
+        return taken
 
     def held(self, who: str) -> int:
         """How many minibatches a replica was dealt and has not done."""

@@ -37,6 +37,8 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
     loss: float | None
     pushed: int
     fetched: int
+    dropped: int = 0
+    """Pushes that were too late for their round, and whose minibatches are dealt again."""
 
 
 class EpochDone(Record, frozen=True, tag=True, gc=False):

@@ -39,9 +39,14 @@ def optim(name: str, lr: float | None = None, **options: float | bool | tuple[fl
     return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options)
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """The settings of one Downpour job, as DESIGN's words name them."""
+STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
+
+class Settings(msgspec.Struct, frozen=True):
+    """The settings of one job, as DESIGN's words name them."""
+
+    consistency: str = "downpour"
+    """What may be stale: the name of the strategy (`core/consistency`)."""
     replicas: int = 2
     shards: int = 2
     epochs: int = 1
@@ -59,6 +64,14 @@ class Settings(msgspec.Struct, frozen=True):
     read_in_place: bool = False
     """Replicas read the shards' memory itself, torn, and fetch nothing."""
     warm_start_steps: int = 0
+    backup_workers: int = 0
+    """Replicas whose gradients a synchronous round does not wait for."""
+    n: int = 1
+    """Softsync: one update for every floor(members / n) pushes."""
+    staleness: int = 3
+    """Bounded: how many clocks a step may begin ahead of the slowest."""
+    staleness_scaling: str = "none"
+    """How the learning rate of a push falls with its staleness."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
@@ -76,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True):
             UsageError: naming the option, its value and what it may be.
         """
         least = {"replicas": 1, "shards": 1, "epochs": 1, "batch_size": 1, "push_every": 1, "fetch_every": 1, "warm_start_steps": 0,
-                 "evaluate_every": 0, "checkpoint_every": 0, "keep_checkpoints": 1, "restarts": 0,
+                 "evaluate_every": 0, "checkpoint_every": 0, "keep_checkpoints": 1, "restarts": 0, "backup_workers": 0, "n": 1, "staleness": 0,
                  "clip_norm": 0, "local_lr": 0, "target_accuracy": 0}  # fmt: skip
         for name, bound in least.items():
             value = getattr(self, name)
@@ -94,7 +107,23 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more")
         if self.target_accuracy and not self.evaluate_every:
             raise UsageError("--target-accuracy needs evaluations: set --evaluate-every to 1 or more")
+        if self.backup_workers >= self.replicas:
+            raise UsageError(f"--backup-workers {self.backup_workers} of {self.replicas} replicas: at least one must be left that a round waits for")
+        if self.n > self.replicas:
+            raise UsageError(f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an update")
+        if self.staleness_scaling not in STALENESS_SCALINGS:
+            raise unknown("staleness scaling", self.staleness_scaling, STALENESS_SCALINGS)
         learning_rate.check(self.lr_schedule)
+
+    @property
+    def attends(self) -> bool:
+        """Whether shards must know which replicas take part."""
+        return self.consistency in ("synchronous", "softsync", "bounded")
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether all replicas make one update together."""
+        return self.consistency == "synchronous"
 
     @property
     def slots(self) -> int:
@@ -129,3 +158,8 @@ class Plan(msgspec.Struct, frozen=True):
     def total_samples(self) -> int:
         """Samples of the whole job."""
         return self.samples * self.settings.epochs
+
+    @property
+    def ruler(self) -> int:
+        """The shard that rules the rounds: the first that holds anything."""
+        return next(i for i, own in enumerate(self.assignments) if own.moving.size)

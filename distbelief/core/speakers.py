@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core import events, messages, roles
+from distbelief.core import attendance, events, messages, roles
 from distbelief.errors import RemoteProtocolError
 
 SPEAKERS: Mapping[type, tuple[str, ...]] = {
@@ -16,6 +16,10 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     messages.Initialise: ("replica",),
     messages.Push: ("replica",),
     messages.Fetch: ("replica", roles.EVALUATOR),
+    attendance.Attend: ("replica",),
+    attendance.SitOut: ("replica",),
+    attendance.Ruling: ("shard",),
+    attendance.Gone: (roles.COORDINATOR,),
     messages.Here: ("shard",),
     messages.Restored: ("shard",),
     messages.SnapshotDone: ("shard",),

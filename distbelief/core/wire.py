@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from distbelief.core.attendance import Attendance
 from distbelief.core.messages import Message, Wired
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
@@ -19,7 +20,7 @@ MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired).decode
+_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance).decode
 
 
 def encode(message: Message) -> bytes:

@@ -59,7 +59,7 @@ class Summary:
         self.replicas: dict[int, Replica] = {}
         self.history: list[dict[str, Any]] = []
         self.applied: dict[str, records.Applied] = {}
-        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = 0
+        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = 0
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
         self.reached: dict[str, Any] | None = None
@@ -111,6 +111,7 @@ class Summary:
         self._counted += record.samples
         self.pushed += record.pushed
         self.fetched += record.fetched
+        self.dropped += record.dropped
         self.seconds = self._training(seconds)
         if record.loss is not None:
             self._loss.add(record.loss, max(record.steps, 1))
@@ -175,7 +176,7 @@ class Summary:
                 {"id": index, "steps": one.steps, "samples": one.samples, "pushes": one.pushes, "lost": one.lost}
                 for index, one in sorted(known.items())
             ],
-            "dropped": 0,
+            "dropped": self.dropped,
             "history": self.history,
             "versions": self.job.get("versions") or versions(),
             "outcome": self.outcome,

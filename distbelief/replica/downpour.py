@@ -2,6 +2,8 @@
 
 Beside the paper's listing: gradients are pushed after every `push_every` steps, so that each push holds as many (the listing pushes one at step 0),
 and a fetch lands only between steps. With `prefetch` the fetch for the next step is in flight while this one computes, and pushes are not waited for.
+Where the consistency needs it, a replica tells the shards when it takes part and when it sits out, and pushes and fetches name their tick; in rounds
+each gradient of a push is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-from distbelief.core import events, messages, roles
+from distbelief.core import attendance, events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
 from distbelief.core.layout import Range
 from distbelief.core.messages import Version
@@ -57,9 +59,11 @@ class Downpour:
             yield Send(roles.COORDINATOR, messages.Leave())
             return
         while (batch := (yield from self._next_batch())) is not None:
-            if self.step % self._settings.fetch_every == 0:
+            if self._attends and not self._attending:
+                yield from self._attend()
+            if self._in_flight or self._too_old(self.step, self._tick):
                 yield from self._fetch()
-            if self._settings.prefetch and (self.step + 1) % self._settings.fetch_every == 0:
+            if self._settings.prefetch and self._too_old(self.step + 1, self._next_tick):
                 yield from self._ask_ahead()
             computed: Computed | None = yield Compute(batch)
             if computed is None:
@@ -132,6 +136,13 @@ class Downpour:
         self._clock = self._slot = 0
         self._busy = [0] * self._settings.slots
         self._unacknowledged: deque[list[int]] = deque()
+        self._dropped: list[tuple[int, int]] = []
+        self._attends, self._in_rounds = self._settings.attends, self._settings.in_rounds
+        self._attending, self._admitting = False, 0
+        self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
+        self._tick = self._floor = 0
+        self._floors: dict[str, int] = {role: 0 for role, _ in own}
+        self._bound = self._settings.staleness if self._settings.consistency == "bounded" else math.inf
         self._steps = self._accrued_samples = 0
         self._portions: deque[Portion] = deque()
         self._at = 0
@@ -196,7 +207,8 @@ class Downpour:
             self._take((yield RECEIVE))
         if not self._steps:
             self._based = self._versions
-        self.vectors.accrue(self._slot, first=not self._steps)
+        weight = computed.samples / self._settings.batch_size if self._in_rounds else 1.0
+        self.vectors.accrue(self._slot, not self._steps, weight)
         if self._settings.local_lr:
             self.vectors.descend(self._settings.local_lr)
         self._steps += 1
@@ -209,12 +221,13 @@ class Downpour:
         self.vectors.carry_buffers(slot)
         self._clock += 1
         self._busy[slot] = len(self._parts)
-        self._unacknowledged.append([len(self._parts), self._steps, self._accrued_samples])
+        self._unacknowledged.append([len(self._parts), self._steps, self._accrued_samples, False])
         for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
             push = messages.Push(
-                slot, part.start, part.stop, self.incarnation, self._clock, self._based[role], self._steps, self._accrued_samples
+                slot, part.start, part.stop, self.incarnation, self._clock, self._based[role], self._steps, self._accrued_samples, self._tick
             )  # fmt: skip
             yield Send(role, push, payload)
+        self._tick += self._attends
         self._pushed += self._push_bytes
         self._steps = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
@@ -223,6 +236,7 @@ class Downpour:
         """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it."""
         if self._steps:
             yield from self._push()
+        yield from self._sit_out()
         while self._unacknowledged or self._missing:
             self._take((yield RECEIVE))
         self._in_flight = False  # what was asked for may be old by the time of the next step
@@ -235,12 +249,12 @@ class Downpour:
         if self._settings.read_in_place:
             return
         if not self._settings.prefetch:
-            yield from self._request(0, [part for _, part in self._parts])
+            yield from self._request(0, [part for _, part in self._parts], self._tick)
             yield from self._landed()
             self.vectors.swap(0)
             return
         if not self._in_flight:
-            yield from self._request(1 - self._landing, [part for _, part in self._parts])
+            yield from self._request(1 - self._landing, [part for _, part in self._parts], self._tick)
         yield from self._landed()
         self._landing, self._in_flight = 1 - self._landing, False
         self.vectors.swap(self._landing)
@@ -250,26 +264,72 @@ class Downpour:
         if self._settings.read_in_place:
             return
         self._in_flight = True
-        yield from self._request(1 - self._landing, [part for _, part in self._parts])
+        yield from self._request(1 - self._landing, [part for _, part in self._parts], self._next_tick)
 
-    def _request(self, landing: int, parts: list[Range]) -> Steps:
+    def _request(self, landing: int, parts: list[Range], tick: int = 0) -> Steps:
         for part in parts:
             if part.size:
                 self._missing += 1
                 self._fetched += part.size
-                yield Send(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop))
+                yield Send(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick))
 
     def _landed(self) -> Steps:
         while self._missing:
             self._take((yield RECEIVE))
+        if self._in_rounds:
+            yield from self._same_round()
         self._versions = dict(self._arrived)
+        self._floor = min(self._floors.values())
+
+    def _same_round(self) -> Steps:
+        """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this replica is in."""
+        while (newest := max(self._floors.values())) > min(self._floors.values()):
+            yield from self._request(self._landing, [part for role, part in self._parts if self._floors[role] < newest], newest)
+            while self._missing:
+                self._take((yield RECEIVE))
+        self._tick = newest
+
+    def _too_old(self, step: int, tick: int) -> bool:
+        """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks for newer ones."""
+        if self._in_rounds:
+            return not self._steps
+        return step % self._settings.fetch_every == 0 or self._floor < tick - self._bound
+
+    @property
+    def _next_tick(self) -> int:
+        """The tick of the step after this one."""
+        return self._tick + (self._steps + 1 == self._settings.push_every)
+
+    # taking part
+
+    def _attend(self) -> Steps:
+        """Take part, from the furthest tick at which a shard would have this replica begin."""
+        self._admitting = len(self._parts)
+        for role, _ in self._parts:
+            yield Send(role, attendance.Attend(self.incarnation, -1))
+        while self._admitting:
+            self._take((yield RECEIVE))
+        self._attending, self._expected = True, False
+        if self._settings.consistency == "bounded":
+            for role, _ in self._parts:
+                yield Send(role, attendance.Attend(self.incarnation, self._tick))
+
+    def _sit_out(self) -> Steps:
+        """Be waited for by nobody; what was pushed before counts."""
+        if self._attending or self._expected:
+            self._attending = self._expected = False
+            for role, _ in self._parts:
+                self._missing += 1
+                yield Send(role, attendance.SitOut())
 
     # what arrives
 
     def _progress(self, wants: bool) -> Send:
         report = messages.Progress(
-            self._done_steps, self._done_samples, self._done_pushes, self._loss, self._losses, self._pushed, self._fetched, wants
+            self._done_steps, self._done_samples, self._done_pushes, self._loss, self._losses, self._pushed, self._fetched, wants,
+            tuple(self._dropped),
         )  # fmt: skip
+        self._dropped.clear()
         self._seconds = self._loss = 0.0
         self._losses = self._done_steps = self._done_samples = self._done_pushes = self._pushed = self._fetched = 0
         return Send(roles.COORDINATOR, report)
@@ -281,13 +341,18 @@ class Downpour:
         if kind is messages.Fetched:
             self._missing -= 1
             self._arrived[arrival.sender] = event.version  # type: ignore[union-attr]
+            if arrival.sender in self._floors:  # others hold nothing but frozen parameters
+                self._floors[arrival.sender] = event.floor  # type: ignore[union-attr]
         elif kind is messages.Pushed:
             self._acknowledged(arrival.sender, event)  # type: ignore[arg-type]
-        elif isinstance(event, messages.Initialised):
+        elif isinstance(event, messages.Initialised | attendance.Excused):
             self._missing -= 1
         elif isinstance(event, messages.Deal):
             self._portions.append(event.portion)
             self._asked = False
+        elif isinstance(event, attendance.Admitted):
+            self._admitting -= 1
+            self._tick = max(self._tick, event.tick)
         elif isinstance(event, messages.Drain):
             self._draining = True
         elif isinstance(event, messages.Finish):
@@ -298,14 +363,21 @@ class Downpour:
             self._end(arrival)
 
     def _acknowledged(self, shard: str, event: messages.Pushed) -> None:
-        """A shard has applied a push; one that all shards have applied is done."""
+        """A shard has applied a push; one that all shards have applied is done. The last of a former life are nobody's any more."""
+        if event.incarnation != self.incarnation:
+            return
         waiting = self._unacknowledged
-        waiting[event.clock - (self._clock - len(waiting)) - 1][0] -= 1
+        push = waiting[event.clock - (self._clock - len(waiting)) - 1]
+        push[0] -= 1
+        push[3] |= event.dropped
         self._busy[event.slot] -= 1
         if self._settings.read_in_place:
             self._versions = {**self._versions, shard: event.version}
         while waiting and not waiting[0][0]:
-            _, steps, samples = waiting.popleft()
+            _, steps, samples, dropped = waiting.popleft()
+            if dropped:
+                self._dropped.append((self._done_steps, steps))
+                continue
             self._done_steps += steps
             self._done_samples += samples
             self._done_pushes += 1

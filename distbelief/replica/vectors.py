@@ -22,8 +22,8 @@ class Vectors(Protocol):
     def swap(self, landing: int) -> None:
         """From here on the model computes with parameter vector `landing`."""
 
-    def accrue(self, slot: int, first: bool) -> None:
-        """Add the step's gradient to a slot, or begin the slot with it; a parameter without one counts as zero."""
+    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
+        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one counts as zero."""
 
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters with the step's gradient."""
@@ -48,7 +48,7 @@ class PhantomVectors:
     def swap(self, landing: int) -> None:
         """Nothing to swap."""
 
-    def accrue(self, slot: int, first: bool) -> None:
+    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
         """Nothing to add."""
 
     def descend(self, rate: float) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from distbelief.core import events
+from distbelief.core import events, messages
 from distbelief.core.effects import (
     Arrival,
     Attach,
@@ -158,7 +158,7 @@ class Driver:
     def _handle(self, player: _Player, arrival: Arrival) -> None:
         if self._players.get(player.role) is not player:
             return
-        if arrival.payload is not None:
+        if type(arrival.event) is not messages.Fetch:  # whatever else a machine is told, it may write to what its answers are sent from
             player.endpoint.settle()
         assert player.machine is not None
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core import events, messages, records, roles, speakers
+from distbelief.core import attendance, events, messages, records, roles, speakers
 from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import check_same
@@ -145,7 +145,14 @@ class Coordinator:
         if self._waiting or self.plan is None or self.phase != "gathering":
             return []
         self.phase, self._waiting = "restoring", set(self._shards)
-        return [Send(role, messages.Restore(self.plan, self._checkpoint)) for role in self._shards]
+        restore: list[Effect] = [Send(role, messages.Restore(self.plan, self._checkpoint)) for role in self._shards]
+        return restore + [effect for role in sorted(self._lives.absent()) for effect in self._not_waited_for(role)]
+
+    def _not_waited_for(self, role: str) -> list[Effect]:
+        """Have no round wait for a replica that may have gone before any shard had heard of it."""
+        if not self.settings.in_rounds or self.plan is None or self.phase == "gathering" or not roles.is_replica(role):
+            return []
+        return [Send(roles.shard(self.plan.ruler), attendance.Gone(role, self._lives.absent()[role]))]
 
     def _make_plan(self, event: messages.Join) -> Plan:
         if event.samples < 1:
@@ -182,8 +189,7 @@ class Coordinator:
         return self._begin() if self.phase == "initialising" else []
 
     def _begin(self) -> list[Effect]:
-        assert self.plan is not None
-        assert self.dealer is not None
+        assert self.plan is not None and self.dealer is not None  # noqa: PT018
         self.phase = "training"
         s, plan = self.settings, self.plan
         started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self._samples)
@@ -209,9 +215,10 @@ class Coordinator:
         if sender not in self._members or self.dealer is None:
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
         self._samples += event.samples
-        completed = self.dealer.done(sender, event.steps)
+        completed = self.dealer.report(sender, event.steps, event.dropped)
         loss = event.loss / event.losses if event.losses else None
-        effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, event.pushed, event.fetched))]
+        counts = (event.pushed, event.fetched, len(event.dropped))
+        effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts))]
         if self._warming:
             self._warmed += event.steps
         for _ in completed:
@@ -238,11 +245,9 @@ class Coordinator:
 
     def _allowed(self, role: str) -> int:
         """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to itself."""
-        if not self._warming:
-            return PORTION_LIMIT
         if self._warmed >= self._warming:
             self._warming = 0
-            return PORTION_LIMIT
+            return 1 if self.settings.in_rounds else PORTION_LIMIT  # in rounds all take one each
         if self._warmer not in self._members:
             self._warmer = min(self._members, key=roles.index_of)
         if role != self._warmer:
@@ -256,11 +261,9 @@ class Coordinator:
         assert self.dealer is not None
         if self.dealer.finished:
             return effects
-        every = self.settings.evaluate_every
-        if every and self._epochs % every == 0:
+        if (every := self.settings.evaluate_every) and self._epochs % every == 0:
             effects += self._evaluations.measure(self._epochs)
-        every = self.settings.checkpoint_every
-        if every and self._epochs % every == 0:
+        if (every := self.settings.checkpoint_every) and self._epochs % every == 0:
             effects += self._save()
         return effects
 
@@ -383,7 +386,7 @@ class Coordinator:
         self._members.discard(role)
         left = self.dealer.lost(role) if member and self.dealer else 0
         lost = left if died or self.phase == "training" else 0
-        effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
+        effects: list[Effect] = [Record(records.Gone(role, lost, reason, died)), *self._not_waited_for(role)]
         if sum(map(roles.is_replica, self._lives.over)) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
             outcome = "failed" if died else "left"

@@ -1,6 +1,7 @@
 """The shard: the machine that holds one slice of the parameters and applies what replicas push to it (section 4.1 of the paper).
 
-A push applies whole or not at all, and at most once; between shards nothing is ordered.
+A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the policy's (`core/consistency`): a
+push that is held stays where it lies, unacknowledged, and so its replica does not write there.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import events, learning_rate, messages, roles, speakers
+from distbelief.core import attendance, events, learning_rate, messages, roles, speakers
+from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Effect, End, Load, Payload, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
 from distbelief.core.ledger import Ledger
 from distbelief.core.messages import Version
+from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import Slice
@@ -34,15 +37,25 @@ class Shard:
         self.samples = 0
         self.staleness: dict[int, int] = {}
         self.ledger = Ledger()
+        self.policy = Policy()
+        self._asks = False
+        self._pushes: dict[Key, tuple[messages.Push, Payload]] = {}
+        self._fetches: dict[tuple[str, int, int], messages.Fetch] = {}
+        self._others: list[str] = []
         self._plan: Plan | None = None
         self._slice: Slice | None = None
         self._heard: set[tuple[str, type]] = set()
+        self._lives: dict[str, int] = {}
         self._answers: dict[type, Callable[[str, Any, Payload | None], list[Effect]]] = {
             messages.Push: self._push,
             messages.Fetch: self._fetch,
             messages.Initialise: self._initialise,
             messages.Restore: self._restore,
             events.Loaded: self._loaded,
+            attendance.Attend: self._attend,
+            attendance.SitOut: self._sit_out,
+            attendance.Gone: self._gone,
+            attendance.Ruling: self._rule,
             messages.Snapshot: self._snapshot,
             events.Saved: self._saved,
             messages.Describe: self._describe,
@@ -69,6 +82,13 @@ class Shard:
         self._plan, self._slice = event.plan, self._make(event.plan, self.index)
         self._range, self._frozen = event.plan.assignments[self.index].moving, event.plan.assignments[self.index].frozen
         self._blank = {self._range, self._frozen}
+        settings = event.plan.settings
+        if settings.in_rounds:
+            self.policy = Rounds(settings, rules=self.index == event.plan.ruler)
+            self._others = [roles.shard(i) for i, own in enumerate(event.plan.assignments) if i != self.index and own.moving.size]
+        else:
+            self.policy = policy_of(settings)
+        self._asks = self.policy.decides
         self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
         if event.checkpoint:
             return [Load(event.checkpoint, event.plan, self.index)]
@@ -95,39 +115,135 @@ class Shard:
         held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to shard {self.index}, which holds [{own.start}, {own.stop})")
-        verdict = self.ledger.judge(sender, event.incarnation, event.clock)
-        if verdict.action == "refuse":
+        noted = self.ledger.judge(sender, event.incarnation, event.clock)
+        if noted.action == "refuse":
             return []
-        if verdict.action == "apply":
+        freed: list[Effect] = []
+        if noted.action == "apply":
             incarnation, updates = self.version
             staleness = updates - event.version.updates
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
-            held.apply(sender, event.slot, payload, learning_rate.factor(self._schedule, self.samples, self._total))
+            floor, factor = self.policy.floor, learning_rate.factor(self._schedule, self.samples, self._total)
+            if self._asks:
+                key = Key(sender, event.incarnation, event.clock)
+                verdict = self.policy.push(key, event.tick, event.samples, staleness)
+                if verdict.action == "hold":
+                    self._pushes[key] = event, payload
+                    return self._settle()
+                if verdict.action == "gather":
+                    held.gather(sender, event.slot, payload, verdict.scale, average=False)
+                    self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+                    version = Version(incarnation, updates + 1)
+                    return [Send(sender, messages.Pushed(event.slot, event.clock, version, False, event.incarnation)), *self._settle()]
+                factor *= verdict.scale
+            held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-        return [Send(sender, messages.Pushed(event.slot, event.clock, self.version))]
+            if self.policy.floor > floor:
+                freed = self._let_go()
+        elif self._pushes and Key(sender, event.incarnation, event.clock) in self._pushes:
+            return []
+        return [Send(sender, messages.Pushed(event.slot, event.clock, self.version, False, event.incarnation)), *freed]
 
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
-        held = self.held.frozen() if self._which(sender, start, stop) else self.held.moving()
-        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version), held)]
+        frozen = self._which(sender, start, stop)
+        if self._asks and not frozen and self.policy.fetch(sender, event.tick).action == "hold":
+            self._fetches[sender, start, event.slot] = event
+            return []
+        held = self.held.frozen() if frozen else self.held.moving()
+        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self.policy.floor), held)]
+
+    def _settle(self, short: bool = False) -> list[Effect]:
+        """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
+        effects: list[Effect] = []
+        if isinstance(self.policy, Rounds):
+            effects += [Send(role, ruling) for ruling in self.policy.untold() for role in self._others]
+        made: list[Effect] = []
+        while (due := self.policy.due(short)) is not None:
+            made += self._drop(due) if isinstance(due, Drop) else self._update(due)
+        return effects + made + self._let_go() if made else effects
+
+    def _update(self, due: Update) -> list[Effect]:
+        """One optimizer step; held pushes are read where they lie."""
+        incarnation, updates = self.version
+        factor = learning_rate.factor(self._schedule, self.samples, self._total)
+        taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
+        for key, weight, push, payload in taken:
+            self.held.gather(key.who, push.slot, payload, weight, average=True)
+            staleness = updates - push.version.updates
+            self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+        self.held.step(factor, due.weight)
+        self.samples += due.samples
+        self.version = Version(incarnation, updates + 1)
+        return [Send(key.who, messages.Pushed(push.slot, key.clock, self.version, False, key.incarnation)) for key, _, push, _ in taken]
+
+    def _drop(self, due: Drop) -> list[Effect]:
+        push, _ = self._pushes.pop(due.key)
+        return [Send(due.key.who, messages.Pushed(push.slot, push.clock, self.version, True, push.incarnation))]
+
+    def _let_go(self) -> list[Effect]:
+        """Answer the held fetches that may be answered now."""
+        effects: list[Effect] = []
+        for (who, start, slot), event in list(self._fetches.items()):
+            if self.policy.fetch(who, event.tick).action == "answer":
+                del self._fetches[who, start, slot]
+                effects += self._fetch(who, event, None)
+        return effects
+
+    def waiting(self) -> dict[str, str]:
+        """Why each replica waits whose push or fetch is held here, in a sentence."""
+        held = {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
+        held |= {key.who: self.policy.why(key) for key in self._pushes}
+        slowest = self.policy.slowest() if held else []
+        named = ", ".join(slowest[:3]) + (f" and {len(slowest) - 3} more" if len(slowest) > 3 else "")
+        return {who: f"{reason}: waits for {named}" if named else reason for who, reason in held.items()}
+
+    # who takes part
+
+    def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
+        self._lives[sender] = event.incarnation
+        tick = self.policy.attend(sender, event.incarnation, event.tick)
+        asked: list[Effect] = [Send(sender, attendance.Admitted(tick))] if event.tick < 0 else []
+        return asked + self._settle() + self._let_go()
+
+    def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
+        return [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())]
+
+    def _gone(self, sender: str, event: attendance.Gone, payload: Payload | None) -> list[Effect]:
+        return self._without(event.who, event.incarnation, died=True)
+
+    def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
+        if died and not 0 <= incarnation < self._lives.get(who, 0):
+            self._fetches = {key: event for key, event in self._fetches.items() if key[0] != who}
+        self.policy.leave(who, incarnation, died)
+        return self._settle() + self._let_go()
+
+    def _rule(self, sender: str, event: attendance.Ruling, payload: Payload | None) -> list[Effect]:
+        if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
+            raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
+        self.policy.rule(event)
+        return self._settle()
 
     def _snapshot(self, sender: str, event: messages.Snapshot, payload: Payload | None) -> list[Effect]:
+        made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()}}
-        return [Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
+        return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _saved(self, sender: str, event: events.Saved, payload: Payload | None) -> list[Effect]:
         return [Send(roles.COORDINATOR, messages.SnapshotDone(event.number, event.error))]
 
     def _describe(self, sender: str, event: messages.Describe, payload: Payload | None) -> list[Effect]:
-        return [Send(sender, messages.Description(self.version, self.samples, dict(self.staleness)))]
+        return [*self._settle(short=True), Send(sender, messages.Description(self.version, self.samples, dict(self.staleness)))]
 
     def _stop(self, sender: str, event: messages.Stop, payload: Payload | None) -> list[Effect]:
         return [End(event.reason)]
 
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
+        if roles.is_replica(sender) and self._plan is not None:
+            return self._without(sender, event.incarnation, died=True)
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     def waits(self) -> str:
@@ -136,7 +252,10 @@ class Shard:
 
     def standing(self) -> dict[str, Any]:
         """What it has applied, and of whom."""
-        return {"version": self.version.updates, "of": {role: {"clock": clock} for role, (_, clock) in self.ledger.clocks.items()}}
+        of: dict[str, dict[str, Any]] = {role: {"clock": clock} for role, (_, clock) in self.ledger.clocks.items()}
+        for role, reason in self.waiting().items():
+            of.setdefault(role, {})["waits_for"] = reason
+        return {"version": self.version.updates, "of": of}
 
     @property
     def held(self) -> Slice:

@@ -24,6 +24,12 @@ class Slice(Protocol):
     def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
         """Make one optimizer step with a push, at `factor` times the base learning rate."""
 
+    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+        """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this push's."""
+
+    def step(self, factor: float, weight: float) -> None:
+        """Make one optimizer step with what was gathered, times a weight."""
+
     def moving(self) -> Payload:
         """The bytes of the moving range, as they are."""
 
@@ -45,6 +51,12 @@ class _Piece:
         self.master = tensor.dtype in MASTERED
         self.parameter = (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
         self.gradient = torch.zeros_like(self.parameter) if self.parameter is not None and self.master else None
+
+    def working(self) -> torch.Tensor:
+        """Where what is pushed is summed; made when it is first needed."""
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.tensor if self.parameter is None else self.parameter)
+        return self.gradient
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
         """The part of a push's payload that belongs to this piece."""
@@ -81,6 +93,7 @@ class TorchSlice:
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
         self._factor = 1.0
+        self._gathered, self._average = 0, False
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def fill(self, payload: Payload, frozen: bool) -> None:
@@ -93,14 +106,23 @@ class TorchSlice:
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
         """Make one optimizer step with a push; the views of a slot are made once."""
+        gradients, values = self._typed(sender, slot, payload)
+        for piece, gradient in zip(self._trained, gradients, strict=True):
+            assert piece.parameter is not None
+            piece.parameter.grad = piece.working().copy_(gradient) if piece.master else gradient
+        self._optimize(factor)
+        for piece, value in zip(self._carried, values, strict=True):
+            piece.tensor.copy_(value)
+
+    def _typed(self, sender: str, slot: int, payload: Payload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         assert isinstance(payload, torch.Tensor)
         known = self._views.get((sender, slot))
         if known is None or known[0] is not payload:
             known = (payload, [p.typed(payload) for p in self._trained], [p.typed(payload) for p in self._carried])
             self._views[sender, slot] = known
-        for piece, gradient in zip(self._trained, known[1], strict=True):
-            assert piece.parameter is not None
-            piece.parameter.grad = gradient if piece.gradient is None else piece.gradient.copy_(gradient)
+        return known[1], known[2]
+
+    def _optimize(self, factor: float) -> None:
         if self._optimizer is not None and self._step is not None:
             if factor != self._factor:
                 self._factor = factor
@@ -110,8 +132,38 @@ class TorchSlice:
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
-        for piece, values in zip(self._carried, known[2], strict=True):
-            piece.tensor.copy_(values)
+
+    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+        """Add a push, times its weight, to the one working gradient of each piece."""
+        gradients, values = self._typed(sender, slot, payload)
+        first, self._average = not self._gathered, average
+        self._gathered += 1
+        for piece, gradient in zip(self._trained, gradients, strict=True):
+            work = piece.working()
+            if not first:
+                work.add_(gradient, alpha=weight)
+            elif weight == 1.0:
+                work.copy_(gradient)
+            else:
+                torch.mul(gradient, weight, out=work) if work.dtype == gradient.dtype else work.copy_(gradient).mul_(weight)
+        for piece, value in zip(self._carried, values, strict=True):
+            if not average or not value.is_floating_point():
+                piece.tensor.copy_(value)
+            elif first:
+                piece.working().copy_(value)
+            else:
+                piece.working().add_(value)
+
+    def step(self, factor: float, weight: float) -> None:
+        """Make one optimizer step with what was gathered."""
+        for piece in self._trained:
+            assert piece.parameter is not None
+            piece.parameter.grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
+        self._optimize(factor)
+        for piece in self._carried:
+            if self._average and piece.tensor.is_floating_point():
+                piece.tensor.copy_(piece.working().div_(self._gathered))
+        self._gathered = 0
 
     def moving(self) -> Payload:
         """The bytes of the moving range, as they are."""
@@ -172,6 +224,12 @@ class PhantomSlice:
         """Nothing to take."""
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+        """Nothing to step."""
+
+    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+        """Nothing to add."""
+
+    def step(self, factor: float, weight: float) -> None:
         """Nothing to step."""
 
     def moving(self) -> Payload:

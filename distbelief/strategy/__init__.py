@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distbelief.strategy.bounded import Bounded
 from distbelief.strategy.downpour import Downpour
 from distbelief.strategy.single import Single
+from distbelief.strategy.softsync import Softsync
+from distbelief.strategy.synchronous import Synchronous
 
-Strategy = Downpour | Single
+Strategy = Downpour | Synchronous | Softsync | Bounded | Single
 
-STRATEGIES: Mapping[str, type[Downpour] | type[Single]] = {kind.name: kind for kind in (Downpour, Single)}
+STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Single)}
 """Every strategy, by name."""
 
-__all__ = ["STRATEGIES", "Downpour", "Single", "Strategy"]
+__all__ = ["STRATEGIES", "Bounded", "Downpour", "Single", "Softsync", "Strategy", "Synchronous"]

@@ -1,21 +1,55 @@
-"""What strategies on a parameter server have in common: who plays."""
+"""What strategies on a parameter server have in common: who plays, and the options of all and of those that wait for nobody."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from distbelief.core import roles
+from distbelief.core.settings import Optimizer
 
 
+@dataclass(frozen=True)
 class Served:
     """A strategy whose replicas train parameters that shards hold, under a coordinator."""
 
     served: ClassVar[bool] = True
     """Whether there are replicas, and shards that serve them."""
 
-    replicas: int
-    shards: int
+    replicas: int = 2
+    """Copies of the model, each in its own process."""
+    shards: int = 2
+    """Server processes that share the parameters."""
+    optimizer: Optimizer = Optimizer()
+    """What the shards step with."""
+    restarts: int = field(default=3, kw_only=True)
+    """Times that each replica that died is started anew."""
+
+    name: ClassVar[str]
+
+    @property
+    def consistency(self) -> str:
+        """What may be stale (`core/consistency`); every strategy on a server is one answer to that."""
+        return self.name
 
     def cast(self) -> tuple[str, ...]:
         """The roles of a job, beside the evaluator."""
         return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)))
+
+
+@dataclass(frozen=True)
+class Asynchronous(Served):
+    """One whose replicas push and fetch each at a cadence of their own."""
+
+    push_every: int = 1
+    """Steps whose gradients are summed into one push (the paper's n_push)."""
+    fetch_every: int = 1
+    """Steps between fetches of the parameters (the paper's n_fetch)."""
+    local_lr: float = 0.0
+    """Step of the plain SGD that a replica takes by itself between fetches; 0 takes none."""
+    prefetch: int = 0
+    """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of staleness."""
+    warm_start_steps: int = 0
+    """Steps that one replica takes alone before the others begin."""
+    staleness_scaling: str = "none"
+    """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""

@@ -177,8 +177,8 @@ class FlatModule:
         size = self.layout.total if self._current < 0 else self.layout.moving
         self._live[:size].copy_(self._parameters[landing][:size])
 
-    def accrue(self, slot: int, first: bool) -> None:
-        """Add the step's gradient to a slot, or begin the slot with it; a parameter without one counts as zero."""
+    def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
+        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one counts as zero."""
         for view, parameter in zip(self._slots[slot], self._trained, strict=True):
             if parameter.grad is None:
                 if first:
@@ -190,8 +190,10 @@ class FlatModule:
                     if parameter.grad.layout is torch.strided:
                         raise
                     raise TrainingError(f"a gradient of shape {list(parameter.shape)} is sparse ({error}); make it dense: sparse=False") from error
+                if weight != 1.0:
+                    view.mul_(weight)
             else:
-                view.add_(parameter.grad)
+                view.add_(parameter.grad, alpha=weight)
 
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters."""

@@ -15,7 +15,7 @@ from distbelief.testing.checkers import Checker, Rules, attach
 
 
 class Observed:
-    """One simulated run, with `Rules` beside it.
+    """One simulated run, with `Rules` beside it where nobody waits for anybody; `Witness` knows the other consistencies too.
 
     Args:
         job: what is run; nothing is kept on disk.
@@ -33,7 +33,8 @@ class Observed:
         self.records: list[Record] = []
         self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
-        self.watch(self.rules)
+        if not self.simulation.settings.attends:
+            self.watch(self.rules)
 
     def _alive(self, role: str, incarnation: int) -> bool:
         endpoint = self.simulation.network.endpoints[role]
@@ -46,7 +47,8 @@ class Observed:
     def run(self) -> Observed:
         """Run to the end, and hold the rules of the end."""
         self.simulation.run()
-        self.rules.finish(self.outcome, self.simulation.killed)
+        if not self.simulation.settings.attends:
+            self.rules.finish(self.outcome, self.simulation.killed)
         return self
 
     @property

@@ -26,13 +26,21 @@ SHARED = (
     " --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
-DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps --restarts"
+CADENCE = "--replicas --shards --restarts --push-every --fetch-every --local-lr --prefetch --warm-start-steps --staleness-scaling"
+DOWNPOUR = f"{CADENCE} --read-in-place"
+OWN = {
+    "downpour": DOWNPOUR,
+    "synchronous": "--replicas --shards --restarts --push-every --backup-workers",
+    "softsync": f"{CADENCE} --n",
+    "bounded": f"{CADENCE} --staleness",
+}
+VIRTUAL = "--network --compute --stragglers --faults --phantom --keep"
 LOCAL = "--transport --bind --advertise --insecure --pad --straggle"
 FROZEN = {
-    ("train", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} {LOCAL}",
     ("train", "single"): f"{SHARED} {TASK}",
-    ("launch", "downpour"): f"{DOWNPOUR} {SHARED} {LOCAL}",
-    ("simulate", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} --network --compute --stragglers --faults --phantom --keep",
+    **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
+    **{("launch", name): f"{own} {SHARED} {LOCAL}" for name, own in OWN.items()},
+    **{("simulate", name): f"{own} {SHARED} {TASK} {VIRTUAL}" for name, own in OWN.items()},
 }
 
 
@@ -123,14 +131,23 @@ REFUSED = {
     "trian": "unknown command 'trian'; did you mean 'train'?",
     "--versoin": "did you mean '--version'?",
     "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
-    "train mnist": "which strategy? Write it after the task: downpour, single",
+    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, single",
     "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
     "train --epochs 3 mnist downpour": "--epochs: write the task and the strategy first",
     "train mnist --epochs 3 downpour": "--epochs: write the strategy before the options",
-    "train mnist single --push-every 3": "has no option --push-every: it belongs to strategy downpour",
+    "train mnist single --push-every 3": "has no option --push-every: it belongs to strategy downpour or synchronous or softsync or bounded;",
+    "train mnist synchronous --staleness-scaling inverse": "it belongs to strategy downpour or softsync or bounded;",
+    "launch synchronous --n 2 script.py": "has no option --n: it belongs to strategy softsync;",
     "train mnist downpour --network latency=1ms": "has no option --network: it belongs to distbelief simulate",
     "train mnist downpour --shard 2": "has no option --shard; did you mean --shards?",
     "train mnist downpour --replicas 0": "--replicas 0: must be 1 or more",
+    "train mnist synchronous --prefetch 1": "has no option --prefetch: it belongs to strategy downpour",
+    "train mnist downpour --staleness 1": "has no option --staleness: it belongs to strategy bounded",
+    "train mnist synchronous --backup-workers 2": "--backup-workers 2 of 2 replicas: at least one must be left that a round waits for",
+    "train mnist softsync --n 3": "--n 3: must be at most --replicas, which is 2",
+    "train mnist softsync --n 0": "--n 0: must be 1 or more",
+    "train mnist bounded --staleness -1": "--staleness -1: must be 0 or more",
+    "train mnist bounded --staleness-scaling invers": "unknown staleness scaling 'invers'; did you mean 'inverse'?",
     "train mnist downpour --replicas two": "--replicas 'two': is not a whole number",
     "train mnist downpour --lr fast": "--lr 'fast': is not a number",
     "train mnist downpour --lr": "--lr: its value is missing",

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -125,6 +126,20 @@ class Cast(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs.float()
+
+
+class _Slow(nn.Module):
+    """Takes a hundredth of a second more in replica 0."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if getproctitle().endswith("replica 0"):
+            time.sleep(0.01)
+        return inputs
+
+
+def uneven() -> Task:
+    """One replica is always slow."""
+    return Task(model=lambda: nn.Sequential(_Slow(), net()), train=data, test=lambda: data(100))
 
 
 def low() -> Task:

@@ -18,7 +18,7 @@ from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.settings import optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
-from distbelief.strategy import Downpour
+from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """
 import sys, torch, distbelief as db
@@ -42,7 +42,7 @@ for number, (x, y) in enumerate(replica.batches(dataset, batch_size={batch})):
 FIELDS = {"before": "", "model": "jobs.net()", "samples": "", "groups": "", "batch": jobs.BATCH, "inside": "", "after": ""}
 
 
-def launch(folder: Path, strategy: Downpour | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:
+def launch(folder: Path, strategy: Strategy | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:
     """Run a script made of `LOOP` with some fields changed."""
     (folder / "script.py").write_text(source.format(**{**FIELDS, **{key: options.pop(key) for key in FIELDS if key in options}}))
     job = jobs.job(folder / "run", strategy or Downpour(replicas=2), task="script", **options)
@@ -53,9 +53,16 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "run" / "model.safetensors")
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch": 1}, {"read_in_place": True}, {"push_every": 3, "fetch_every": 2, "local_lr": 0.1}], ids=str)
-def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, options: dict[str, Any]) -> None:
-    result = launch(tmp_path, Downpour(replicas=2, **options), epochs=3)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Downpour(), Downpour(prefetch=1), Downpour(read_in_place=True), Downpour(push_every=3, fetch_every=2, local_lr=0.1),
+        Synchronous(), Synchronous(replicas=3, backup_workers=1), Softsync(), Bounded(staleness=0, prefetch=1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, strategy: Strategy) -> None:
+    result = launch(tmp_path, strategy, epochs=3)
     assert result["outcome"] == "done"
     assert result["samples"] == 3 * jobs.SAMPLES
     assert result["steps"] == 3 * 21

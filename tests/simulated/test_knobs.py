@@ -23,7 +23,7 @@ from distbelief.core.messages import Message
 from distbelief.core.settings import Settings, optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Single
+from distbelief.strategy import STRATEGIES, Downpour, Single
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
@@ -76,9 +76,10 @@ def test_every_option_of_training_has_its_test() -> None:
     """Beside the oracles: an option that is added needs a change above, or a test of its own named here."""
     tested = {name for change in CHANGES for name in change}
     elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts"}
+    elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
     assert set(Settings.__struct_fields__) == tested | elsewhere
-    offered = {f.name for kind in (Job, Downpour, Single) for f in dataclasses.fields(kind)}
-    assert offered - {*SHARED, "init_from"} == tested | elsewhere
+    offered = {f.name for kind in (Job, *STRATEGIES.values()) for f in dataclasses.fields(kind)}
+    assert offered - {*SHARED, "init_from"} == (tested | elsewhere) - {"consistency"}
 
 
 def test_shards_share_the_vector(plain: SimpleNamespace) -> None:

@@ -1,0 +1,57 @@
+"""Attendance: the messages by which shards know which replicas take part, and which pushes are in a round."""
+
+from __future__ import annotations
+
+from distbelief.core.consistency import Key
+from distbelief.core.messages import Message
+
+# replica to shard
+
+
+class Attend(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica takes part from `tick` on, or asks from where on (-1)."""
+
+    incarnation: int
+    tick: int
+
+
+class SitOut(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has no minibatch, and is not to be waited for."""
+
+
+# shard to replica
+
+
+class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The tick from which on a replica takes part here."""
+
+    tick: int
+
+
+class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica sits out here: nobody waits for it, and what it pushed is in the parameters or in a round."""
+
+
+# the shard that rules to the others
+
+
+class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The pushes that a round takes; or, with none, pushes that are dropped."""
+
+    round: int
+    taken: tuple[Key, ...]
+    dropped: tuple[Key, ...]
+
+
+# coordinator to shard
+
+
+class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has died or left; it may never have had a link to this shard."""
+
+    who: str
+    incarnation: int
+
+
+Attendance = Attend | SitOut | Admitted | Excused | Ruling | Gone
+"""Every message of this file."""

@@ -1,0 +1,230 @@
+"""Consistency: what may be stale. From what a shard knows, and a push, a fetch or a death, to a verdict and the sentence that says why.
+
+Each shard asks a policy of its own. A policy counts ticks: a replica is at tick t when it has made t pushes since it could have begun, and one that
+comes later begins at the tick of the slowest. A push of tick t was computed with all that the policy guarantees at tick t.
+
+- `Policy` (downpour): every push is applied at once, every fetch is answered at once (Dean et al. 2012).
+- `Softsync`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each weighted 1/c and by its staleness
+  (Zhang et al. 2016). Nobody waits: the fast may be in an update twice, the slow not at all.
+- `Bounded`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below t - s are applied (Ho et al. 2013).
+- `Rounds` (synchronous): in `core/rounds.py`.
+
+Members are the replicas that take part: those who sit out, have left or have died are waited for by nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from distbelief.core.settings import Settings
+
+
+class Key(NamedTuple):
+    """The name of a push."""
+
+    who: str
+    incarnation: int
+    clock: int
+
+
+class Verdict(NamedTuple):
+    """What to do with a push (apply it, gather it for the next update, or hold it) or a fetch (answer it or hold it), and why.
+
+    `scale` is of the learning rate of that push.
+    """
+
+    action: Literal["apply", "gather", "hold", "answer"]
+    reason: str
+    scale: float = 1.0
+
+
+class Update(NamedTuple):
+    """One optimizer step: with what was gathered, and with held pushes, whose buffers are averaged; each has its weight, and the sum has one."""
+
+    samples: int
+    weight: float
+    parts: tuple[tuple[Key, float], ...]
+    reason: str
+
+
+class Drop(NamedTuple):
+    """A held push is not applied, and its replica is told."""
+
+    key: Key
+    reason: str
+
+
+APPLY = Verdict("apply", "nobody is waited for")
+ANSWER = Verdict("answer", "nobody is waited for")
+
+SCALINGS: Mapping[str, Callable[[int], float]] = {
+    "none": lambda _: 1.0,
+    "inverse": lambda staleness: 1.0 / max(staleness, 1),
+    "exponential": lambda staleness: math.exp(1.0 - max(staleness, 1)),
+}
+"""The factor on the learning rate of a push of some staleness; 1 where that is 0 or 1."""
+
+
+class Policy:
+    """Asynchronous: nobody waits for anybody.
+
+    Args:
+        scaling: one of `SCALINGS`.
+
+    >>> Policy("inverse").push(Key("replica 0", 0, 1), tick=0, samples=8, staleness=4)
+    Verdict(action='apply', reason='it is 4 updates old', scale=0.25)
+    """
+
+    floor = 0
+    """How far all members are: the ticks whose pushes are applied here; grows only, and fetches tell it."""
+
+    def __init__(self, scaling: str = "none") -> None:
+        self._scaling = None if scaling == "none" else SCALINGS[scaling]
+
+    @property
+    def decides(self) -> bool:
+        """Whether it need be asked: without a scaling nothing is ever different."""
+        return type(self) is not Policy or self._scaling is not None
+
+    def attend(self, who: str, incarnation: int, tick: int) -> int:
+        """A replica takes part from `tick` on, or asks from where on (-1); returns that tick."""
+        return 0
+
+    def leave(self, who: str, incarnation: int, died: bool) -> None:
+        """A replica sits out, leaves or has died; an incarnation older than the known one does so no more, -1 is the known one."""
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Decide on a push that the ledger takes."""
+        if self._scaling is None:
+            return APPLY
+        return Verdict("apply", f"it is {staleness} updates old", self._scaling(staleness))
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Decide on a fetch for a step at `tick`; asked again whenever something has changed."""
+        return ANSWER
+
+    def due(self, short: bool = False) -> Update | Drop | None:
+        """The next thing to do with what was gathered or held; None where it waits on. `short` is content with fewer pushes than an update wants."""
+        return None
+
+    def why(self, key: Key) -> str:
+        """Why a held push waits."""
+        return ""
+
+    def slowest(self) -> list[str]:
+        """The replicas for which everybody waits here."""
+        return []
+
+
+class _Members(Policy):
+    """A policy that knows who takes part, and at which tick."""
+
+    def __init__(self, scaling: str) -> None:
+        super().__init__(scaling)
+        self.members: dict[str, int] = {}
+        self._known: dict[str, int] = {}
+
+    def attend(self, who: str, incarnation: int, tick: int) -> int:
+        """Count a replica in."""
+        if incarnation < self._known.get(who, 0):
+            return self.floor
+        self._known[who] = incarnation
+        # while it asks it holds the floor where it is, so that the tick which it is told is not passed before it begins
+        self.members[who] = max(tick, self.floor)
+        self._rise()
+        return self.members[who]
+
+    def leave(self, who: str, incarnation: int, died: bool) -> None:
+        """Count a replica out."""
+        if not 0 <= incarnation < self._known.get(who, 0):
+            self.members.pop(who, None)
+            self._rise()
+
+    def _rise(self) -> None:
+        """The floor follows the slowest member; nobody's leaving lowers it."""
+
+
+class Softsync(_Members):
+    """One update for every c = floor(members / n) pushes, whoever's they are.
+
+    >>> policy = Softsync(n=1, scaling="none")
+    >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
+    >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0), policy.due()
+    (Verdict(action='gather', reason='it is 1 of 2 that make an update', scale=1.0), None)
+    >>> _ = policy.push(Key("replica 1", 0, 2), 0, 8, 0); policy.due()
+    Update(samples=16, weight=0.5, parts=(), reason='2 pushes make an update')
+    """
+
+    def __init__(self, n: int, scaling: str) -> None:
+        super().__init__(scaling)
+        self._n = n
+        self._gathered = self._samples = 0
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Gather every push: its staleness is final, as the next update takes it."""
+        self._gathered += 1
+        self._samples += samples
+        return Verdict("gather", f"it is {self._gathered} of {self._wanted} that make an update", self._scaling(staleness) if self._scaling else 1.0)
+
+    @property
+    def _wanted(self) -> int:
+        return max(1, len(self.members) // self._n)
+
+    def due(self, short: bool = False) -> Update | None:
+        """The update with all that was gathered, once it is enough; less is when members leave."""
+        count, samples = self._gathered, self._samples
+        if not count or (count < self._wanted and not short):
+            return None
+        self._gathered = self._samples = 0
+        return Update(samples, 1.0 / count, (), f"{count} pushes make an update")
+
+
+class Bounded(_Members):
+    """No step begins more than `bound` ticks ahead of the slowest member's applied pushes.
+
+    >>> policy = Bounded(bound=1, scaling="none")
+    >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
+    >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0), policy.push(Key("replica 0", 0, 2), 1, 8, 0)
+    >>> policy.fetch("replica 0", 1).action, policy.fetch("replica 0", 2).reason
+    ('answer', 'tick 2 may begin when all are at tick 1 or later (--staleness 1); the slowest is at 0')
+    """
+
+    def __init__(self, bound: int, scaling: str) -> None:
+        super().__init__(scaling)
+        self._bound = bound
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Apply every push at once, and note how far its replica is."""
+        before = self.members.get(key.who)
+        if before is not None:
+            self.members[key.who] = max(before, tick + 1)
+            if before == self.floor:
+                self._rise()
+        return super().push(key, tick, samples, staleness)
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Hold the fetch of a step that is too far ahead; one who is no member waits for nobody."""
+        needed = tick - self._bound
+        if self.floor >= needed or who not in self.members:
+            return ANSWER
+        where = f"the slowest is at {self.floor}"
+        return Verdict("hold", f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}")
+
+    def slowest(self) -> list[str]:
+        """Those that are no further than all."""
+        return [who for who, tick in self.members.items() if tick <= self.floor]
+
+    def _rise(self) -> None:
+        if self.members:
+            self.floor = max(self.floor, min(self.members.values()))
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The policy of a shard in an asynchronous job."""
+    if settings.consistency == "softsync":
+        return Softsync(settings.n, settings.staleness_scaling)
+    if settings.consistency == "bounded":
+        return Bounded(settings.staleness, settings.staleness_scaling)
+    return Policy(settings.staleness_scaling)

@@ -1,0 +1,180 @@
+"""Rounds: one update from the gradients of all replicas that take part, which is the gradient of their union batch (Chen et al. 2016).
+
+The first shard that holds anything rules: it decides who is in a round, and tells the other shards, which hold what they are pushed until they know.
+A round is decided when it has the gradient of every member, or of all but the backup workers. What comes later is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from distbelief.core import roles
+from distbelief.core.attendance import Ruling
+from distbelief.core.consistency import ANSWER, Drop, Key, Policy, Update, Verdict
+from distbelief.core.settings import Settings
+
+HELD = Verdict("hold", "its own push is in no round yet")
+
+
+class Rounds(Policy):
+    """The policy of one shard in a synchronous job; its floor is the number of rounds it has made.
+
+    A replica that dies before its round is decided is not in it, and what it pushed is dealt again. One that dies later is in it at the shards
+    that its push had reached: at each shard whole or not at all.
+
+    Args:
+        settings: of the job.
+        rules: whether this shard rules.
+
+    >>> policy = Rounds(Settings(replicas=2, batch_size=8), rules=True)
+    >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
+    >>> key = Key("replica 0", 0, 1)
+    >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()
+    ('hold', None, 'round 0 has 1 of 2 gradients', ['replica 1'])
+    >>> _ = policy.push(Key("replica 1", 0, 1), 0, 4, 0); policy.due().samples
+    12
+    """
+
+    def __init__(self, settings: Settings, rules: bool) -> None:
+        super().__init__()
+        self._batch_size, self._rules = settings.batch_size, rules
+        self._most = settings.replicas - settings.backup_workers
+        self._decided = 0
+        # a replica of which nothing has been heard yet is on its way: the first round waits for it too
+        self._members = {roles.replica(i) for i in range(settings.replicas)}
+        self._known: dict[str, int] = {}
+        self._dead: dict[str, int] = {}
+        self._fresh: dict[str, Key] = {}
+        self._here: dict[Key, int] = {}
+        self._owing: dict[str, Key] = {}
+        self._late: set[Key] = set()
+        self._dropping: deque[Key] = deque()
+        self._queue: deque[Ruling] = deque()
+        self._untold: list[Ruling] = []
+
+    def attend(self, who: str, incarnation: int, tick: int) -> int:
+        """Count a replica in; returns the round that it is in."""
+        if incarnation < self._known.get(who, 0):
+            return self.floor
+        if who in self._fresh and self._fresh[who].incarnation < incarnation:
+            self._reject(self._fresh.pop(who))
+        queued = {key for ruling in self._queue for key in ruling.taken}
+        self._dropping += [key for key in self._here if key.who == who and key.incarnation < incarnation and key not in queued | set(self._dropping)]
+        self._known[who] = incarnation
+        self._dead.pop(who, None)
+        self._members.add(who)
+        return self._decided if self._rules else self.floor
+
+    def leave(self, who: str, incarnation: int, died: bool) -> None:
+        """Count a replica out. A push of one that sits out stays in the round; a push of a dead one does not."""
+        known = self._known.get(who, 0)
+        if 0 <= incarnation < known:
+            return
+        self._members.discard(who)
+        if died:
+            self._dead[who] = known
+            if who in self._fresh:
+                self._reject(self._fresh.pop(who))
+        self._decide()
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Hold every push: it is in a round when that has been ruled."""
+        self._here[key] = samples
+        self._owing[key.who] = key
+        if key in self._late:
+            self._late.discard(key)
+            self._dropping.append(key)
+        elif self._rules and (tick < self._decided or self._never(key)):
+            self._reject(key)
+        elif self._rules:
+            self._fresh[key.who] = key
+        self._decide()
+        return HELD
+
+    def why(self, key: Key) -> str:
+        """Why a held push waits: for the round, for the ruling, or for the other pushes of its round to be here."""
+        if key in self._dropping:
+            return "its round was made without it"
+        if self._queue and key in self._queue[0].taken:
+            return f"round {self._queue[0].round} is ruled, and not all of its gradients are here"
+        if not self._rules:
+            return f"round {self.floor} is not ruled yet"
+        return f"round {self._decided} has {len(self._fresh)} of {min(self._most, len(self._members | self._fresh.keys()))} gradients"
+
+    def slowest(self) -> list[str]:
+        """Those whose gradients are missing, as far as this shard knows."""
+        if self._queue:
+            return [key.who for key in self._queue[0].taken if key not in self._here]
+        return sorted(self._members - self._fresh.keys(), key=roles.index_of) if self._rules else []
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Answer with the parameters of round `tick`, and never between a push and its round."""
+        if who in self._owing and who not in self._dead:  # a next life fetches before it takes part, and owes nothing for the last
+            return HELD
+        if self.floor < tick:
+            return Verdict("hold", f"{tick} rounds must be made first, {self.floor} are")
+        return ANSWER
+
+    def due(self, short: bool = False) -> Update | Drop | None:
+        """The next round that was ruled and whose pushes are here; those that a death has kept from here are left out."""
+        if self._dropping:
+            key = self._dropping.popleft()
+            self._settle(key)
+            return Drop(key, "its round was made without it")
+        while self._queue:
+            ruled = self._queue[0]
+            if not all(key in self._here or self._never(key) for key in ruled.taken):
+                return None
+            self._queue.popleft()
+            self.floor = ruled.round + 1
+            taken = [key for key in ruled.taken if key in self._here]
+            if not taken:
+                continue
+            union = sum(self._here[key] for key in taken)
+            for key in taken:
+                self._settle(key)
+            return Update(union, 1.0, tuple((key, self._batch_size / union) for key in taken), f"round {ruled.round} of {union} samples")
+        return None
+
+    def rule(self, ruled: Ruling) -> None:
+        """Take what the shard that rules has decided."""
+        if ruled.taken:
+            self._queue.append(ruled)
+        for key in ruled.dropped:
+            if key in self._here:
+                self._dropping.append(key)
+            elif not self._never(key):
+                self._late.add(key)
+
+    def untold(self) -> list[Ruling]:
+        """What this shard has decided since it was last asked, for the others."""
+        told, self._untold = self._untold, []
+        return told
+
+    def _decide(self) -> None:
+        """Where this shard rules: close the round once it has all that it waits for."""
+        if not self._fresh or len(self._fresh) < min(self._most, len(self._members)):
+            return
+        wanted = min(self._most, len(self._members | self._fresh.keys()))
+        if len(self._fresh) >= wanted:
+            # in the order of the replicas' numbers, so that a sum does not depend on who was first
+            taken = tuple(sorted(self._fresh.values(), key=lambda key: roles.index_of(key.who)))
+            self._fresh.clear()
+            self._tell(Ruling(self._decided, taken, ()))
+            self._decided += 1
+
+    def _reject(self, key: Key) -> None:
+        self._tell(Ruling(self._decided, (), (key,)))
+
+    def _tell(self, ruled: Ruling) -> None:
+        self._untold.append(ruled)
+        self.rule(ruled)
+
+    def _settle(self, key: Key) -> None:
+        del self._here[key]
+        if self._owing.get(key.who) == key:
+            del self._owing[key.who]
+
+    def _never(self, key: Key) -> bool:
+        """Whether a push cannot arrive any more."""
+        return key.incarnation < self._known.get(key.who, 0) or key.incarnation <= self._dead.get(key.who, -1)

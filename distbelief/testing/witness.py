@@ -1,0 +1,200 @@
+"""What stands outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and dropped, where and when."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import torch
+
+from distbelief.core import attendance, messages
+from distbelief.core.messages import Message
+from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import Observed
+
+Minibatch = tuple[int, int]
+
+
+def life(role: str, incarnation: int) -> str:
+    """The name of one life of a role: of its first, the role.
+
+    >>> life("replica 0", 0), life("replica 0", 2)
+    ('replica 0', 'replica 0 again (2)')
+    """
+    return f"{role} again ({incarnation})" if incarnation else role
+
+
+class Witness:
+    """The accounts of a run.
+
+    - A minibatch is held by one living replica at a time; a push holds the next ones dealt; a dropped push gives its own back.
+    - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
+    - Versions of a shard grow by one with each update.
+    """
+
+    def __init__(self, run: Observed) -> None:
+        self.network = run.simulation.network
+        self.plan: Any = None
+        self.holder: dict[Minibatch, str] = {}
+        self.waiting: defaultdict[str, list[Minibatch]] = defaultdict(list)
+        self.pushes: dict[tuple[str, int], list[Minibatch]] = {}
+        self.sent_pushes: dict[tuple[str, str, int], tuple[messages.Push, Any]] = {}
+        self.arrivals: defaultdict[str, list[tuple[str, messages.Push]]] = defaultdict(list)
+        self.groups: defaultdict[str, dict[int, list[tuple[str, int]]]] = defaultdict(dict)
+        self.dropped: set[tuple[str, int]] = set()
+        self.applied: defaultdict[str, Counter[Minibatch]] = defaultdict(Counter)
+        self.fates: dict[tuple[str, str, int], bool] = {}
+        self.initial: dict[str, torch.Tensor] = {}
+        self.moments: dict[tuple[str, int], float] = {}
+        self._clock = run.simulation.clock
+        self._lives: Counter[str] = Counter()
+        self._members: Counter[str] = Counter()
+        self._lent: dict[tuple[str, str, int], torch.Tensor] = {}
+        self._ends: dict[str, tuple[str, int]] = {}
+        attach(self.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
+        if isinstance(message, messages.Join):
+            self._lives[sender] = message.incarnation
+            self._ends[life(sender, message.incarnation)] = sender, message.incarnation
+        elif isinstance(message, messages.Welcome):
+            self.plan = message.plan
+        elif isinstance(message, messages.Deal):
+            portion = message.portion
+            for index in range(portion.first, portion.first + portion.count):
+                holder, who = self.holder.get((portion.epoch, index)), life(to, self._members[to])
+                assert holder is None or not self._lives_on(holder), f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
+                self.holder[portion.epoch, index] = who
+                self.waiting[who].append((portion.epoch, index))
+        elif isinstance(message, messages.Push):
+            role, sender = sender, life(sender, message.incarnation)
+            if (sender, message.clock) not in self.pushes:
+                mine = self.waiting[sender]
+                assert len(mine) >= message.steps
+                self.pushes[sender, message.clock] = mine[: message.steps]
+                del mine[: message.steps]
+            payload = None
+            if not self.network.phantom:
+                lent = self.network.endpoints[role].arena.gradients[message.slot][message.start : message.stop]
+                payload = lent.clone()
+                self._lent[sender, to, message.clock] = lent
+            self.sent_pushes[sender, to, message.clock] = message, payload
+        elif isinstance(message, messages.Initialise) and not self.network.phantom:
+            lent = self.network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]
+            self._lent[sender, to, -message.start] = lent
+        elif isinstance(message, messages.Pushed):
+            self._acknowledged(sender, life(to, message.incarnation), message)
+
+    def _lives_on(self, who: str) -> bool:
+        role, incarnation = self._ends[who]
+        endpoint = self.network.endpoints[role]
+        return endpoint.incarnation == incarnation and not endpoint.closed
+
+    def _acknowledged(self, shard: str, who: str, message: messages.Pushed) -> None:
+        key = who, message.clock
+        assert (who, shard, message.clock) not in self.fates, f"{shard} decides twice on push {message.clock} of {who}"
+        self.fates[who, shard, message.clock] = message.dropped
+        if message.dropped:
+            self.dropped.add(key)
+            for minibatch in self.pushes[key]:
+                self.holder.pop(minibatch, None)
+            return
+        groups, version = self.groups[shard], message.version.updates
+        assert version in (len(groups), len(groups) + 1), f"{shard} is at update {version} after {len(groups)}"
+        groups.setdefault(version, []).append(key)
+        self.moments.setdefault((shard, version), self._clock.now())
+        for minibatch in self.pushes[key]:
+            self.applied[shard][minibatch] += 1
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
+        if isinstance(message, messages.Join):
+            self._members[sender] = message.incarnation
+        elif isinstance(message, messages.Push):
+            key = life(sender, message.incarnation), to, message.clock
+            payload = self.sent_pushes[key][1]
+            assert payload is None or torch.equal(self._lent[key], payload), f"push {message.clock} was overwritten"
+            self.arrivals[to].append((key[0], message))
+        elif isinstance(message, messages.Initialise) and not self.network.phantom:
+            own = self.plan.assignments[int(to.split()[1])].moving
+            if (message.start, message.stop) == (own.start, own.stop) and to not in self.initial:
+                self.initial[to] = self._lent[sender, to, -message.start].clone()
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards that hold anything."""
+        return [f"shard {i}" for i, own in enumerate(self.plan.assignments) if own.moving.size]
+
+    def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
+        """The minibatches of an update."""
+        return [minibatch for key in group for minibatch in self.pushes[key]]
+
+    def finish(self, outcome: str, died: list[str]) -> None:
+        """Hold what holds at the end of a job."""
+        for who, _, clock in self.fates:
+            fates = {self.fates.get((who, shard, clock)) for shard in self.shards}
+            assert len(fates - {None}) == 1 or self._ends[who][0] in died, f"shards disagree about push {clock} of {who}"
+            assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
+        if outcome != "done":
+            return
+        for epoch in range(self.plan.settings.epochs):
+            for index in range(-(-self.plan.samples // self.plan.settings.batch_size)):
+                for shard in self.shards:
+                    times = self.applied[shard][epoch, index]
+                    assert times == 1 or (times and died), f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+
+
+class Lead:
+    """Holds, at the start of every step, how far its replica is ahead of each other that takes part: in pushes made, and in pushes applied."""
+
+    def __init__(self, run: Observed, bound: float) -> None:
+        self.bound, self.most, self.steps = bound, -(10**9), 0
+        self.ticks: dict[str, int] = {}
+        self.begun: dict[str, int] = {}
+        self.applied: dict[tuple[str, str], int] = {}
+        self._network, self._run = run.simulation.network, run
+        attach(self._network, self)
+        for role, player in run.simulation.driver._players.items():
+            if role.startswith("replica"):
+                self._watch(role, player.worker)
+
+    def _watch(self, role: str, worker: Any) -> None:
+        compute = worker.compute
+
+        def watched(batch: Any, answer: Any) -> Any:
+            self.started(role)
+            return compute(batch, answer)
+
+        worker.compute = watched
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A living role has sent a message."""
+        if isinstance(message, messages.Join):
+            self.ticks.pop(sender, None)
+            self.applied = {key: tick for key, tick in self.applied.items() if key[0] != sender}
+        elif isinstance(message, attendance.Attend) and message.tick >= 0:
+            self.ticks[sender] = self.begun[sender] = message.tick
+        elif isinstance(message, attendance.SitOut):
+            self.ticks.pop(sender, None)
+        elif isinstance(message, messages.Push) and sender in self.ticks:
+            self.ticks[sender] = message.tick + 1
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """A message is about to be handled by a living role."""
+        if isinstance(message, messages.Push):
+            self.applied[sender, to] = message.tick + 1
+
+    def started(self, who: str) -> None:
+        """A step begins."""
+        plan = self._run.simulation.coordinator.plan
+        assert plan is not None
+        shards = [f"shard {i}" for i, own in enumerate(plan.assignments) if own.moving.size]
+        self.steps += 1
+        for other, tick in self.ticks.items():
+            if other != who and not self._network.endpoints[other].closed:
+                applied = min(max(self.begun[other], self.applied.get((other, shard), 0)) for shard in shards)
+                self.most = max(self.most, self.ticks[who] - applied)
+                assert self.ticks[who] - min(tick, applied) <= self.bound, (
+                    f"{who} begins tick {self.ticks[who]}, {other} is at {tick}, {applied} applied"
+                )
