@@ -95,7 +95,7 @@ class Witness:
     @property
     def shards(self) -> list[str]:
         """The shards that hold anything."""
-        return [f"shard {i}" for i, own in enumerate(self.plan.assignments) if own.moving.size]
+        return [f"shard {i}" for i, own in enumerate(self.plan.assignments if self.plan else ()) if own.moving.size]
 
     def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
         """The minibatches of an update."""

@@ -413,6 +413,7 @@ def draw(seed: int) -> tuple[Strategy, dict[str, Any], Simulated]:
     else:
         strategy = Downpour(replicas, shards, optimizer, staleness_scaling=scaling, **cadence)
     options = {"samples": chance.randint(4, 60), "batch_size": pick((2, 3, 8)), "epochs": pick((1, 2, 3)), "seed": seed}
+    options |= {"interrupted": pick((None, None, None, chance.expovariate(20.0)))}
     options |= {"evaluate_every": pick((0, 1)), "checkpoint_every": pick((0, 1)), "lr_schedule": pick(("constant", "linear"))}
     weather = Weather(
         latency=pick((0.0, 50e-6, 5e-3)),
@@ -466,17 +467,19 @@ def twin(witness: Witness, shard: str, strategy: Any, job: Job) -> torch.Tensor:
 def hold(plain: SimpleNamespace, seed: int) -> None:
     """Run a seed, and hold everything that must hold."""
     strategy, options, cluster = draw(seed)
-    samples = options.pop("samples")
+    samples, moment = options.pop("samples"), options.pop("interrupted")
     task = plain.classes(lambda: smooth(torch.float32), samples=samples)
     job = Job(task=task, strategy=strategy, **options)
     run = Observed(job, cluster)
+    run.simulation.stopped = lambda: "Ctrl-C" if moment is not None and run.simulation.clock.now() > moment else None
     witness = Witness(run)
     if isinstance(strategy, Bounded):
         Lead(run, strategy.staleness)
     run.simulation.run()
     died = run.simulation.killed
     witness.finish(run.outcome, died)
-    assert run.outcome in ({"done"} if len(died) < strategy.replicas else {"done", "failed"}), f"{run.outcome}; died: {died}"  # type: ignore[union-attr]
+    expected = {"done"} | ({"failed"} if len(died) == strategy.replicas else set()) | ({"interrupted"} if moment is not None else set())  # type: ignore[union-attr]
+    assert run.outcome in expected, f"{run.outcome}; died: {died}"
     counted = summary(run)
     assert counted["dropped"] == len(witness.dropped) or died
     if run.outcome == "done" and not died:
