@@ -283,6 +283,17 @@ def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(plain: Simp
     assert lead.most == bound, "the bound is not reached: too strict, or never tried"
 
 
+def test_the_bound_holds_whichever_message_a_replica_dies_at(plain: SimpleNamespace) -> None:
+    """Seed 1,009,988 of the sweep died between saying from where on it takes part, and its step."""
+    for message in range(1, 60):
+        strategy = Bounded(3, 3, staleness=0, push_every=2, fetch_every=3)
+        run = Observed(Job(plain.classes(lambda: smooth(torch.float32)), strategy, batch_size=4), Simulated(crashes=(Crash(0, message),)))
+        witness, _ = Witness(run), Lead(run, 0)
+        run.simulation.run()
+        witness.finish(run.outcome, run.simulation.killed)
+        assert run.outcome == "done"
+
+
 def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
     job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=203), strategy=Bounded(4, 3, staleness=10**6), batch_size=2, evaluate_every=0)
     run = Observed(job, UNEVEN)
