@@ -285,10 +285,11 @@ def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(plain: Simp
 
 def test_the_bound_holds_whichever_message_a_replica_dies_at(plain: SimpleNamespace) -> None:
     """Seed 1,009,988 of the sweep died between saying from where on it takes part, and its step."""
-    for message in range(1, 60):
-        strategy = Bounded(3, 3, staleness=0, push_every=2, fetch_every=3)
-        run = Observed(Job(plain.classes(lambda: smooth(torch.float32)), strategy, batch_size=4), Simulated(crashes=(Crash(0, message),)))
-        witness, _ = Witness(run), Lead(run, 0)
+    for message in range(1, 80):
+        strategy = Bounded(3, 3, staleness=2, fetch_every=3, warm_start_steps=4)
+        job = Job(plain.classes(lambda: smooth(torch.float32), samples=43), strategy, batch_size=4, epochs=2)
+        run = Observed(job, Simulated(crashes=(Crash(0, message),)))
+        witness, _ = Witness(run), Lead(run, 2)
         run.simulation.run()
         witness.finish(run.outcome, run.simulation.killed)
         assert run.outcome == "done"
