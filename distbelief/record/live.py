@@ -219,6 +219,8 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
     lost = [f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}" for one in result["per_replica"] if one["lost"]]
+    if result["dropped"]:
+        rows.append(("too late", f"{_many(result['dropped'], 'gradient')} for a round; their minibatches were dealt again"))
     if lost:
         more = f" and {len(lost) - NAMES} more" if len(lost) > NAMES else ""
         rows.append(("dealt again", ", ".join(lost[:NAMES]) + more))

@@ -124,7 +124,7 @@ class Witness:
     @property
     def shards(self) -> list[str]:
         """The shards that hold anything."""
-        return [f"shard {i}" for i, own in enumerate(self.plan.assignments) if own.moving.size]
+        return [f"shard {i}" for i, own in enumerate(self.plan.assignments if self.plan else ()) if own.moving.size]
 
     def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
         """The minibatches of an update."""
@@ -186,7 +186,9 @@ class Lead:
             self.applied[sender, to] = message.tick + 1
 
     def started(self, who: str) -> None:
-        """A step begins."""
+        """A step begins; what a replica does in the instant of its death is nobody's."""
+        if self._network.endpoints[who].closed:
+            return
         plan = self._run.simulation.coordinator.plan
         assert plan is not None
         shards = [f"shard {i}" for i, own in enumerate(plan.assignments) if own.moving.size]

@@ -53,11 +53,13 @@ def test_the_options_of_a_command_are_a_promise(command: str, strategy: str) -> 
     assert sorted(known(command, strategy)) == sorted(FROZEN[command, strategy].split())
 
 
-def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "single", "--help"]) == 0
+@pytest.mark.parametrize("strategy", ["single", *OWN])
+def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "mnist", strategy, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"{name} " in shown for name in FROZEN["train", "single"].split())
-    assert not any(f"{name} " in shown for name in f"{DOWNPOUR} {LOCAL}".split())
+    own = FROZEN["train", strategy].split()
+    assert all(f"{name} " in shown for name in own)
+    assert not any(f"{name} " in shown for name in f"{' '.join(OWN.values())} {LOCAL}".split() if name not in own)
     assert "Passes over the training set." in shown
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.core import events, messages
+from distbelief.core import attendance, events, messages
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Range, Tensor, lay_out
@@ -50,6 +50,29 @@ def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
 
 def push(clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING) -> messages.Push:
     return messages.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
+
+
+@pytest.mark.parametrize("settings", [{"consistency": "synchronous", "batch_size": 4}, {"consistency": "softsync"}], ids=str)
+@pytest.mark.parametrize("name", ["momentum", "adagrad"])
+def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name: str, settings: dict[str, Any]) -> None:
+    one = shard(plan(replicas=2, optimizer=Optimizer(name, 0.1), **settings))
+    twin = shard(plan(optimizer=Optimizer(name, 0.1)))
+    for replica in (0, 1):
+        one.handle(f"replica {replica}", attendance.Attend(0, 0), None)
+    for clock in (1, 2, 3):
+        payloads = [numbers(MOVING, 10 * clock + replica) for replica in (0, 1)]
+        mean = torch.zeros(MOVING, dtype=torch.uint8)
+        for section in LAYOUT.pieces(Range(0, MOVING)):
+            a, b, both = (values[section.start : section.stop].view(getattr(torch, section.dtype)) for values in (*payloads, mean))
+            average = section.kind == "parameter" or settings["consistency"] == "synchronous"
+            both.copy_((a.float() + b.float()) / 2 if average else b)  # buffers are the last push's, but in rounds
+        for replica, payload in enumerate(payloads):
+            one.handle(f"replica {replica}", messages.Push(0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1), payload)
+        twin.handle("replica 0", push(clock, version=clock - 1), mean)
+    assert one.version == twin.version == Version(0, 3)
+    for section in LAYOUT.pieces(Range(0, MOVING)):
+        where, dtype = slice(section.start, section.stop), getattr(torch, section.dtype)
+        torch.testing.assert_close(one.held.moving()[where].view(dtype), twin.held.moving()[where].view(dtype))  # type: ignore[index]
 
 
 def answer(effects: list[Effect]) -> Any:
