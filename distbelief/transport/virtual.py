@@ -152,6 +152,8 @@ class VirtualEndpoint(Endpoint):
         if self.closed or sender in self.cut:
             return
         if self.peers[sender.role] is not sender:
+            if sender.incarnation < self.peers[sender.role].incarnation:
+                return  # on its way since a former life
             self._replace(sender)
         event, payload = arrival.event, arrival.payload
         if isinstance(event, Fetched):
@@ -192,7 +194,7 @@ class VirtualEndpoint(Endpoint):
 
     def _lose(self, what: tuple[VirtualEndpoint, str]) -> None:
         peer, reason = what
-        if not self.closed and peer not in self.cut:
+        if not self.closed and peer not in self.cut and self.peers[peer.role] is peer:
             self.cut.add(peer)
             self.deliver(Arrival(peer.role, Lost(reason, peer.incarnation)))
 

@@ -116,7 +116,8 @@ def hold(seed: int) -> Observed:
     expected = {"done"} if lasting < job.strategy.replicas else {"done", "failed"}
     assert run.outcome in expected, f"{run.outcome}, and {died} died of {job.strategy.replicas}"
     counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
-    assert counted == run.rules.counted
+    # what a former life reports after its successor's death was heard of is refused: its minibatches have been dealt again
+    assert counted == run.rules.counted or (died and counted < run.rules.counted)
     for i, shard in enumerate(shards):
         role = f"shard {i}"
         assert shard.version.updates == run.rules.applied[role] == sum(shard.staleness.values())
