@@ -394,7 +394,7 @@ def test_an_option_of_a_consistency_changes_what_is_trained(plain: SimpleNamespa
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_every_option_of_a_consistency_has_its_change(kind: type[Any]) -> None:
-    assert {field.name for field in dataclasses.fields(kind)} == {"replicas", "shards", "optimizer", *CHANGES[kind]}
+    assert {field.name for field in dataclasses.fields(kind)} == {"replicas", "shards", "optimizer", "restarts", *CHANGES[kind]}
 
 
 def test_each_consistency_is_another(plain: SimpleNamespace) -> None:
