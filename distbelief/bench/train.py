@@ -16,7 +16,7 @@ from distbelief.cluster.local import Local
 from distbelief.core.settings import Optimizer
 from distbelief.errors import unknown
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Single, Strategy
+from distbelief.strategy import Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 
 TASKS = {
@@ -27,6 +27,7 @@ TASKS = {
 RATE = 0.01
 """Learning rate of every contender: plain SGD, slow enough that nobody diverges on a crowded machine."""
 PAIR = "two independent singles"
+SYNCHRONOUS = "synchronous, 2 replicas"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
             for replicas in options.replicas
             for prefetch in (0, 1)
         },
+        SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=Optimizer("sgd", RATE))),
         "ddp on gloo, 2 ranks": partial(loops.ddp, halved, 2),
         "hogwild, 2 processes": partial(loops.hogwild, halved, 2),
     }
@@ -127,6 +129,8 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
             best = max(names, key=lambda name: one[key][name])
             figures.append(figure(f"{model}: {best}, of {against}", one[key][best], promised))
             figures.append(figure(f"{model}: {best}, of ddp on gloo, 2 ranks", one["of_ddp"][best], 1.0))
+    if lenet := measured.get("lenet"):
+        figures.append(figure(f"lenet: {SYNCHRONOUS}, of {PAIR}", lenet["of_pair"][SYNCHRONOUS], 0.93))
     return figures
 
 

@@ -15,6 +15,7 @@ from distbelief.errors import JobFailed, UsageError
 KEYS = {
     "wire": {"sizes"},
     "train": {"models", "batch_size", "transport"},
+    "straggle": {"scenarios", "pad", "replicas"},
     "start": {"seconds", "runs"},
     "memory": {"vectors", "vector_bytes"},
     "simulator": {"messages", "seconds", "messages_per_second"},
@@ -49,6 +50,13 @@ def test_a_benchmark_writes_what_it_measured_and_on_what_machine(name, tmp_path,
     assert result["machine"]["torch"] == torch.__version__
     assert all(math.isfinite(n) for n in numbers(result))
     assert capfd.readouterr().out == ""
+
+
+def test_straggle_refuses_what_has_no_straggler() -> None:
+    bench = BENCHES["straggle"]
+    for options in ({"replicas": 1}, {"pad": -1.0}):
+        with pytest.raises(UsageError, match="must be 2 or more, and 0 or more"):
+            bench.run(bench.options(**options))
 
 
 def test_wire_measures_every_carrier_beside_every_limit(tmp_path):

@@ -1,0 +1,107 @@
+"""`bench straggle`: samples per second under stragglers, by what may be stale: steps are padded by sleeps, so that few cores hold many replicas."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.cluster.local import Local
+from distbelief.cluster.pace import Pace
+from distbelief.core.settings import optim
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
+
+FACTOR, CHANCE, TAIL = 4.0, 0.05, 10.0
+"""How many times slower the slow replica is; the chance of a slow step, and how many times longer that takes."""
+SYNCHRONOUS = "synchronous"
+
+
+@dataclass(frozen=True)
+class StraggleOptions:
+    """Options of `bench straggle`."""
+
+    task: str = "digits"
+    """What is trained; its own step should be much shorter than the pad."""
+    replicas: int = 4
+    """Replicas of every strategy; one of them is the backup worker of the one that has one."""
+    epochs: int = 8
+    """Passes over the training set in one turn."""
+    batch_size: int = 16
+    """Samples in a minibatch of one replica."""
+    pad: float = 0.03
+    """Least seconds of a step."""
+    repeats: int = 3
+    """Rounds in which all strategies take their turns."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One short round: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: StraggleOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: fewer than two replicas, or a pad that is none.
+    """
+    if options.replicas < 2 or not options.pad >= 0:
+        raise UsageError(f"--replicas {options.replicas} --pad {options.pad}: must be 2 or more, and 0 or more")
+    facts = machine()
+    pad, epochs, repeats = (0.002, 1, 1) if options.quick else (options.pad, options.epochs, options.repeats)
+    scenarios = {
+        f"one replica always {FACTOR:g} times slower": Pace(step=pad, spread="constant", slow={options.replicas - 1: FACTOR}),
+        f"{CHANCE:.0%} of the steps {TAIL:g} times slower": Pace(step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL),
+    }
+    measured = {}
+    for name, pace in scenarios.items():
+        turns = {strategy: partial(_rate, made, pace, epochs, options) for strategy, made in _strategies(options.replicas).items()}
+        taken = interleave(turns, repeats)
+        measured[name] = {
+            "samples_per_second": {strategy: statistics.median(values) for strategy, values in taken.items()},
+            "spread": {strategy: spread(values) for strategy, values in taken.items()},
+            "of_synchronous": {strategy: ratio(values, taken[SYNCHRONOUS]) for strategy, values in taken.items()},
+        }
+    result = {"bench": "straggle", "machine": facts, "task": options.task, "replicas": options.replicas, "pad": pad, "batch_size": options.batch_size,
+              "repeats": repeats, "scenarios": measured, "figures": _figures(measured)}  # fmt: skip
+    if not options.quiet:
+        for name, one in measured.items():
+            rows = [
+                [strategy, number(rate), f"{one['spread'][strategy]:.0%}", number(one["of_synchronous"][strategy])]
+                for strategy, rate in one["samples_per_second"].items()
+            ]
+            show(f"{name}: {options.replicas} replicas, steps of {1000 * pad:g} ms", ("", "samples/s", "+-", "of synchronous"), rows)
+    return finish(result, options.json, options.quiet)
+
+
+def _strategies(replicas: int) -> dict[str, Strategy]:
+    common: dict[str, Any] = {"replicas": replicas, "shards": 1, "optimizer": optim("sgd", lr=0.01)}
+    return {
+        SYNCHRONOUS: Synchronous(**common),
+        "synchronous, 1 backup worker": Synchronous(**common, backup_workers=1),
+        "bounded, staleness 3": Bounded(**common, staleness=3),
+        "softsync, n 1": Softsync(**common, n=1),
+        "downpour": Downpour(**common),
+    }
+
+
+def _rate(strategy: Strategy, pace: Pace, epochs: int, options: StraggleOptions) -> float:
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        job = Job(task=options.task, strategy=strategy, epochs=epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0,
+                  out=f"{folder}/run")  # fmt: skip
+        return float(Local(pace=pace).run(job)["samples_per_second"])
+
+
+def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each is ahead of synchronous where the issue of stragglers says so."""
+    figures = []
+    for number_of, (name, one) in enumerate(measured.items()):
+        ahead = ["downpour", "synchronous, 1 backup worker", *(["bounded, staleness 3"] if number_of else [])]
+        figures += [figure(f"{name}: {strategy}, of synchronous", one["of_synchronous"][strategy], 1.0) for strategy in ahead]
+    return figures
