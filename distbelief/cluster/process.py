@@ -45,6 +45,7 @@ from distbelief.tasks.worker import Trainer, build_model, measure, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
+from distbelief.transport.tls import Identity, TlsEndpoint
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -60,6 +61,8 @@ class Spec(msgspec.Struct, frozen=True):
     bind: str
     advertise: str
     insecure: bool
+    identity: Identity | None
+    """What this role proves itself with, where links are TLS."""
     run: str
     checkpoint: str
     position: Position
@@ -131,6 +134,8 @@ class _Process:
         spec = self.spec
         if spec.transport == "shared":
             return SharedEndpoint(self.role, spec.job)
+        if spec.identity:
+            return TlsEndpoint(self.role, spec.job, identity=spec.identity)
         return TcpEndpoint(self.role, spec.job, insecure=spec.insecure)
 
     def _listen(self) -> None:

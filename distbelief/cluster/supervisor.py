@@ -26,6 +26,7 @@ from distbelief.errors import JobFailed
 from distbelief.job import Job
 
 if TYPE_CHECKING:
+    from distbelief.cluster.authority import Authority
     from distbelief.cluster.local import Local
     from distbelief.cluster.process import Spec
     from distbelief.cluster.sitting import Sitting
@@ -128,18 +129,29 @@ class Supervisor:
     # starting
 
     def _start(self) -> None:
-        spec = msgspec.msgpack.encode(self._spec())
+        spec = self._spec()
         from distbelief.cluster.process import main
+
+        authority = self._authority(spec.job)
 
         forkserver.start()
         context = forkserver.context()
         with forkserver.blank_main():
             for role in self._roles():
                 ours, theirs = context.Pipe()
-                process = context.Process(target=main, args=(role, spec, theirs), name=role)
+                own = msgspec.structs.replace(spec, identity=authority.issue(role) if authority else None)
+                process = context.Process(target=main, args=(role, msgspec.msgpack.encode(own), theirs), name=role)
                 process.start()
                 theirs.close()
                 self.children[role] = _Child(role, process, ours)
+
+    def _authority(self, job: str) -> Authority | None:
+        """Who certifies the roles, where links are TLS."""
+        if not self.cluster.encrypted:
+            return None
+        from distbelief.cluster.authority import Authority
+
+        return Authority(job)
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
@@ -161,6 +173,7 @@ class Supervisor:
             bind=self.cluster.bind,
             advertise=told_host(self.cluster.bind, self.cluster.advertise),
             insecure=self.cluster.insecure,
+            identity=None,
             run=str(sitting.folder.path if sitting.folder else ""),
             checkpoint=sitting.checkpoint,
             position=sitting.position,

@@ -27,7 +27,7 @@ SHARED = (
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
 DOWNPOUR = "--replicas --shards --push-every --fetch-every --local-lr --prefetch --read-in-place --warm-start-steps"
-LOCAL = "--transport --bind --advertise --insecure"
+LOCAL = "--transport --bind --advertise --insecure --tls"
 FROZEN = {
     ("train", "downpour"): f"{DOWNPOUR} {SHARED} {TASK} {LOCAL}",
     ("train", "single"): f"{SHARED} {TASK}",
@@ -64,8 +64,8 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7)
     assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
-    words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure"]
-    assert options.parse("train", "mnist", "downpour", words).place(db.Local) == db.Local("tcp", "10.0.0.1:7000", "node7", True)
+    words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
+    assert options.parse("train", "mnist", "downpour", words).place(db.Local) == db.Local("tcp", "10.0.0.1:7000", "node7", True, True)
 
 
 def spec(*args: str) -> Spec:
@@ -82,6 +82,28 @@ def test_the_options_of_a_process_reach_it() -> None:
     assert spec("--bind", "0.0.0.0", "--advertise", "node7", "--transport", "tcp").advertise == "node7"
     own = spec("--bind", "0.0.0.0", "--transport", "tcp").advertise
     assert own not in ("", "0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "encrypted"),
+    [
+        ({"transport": "shared"}, False),
+        ({}, False),
+        ({"bind": "localhost:7000"}, False),
+        ({"bind": "::1"}, False),
+        ({"tls": True}, True),
+        ({"bind": "10.0.0.1"}, True),
+        ({"bind": "0.0.0.0"}, True),
+        ({"bind": "::"}, True),
+        ({"bind": "a host that nobody.knows"}, True),
+        ({"advertise": "192.0.2.1"}, True),
+        ({"bind": "10.0.0.1", "insecure": True}, False),
+        ({"bind": "0.0.0.0", "tls": True}, True),
+    ],
+    ids=str,
+)
+def test_links_are_encrypted_wherever_others_could_read_them(options: dict[str, Any], encrypted: bool) -> None:
+    assert db.Local(**{"transport": "tcp", **options}).encrypted is encrypted
 
 
 @pytest.mark.parametrize(
@@ -144,6 +166,8 @@ REFUSED = {
     "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs --transport tcp",
     "train digits downpour --advertise node7": "--advertise is of addresses",
     "train digits downpour --insecure": "--insecure is of addresses",
+    "train digits downpour --tls": "--tls is of addresses",
+    "train digits downpour --transport tcp --tls --insecure": "--tls and --insecure exclude each other",
     "train digits downpour --transport tcp --bind :7000": "--bind ':7000': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:http": "--bind 'node7:http': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",
