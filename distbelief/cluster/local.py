@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -39,9 +40,18 @@ class Local:
     advertise: str = ""
     """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address where that is 0.0.0.0."""
     insecure: bool = False
-    """Allow plain TCP on a network other than loopback."""
+    """Plain TCP on any network, to be read and forged by whoever is there; else links beyond loopback are encrypted, and closed to others."""
+    tls: bool = False
+    """With tcp, encrypt links on loopback too."""
     pace: Pace | None = None
     """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the links are TLS: where that was asked for, and on any network but loopback, unless `insecure`."""
+        if self.transport != "tcp" or self.insecure:
+            return False
+        return self.tls or not (_is_loopback(_host_and_port(self.bind)[0]) and _is_loopback(told_host(self.bind, self.advertise)))
 
     def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
         """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
@@ -91,9 +101,11 @@ class Local:
     def _settings(self, job: Job) -> Settings:
         if self.transport not in TRANSPORTS:
             raise unknown("transport", self.transport, TRANSPORTS)
-        given = [option(name) for name in ("bind", "advertise", "insecure") if getattr(self, name) != getattr(Local, name)]
+        given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(self, name) != getattr(Local, name)]
         if given and self.transport != "tcp":
             raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
+        if self.tls and self.insecure:
+            raise UsageError("--tls and --insecure exclude each other: leave one of them off")
         settings = job.settings()
         if self.pace:
             self.pace.check(settings.replicas)
@@ -135,6 +147,15 @@ def told_host(bind: str, advertise: str) -> str:
         except OSError:
             return socket.gethostname()
         return str(probe.getsockname()[0])
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host is this machine's loopback, by all of its addresses; one that is not known is not."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback for *_, where in found)
 
 
 def _host_and_port(bind: str) -> tuple[str, int]:

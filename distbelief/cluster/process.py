@@ -45,6 +45,7 @@ from distbelief.tasks.worker import Trainer, build_model, measure, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
+from distbelief.transport.tls import TlsEndpoint
 
 Compute = Callable[[Batch], Computed]
 
@@ -118,6 +119,8 @@ class _Process:
         spec = self.spec
         if spec.transport == "shared":
             return SharedEndpoint(self.role, spec.job, self.incarnation)
+        if spec.identity:
+            return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)
         return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
 
     def _listen(self) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from distbelief.cluster.pace import Pace
 from distbelief.core.portions import Position
 from distbelief.core.settings import Settings
+from distbelief.transport.tls import Identity
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -23,6 +24,8 @@ class Spec(msgspec.Struct, frozen=True):
     advertise: str
     insecure: bool
     pace: Pace | None
+    identity: Identity | None
+    """What this role proves itself with, where links are TLS."""
     run: str
     checkpoint: str
     position: Position

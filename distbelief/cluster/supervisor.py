@@ -26,6 +26,7 @@ from distbelief.errors import JobFailed
 from distbelief.job import Job
 
 if TYPE_CHECKING:
+    from distbelief.cluster.authority import Authority
     from distbelief.cluster.local import Local
     from distbelief.cluster.sitting import Sitting
     from distbelief.cluster.spec import Spec
@@ -132,7 +133,8 @@ class Supervisor:
     # starting
 
     def _start(self) -> None:
-        self._encoded = msgspec.msgpack.encode(self._spec())
+        self._told = self._spec()
+        self._certifier = self._authority(self._told.job)
         forkserver.start()
         for role in self._roles():
             self._start_process(role, 0)
@@ -140,15 +142,24 @@ class Supervisor:
     def _start_process(self, role: str, incarnation: int) -> None:
         from distbelief.cluster.process import main
 
+        own = msgspec.structs.replace(self._told, identity=self._certifier.issue(role) if self._certifier else None)
         context = forkserver.context()
         with forkserver.blank_main():
             ours, theirs = context.Pipe()
-            process = context.Process(target=main, args=(role, incarnation, self._encoded, theirs), name=role)
+            process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
             process.start()
             theirs.close()
         child = self.children[role] = _Child(role, incarnation, process, ours)
         if self._world:
             child.channel.say(self._world)
+
+    def _authority(self, job: str) -> Authority | None:
+        """Who certifies the roles, where links are TLS."""
+        if not self.cluster.encrypted:
+            return None
+        from distbelief.cluster.authority import Authority
+
+        return Authority(job)
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
@@ -171,6 +182,7 @@ class Supervisor:
             advertise=told_host(self.cluster.bind, self.cluster.advertise),
             insecure=self.cluster.insecure,
             pace=self.cluster.pace,
+            identity=None,
             run=str(sitting.folder.path if sitting.folder else ""),
             checkpoint=sitting.checkpoint,
             position=sitting.position,

@@ -23,6 +23,10 @@ VIEWS_LIMIT = 1024
 SPARE_LIMIT = 4
 """Most buffers for the copies of unsent answers that are kept for the next ones."""
 
+CONNECT_SECONDS = 10.0
+"""How long the opening of a connection may take."""
+HELLO_SECONDS = 5.0
+"""How long a new link may take to say who it is."""
 HELLO_LIMIT = 4096
 """Longest introduction in bytes."""
 STRANGERS_LIMIT = 64

@@ -16,8 +16,8 @@ import torch
 from distbelief.core.messages import Bulk, Fetched
 from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena, plain_arena
-from distbelief.transport.link import HELLO_LIMIT, STRANGERS_LIMIT, Link
-from distbelief.transport.sockets import CONNECT_SECONDS, SocketEndpoint
+from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link
+from distbelief.transport.sockets import SocketEndpoint
 
 _SCHEME = "unix:@"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -64,7 +64,7 @@ class SharedEndpoint(SocketEndpoint):
             os.close(self._segment)
             self._segment = -1
 
-    def _dial(self, address: str) -> socket.socket:
+    def _dial(self, role: str, address: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(CONNECT_SECONDS)
@@ -75,8 +75,9 @@ class SharedEndpoint(SocketEndpoint):
             raise
         return connection
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket) -> socket.socket:
         check_user(connection)
+        return connection
 
     def _introduce(self, connection: socket.socket, frame: bytes) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []

@@ -17,13 +17,9 @@ from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Message
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
-from distbelief.transport.link import HELLO_LIMIT, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
+from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
 from distbelief.transport.patience import Patience
 
-HELLO_SECONDS = 5.0
-"""How long a new link may take to say who it is."""
-CONNECT_SECONDS = 10.0
-"""How long the opening of a link may take."""
 CLOSE_SECONDS = 1.0
 """How long `close` waits for the last messages to go out."""
 
@@ -56,12 +52,12 @@ class SocketEndpoint(NetworkEndpoint):
         self._closed = False
 
     @abstractmethod
-    def _dial(self, address: str) -> socket.socket:
-        """A blocking connection to an address; raises OSError, or UsageError for an address of another kind."""
+    def _dial(self, role: str, address: str) -> socket.socket:
+        """A blocking connection to a role at an address; raises OSError, or UsageError for an address of another kind."""
 
     @abstractmethod
-    def _admit(self, connection: socket.socket) -> None:
-        """Set up a connection that was accepted; raises RemoteProtocolError to refuse it."""
+    def _admit(self, connection: socket.socket) -> socket.socket:
+        """Set up a connection that was accepted; raises OSError to refuse it."""
 
     @abstractmethod
     def _borrow(self, link: Link) -> None:
@@ -97,7 +93,7 @@ class SocketEndpoint(NetworkEndpoint):
             raise LocalProtocolError(f"{self.role} has a link to {role} already; wait for its Lost before opening another")
         connection = None
         try:
-            connection = self._dial(address)
+            connection = self._dial(role, address)
             self._introduce(connection, wire.encode(self._hello()))
             connection.setblocking(False)
         except OSError as error:
@@ -250,8 +246,8 @@ class SocketEndpoint(NetworkEndpoint):
                 return
             try:
                 connection.setblocking(False)
-                self._admit(connection)
-            except (OSError, RemoteProtocolError) as error:
+                connection = self._admit(connection)
+            except OSError as error:
                 _log.info("%s refused a link: %s", self.role, error)
                 connection.close()
                 continue
@@ -270,6 +266,9 @@ class SocketEndpoint(NetworkEndpoint):
         for link in list(self._strangers.values()):
             if link.deadline > now:
                 break
+            self._read(link)  # he may have spoken in time, to somebody busy
+            if link.role:
+                continue
             self._lose(link, f"no introduction within {HELLO_SECONDS} s")
         if self._delivered:
             return 0

@@ -1,4 +1,4 @@
-"""The carrier between hosts: TCP, with each message's payload raw behind it, straight between the vectors' memory and the socket."""
+"""The carrier between hosts: plain TCP, with each message's payload raw behind it, straight between the vectors' memory and the socket."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 from distbelief.core.messages import Bulk
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena
-from distbelief.transport.link import STRANGERS_LIMIT, Link
-from distbelief.transport.sockets import CONNECT_SECONDS, SocketEndpoint
+from distbelief.transport.link import CONNECT_SECONDS, STRANGERS_LIMIT, Link
+from distbelief.transport.sockets import SocketEndpoint
 
 SILENCE_SECONDS = 120.0
 """How long sent bytes may stay unacknowledged by the peer's host before the link is lost."""
@@ -79,10 +79,14 @@ class TcpEndpoint(SocketEndpoint):
             family, _, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError) as error:
             raise UsageError(f"the host of {address!r} is not known: {error}; give its number, or a name that this host can look up") from error
-        if not self.insecure and not ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback:
-            raise UsageError(f"{address!r} is not a loopback address, and what is sent there can be read and forged by others on the network; "
-                             "say --insecure if the network is yours alone")  # fmt: skip
+        self._check_network(address, str(where[0]))
         return family, (str(where[0]), *where[1:])
+
+    def _check_network(self, address: str, host: str) -> None:
+        """Refuse a network on which others could read and forge what is sent."""
+        if not self.insecure and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            raise UsageError(f"{address!r} is not a loopback address, and plain TCP can be read and forged by others on the network: "
+                             "use TLS, or say --insecure if the network is yours alone")  # fmt: skip
 
     def _tune(self, connection: socket.socket) -> None:
         """Set what a listener hands on to the connections that it accepts."""
@@ -97,7 +101,7 @@ class TcpEndpoint(SocketEndpoint):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
 
-    def _dial(self, address: str) -> socket.socket:
+    def _dial(self, role: str, address: str) -> socket.socket:
         family, where = self._resolve(address)
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -109,8 +113,9 @@ class TcpEndpoint(SocketEndpoint):
             raise
         return connection
 
-    def _admit(self, connection: socket.socket) -> None:
-        """Nothing to do: the listener's settings hold."""
+    def _admit(self, connection: socket.socket) -> socket.socket:
+        """The listener's settings hold."""
+        return connection
 
     def _borrow(self, link: Link) -> None:
         """Reserve addresses for the peer's pushes; memory is taken only for what it sends."""

@@ -35,7 +35,7 @@ OWN = {
     "bounded": f"{CADENCE} --staleness",
 }
 VIRTUAL = "--network --compute --stragglers --faults --phantom --keep"
-LOCAL = "--transport --bind --advertise --insecure --pad --straggle"
+LOCAL = "--transport --bind --advertise --insecure --tls --pad --straggle"
 FROZEN = {
     ("train", "single"): f"{SHARED} {TASK}",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
@@ -74,8 +74,8 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
     assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
-    words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure"]
-    assert options.parse("train", "mnist", "downpour", words).local() == db.Local("tcp", "10.0.0.1:7000", "node7", True)
+    words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
+    assert options.parse("train", "mnist", "downpour", words).local() == db.Local("tcp", "10.0.0.1:7000", "node7", True, True)
 
 
 def spec(*args: str) -> Spec:
@@ -92,6 +92,28 @@ def test_the_options_of_a_process_reach_it() -> None:
     assert spec("--bind", "0.0.0.0", "--advertise", "node7", "--transport", "tcp").advertise == "node7"
     own = spec("--bind", "0.0.0.0", "--transport", "tcp").advertise
     assert own not in ("", "0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("options", "encrypted"),
+    [
+        ({"transport": "shared"}, False),
+        ({}, False),
+        ({"bind": "localhost:7000"}, False),
+        ({"bind": "::1"}, False),
+        ({"tls": True}, True),
+        ({"bind": "10.0.0.1"}, True),
+        ({"bind": "0.0.0.0"}, True),
+        ({"bind": "::"}, True),
+        ({"bind": "a host that nobody.knows"}, True),
+        ({"advertise": "192.0.2.1"}, True),
+        ({"bind": "10.0.0.1", "insecure": True}, False),
+        ({"bind": "0.0.0.0", "tls": True}, True),
+    ],
+    ids=str,
+)
+def test_links_are_encrypted_wherever_others_could_read_them(options: dict[str, Any], encrypted: bool) -> None:
+    assert db.Local(**{"transport": "tcp", **options}).encrypted is encrypted
 
 
 @pytest.mark.parametrize(
@@ -163,6 +185,8 @@ REFUSED = {
     "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs --transport tcp",
     "train digits downpour --advertise node7": "--advertise is of addresses",
     "train digits downpour --insecure": "--insecure is of addresses",
+    "train digits downpour --tls": "--tls is of addresses",
+    "train digits downpour --transport tcp --tls --insecure": "--tls and --insecure exclude each other",
     "train digits downpour --transport tcp --bind :7000": "--bind ':7000': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:http": "--bind 'node7:http': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",

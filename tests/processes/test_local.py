@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "reading in place over tcp": ({"strategy": Downpour(read_in_place=True), "on": Local(transport="tcp")}, "--transport shared"),
     "reading in place what has masters": ({"strategy": Downpour(read_in_place=True), "task": "jobs:low"}, "bfloat16"),
     "a carrier nobody knows": ({"on": Local(transport="tpc")}, "did you mean 'tcp'"),
-    "a network that others read": ({"on": Local(transport="tcp", bind="0.0.0.0")}, "--insecure"),
+    "encrypted and not": ({"on": Local(transport="tcp", tls=True, insecure=True)}, "exclude each other"),
     "an address of somebody else": ({"on": Local(transport="tcp", bind="192.0.2.1", insecure=True)}, "192.0.2.1"),
     "a device that is not there": ({"device": "cuda:77"}, "--device"),
     "weights of another model": ({"init_from": "wrong.safetensors"}, "wrong.safetensors"),
