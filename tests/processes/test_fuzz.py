@@ -75,7 +75,7 @@ class Target:
     def __init__(self, carrier: str) -> None:
         authority = Authority("job") if carrier == "tls" else None
         self.identity = authority.issue if authority else None
-        self.shard, good = self.end(carrier, "shard 0"), self.end(carrier, "replica 1")
+        self.shard, good = self.end(carrier, "shard 0"), self.end(carrier, "evaluator")
         self.got: list[Arrival] = []
         self.shard.deliver = self.got.append
         self.address = self.shard.listen()
@@ -113,7 +113,7 @@ class Target:
         self.good.send("shard 0", Ready())
         self.good.poll(0)
         self.until(lambda: self.got)
-        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("replica 1", Ready())]
+        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("evaluator", Ready())]
 
     def close(self) -> None:
         self.good.close()
@@ -152,7 +152,7 @@ def test_a_spoilt_introduction_is_a_stranger_dropped_or_a_role(target: Target) -
                 peer.sendall(Spoiler(seed).frame([hello]))
                 peer.shutdown(socket.SHUT_WR)
             target.until(lambda: closed(peer))
-            assert all(isinstance(arrival.event, Lost | Message) and arrival.sender != "replica 1" for arrival in target.got)
+            assert all(isinstance(arrival.event, Lost | Message) and arrival.sender != "evaluator" for arrival in target.got)
             target.got.clear()
     target.check_the_good_link()
 
