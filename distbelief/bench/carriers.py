@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from distbelief.bench.peers import Peers
+from distbelief.cluster.authority import Authority
 from distbelief.core import messages, roles
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
 from distbelief.core.layout import Tensor, lay_out
@@ -26,6 +27,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
+from distbelief.transport.tls import Identity, TlsEndpoint
 
 RATE = 1e-3
 """Learning rate of every update that is measured, here and in `limits`: plain SGD."""
@@ -47,7 +49,7 @@ def mapped(descriptor: int, size: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
-def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, supervisor: int, memory: int) -> None:
+def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, supervisor: int, memory: int, identity: Identity | None) -> None:
     """Play a shard until it is told to stop; `memory` is the supervisor's descriptor of what is read in place, or -1."""
     role, own, moving = roles.shard(index), plan.assignments[index].moving, None
     if memory >= 0:
@@ -56,14 +58,16 @@ def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, su
         os.close(descriptor)
     shard = Shard(index, lambda plan, index: TorchSlice(plan, index, moving))
     shard.handle(roles.COORDINATOR, messages.Restore(plan, ""), None)
-    endpoint = _endpoint(carrier, role)
+    endpoint = _endpoint(carrier, role, identity)
     driver = Driver(WallClock(endpoint), lambda *_: None)
     driver.add_machine(role, shard, endpoint)
     connection.send_bytes(endpoint.listen().encode())
     driver.run()
 
 
-def _endpoint(carrier: str, role: str) -> NetworkEndpoint:
+def _endpoint(carrier: str, role: str, identity: Identity | None) -> NetworkEndpoint:
+    if identity is not None:
+        return TlsEndpoint(role, JOB, identity=identity)
     return SharedEndpoint(role, JOB) if carrier == "shared" else TcpEndpoint(role, JOB)
 
 
@@ -72,7 +76,7 @@ class Ours:
 
     Args:
         peers: who starts the shards.
-        carrier: shared or tcp.
+        carrier: shared, tcp or tls.
         size: bytes that are pushed, and fetched, in each round trip.
         shards: that hold them, an equal part each.
         does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so that there is nothing to
@@ -87,11 +91,12 @@ class Ours:
         if does == "in place":
             self._memory = os.memfd_create("distbelief bench")
             os.ftruncate(self._memory, size)
+        issue = Authority(JOB).issue if carrier == "tls" else lambda _: None
         served = [
-            peers.start(f"{role} of {size} bytes", 1, serve_shard, carrier, self._plan, index, os.getpid(), self._memory)
+            peers.start(f"{role} of {size} bytes", 1, serve_shard, carrier, self._plan, index, os.getpid(), self._memory, issue(role))
             for index, (role, _) in enumerate(self._shards)
         ]
-        self.endpoint = _endpoint(carrier, REPLICA)
+        self.endpoint = _endpoint(carrier, REPLICA, issue(REPLICA))
         arena = self.endpoint.allocate(size, 1, 1)
         self._gradient = arena.gradients[0]
         self._gradient.view(torch.float32).fill_(GRADIENT)

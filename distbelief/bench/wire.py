@@ -16,7 +16,7 @@ from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.errors import UsageError
 
-OURS = ("shared, landed", "shared, in place", "tcp", "shared, landed, 1 shard", "shared, in place, 1 shard", "a push alone", "a fetch alone")
+OURS = ("shared, landed", "shared, in place", "tcp", "tls", "shared, landed, 1 shard", "shared, in place, 1 shard", "a push alone", "a fetch alone")
 LIMITS = ("memcpy", "add in place", "direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
 TRIPS_LIMIT = 400
 """Most round trips of one measurement."""
@@ -30,7 +30,7 @@ class WireOptions:
     sizes: tuple[int, ...] = (SMALL, 256 << 10, 1 << 20, MIDDLE, LARGE)
     """Bytes that are pushed, and fetched, in one round trip; multiples of 128."""
     shards: int = 2
-    """Shards that the bytes lie on, as in a job; rows that say so, and tcp beside its one raw socket, have one."""
+    """Shards that the bytes lie on, as in a job; rows that say so, and tcp and tls beside one raw socket, have one."""
     repeats: int = 15
     """Rounds in which all carriers and limits take their turns."""
     seconds: float = 0.04
@@ -91,6 +91,7 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> dict[str, 
             "shared, landed": Ours(peers, "shared", size, shards),
             "shared, in place": Ours(peers, "shared", size, shards, "in place"),
             "tcp": Ours(peers, "tcp", size),
+            "tls": Ours(peers, "tls", size),
             "shared, landed, 1 shard": Ours(peers, "shared", size),
             "shared, in place, 1 shard": Ours(peers, "shared", size, 1, "in place"),
             "a push alone": Ours(peers, "shared", size, 1, "push"),
@@ -121,6 +122,7 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> dict[str, 
         "of_direct": {name: ratio(taken["direct update"], taken[name]) for name in (*OURS, "direct update and copy")},
         "of_gloo": {name: ratio(taken["gloo"], taken[name]) for name in OURS},
         "of_raw_tcp": {name: ratio(taken["raw tcp"], taken[name]) for name in OURS},
+        "of_tcp": {"tls": ratio(taken["tcp"], taken["tls"])},
         "doorbells": {name: ratio(taken[name], taken["doorbell"]) for name in OURS},
     }
 
@@ -141,6 +143,8 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
                 figure(f"shared, landed, {told}: times gloo", one["of_gloo"]["shared, landed"], 4.0),
                 figure(f"tcp, {told}: of a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
             ]
+            if size == MIDDLE:
+                figures.append(figure(f"tls, {told}: of plain tcp", one["of_tcp"]["tls"], 0.5))
     if one := measured.get(str(SMALL)):
         for name in ("a push alone", "a fetch alone"):
             micro, bells = one["seconds"][name] * 1e6, one["doorbells"][name]
@@ -165,5 +169,6 @@ def _show(measured: dict[str, Any]) -> None:
     rows = []
     for what, key in (("the direct update", "of_direct"), ("gloo", "of_gloo"), ("a raw socket", "of_raw_tcp")):
         rows += [[f"{name}: speed, of {what}", *(number(one[key][name]) for one in measured.values())] for name in OURS]
+    rows.append(["tls: speed, of plain tcp", *(number(one["of_tcp"]["tls"]) for one in measured.values())])
     rows.append(["direct update and copy: of the direct update", *(number(one["of_direct"]["direct update and copy"]) for one in measured.values())])
     show("ratios", ("", *map(name_of, measured)), rows)

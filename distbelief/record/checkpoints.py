@@ -211,7 +211,10 @@ def read_manifest(path: str | Path) -> Manifest:
         version = msgspec.json.decode(outer.manifest, type=dict[str, Any]).get("format")
         if version != FORMAT:
             raise CheckpointError(f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that wrote it")
-        return msgspec.json.decode(outer.manifest, type=Manifest)
+        manifest = msgspec.json.decode(outer.manifest, type=Manifest)
+        if len(manifest.parts) != len(manifest.plan.assignments):
+            raise corrupt(file, f"it names {len(manifest.parts)} parts of {len(manifest.plan.assignments)} shards")
+        return manifest
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}; name a checkpoint, a folder like RUN/checkpoints/000003") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -352,3 +352,18 @@ def test_shards_of_nothing_save_and_load(tmp_path):
     for shard in range(5):
         same(load_part(path, plan, shard)[0], part_of(plan, shard, flat, arrays))
     assert math.prod(load_weights(path, plan.layout)["w"].shape) == 40
+
+
+def test_a_manifest_that_names_more_parts_than_shards_is_corrupt(tmp_path: Path) -> None:
+    store, plan = Checkpoints(tmp_path), plan_of(2)
+    arrays = [{"vector.moving": torch.zeros(own.moving.size, dtype=torch.uint8), "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
+              for own in plan.assignments]  # fmt: skip
+    for index, own in enumerate(arrays):
+        store.save_part(1, f"shard-{index}", own, {})
+    manifest = store.commit(1, plan, POSITION, 0) / "manifest.json"
+    inner = msgspec.json.decode(manifest.read_bytes())["manifest"]
+    inner["parts"].append(inner["parts"][0])
+    body = msgspec.json.encode(inner)
+    manifest.write_bytes(b'{"crc32":%d,"manifest":%s}' % (zlib.crc32(body), body))
+    with pytest.raises(CheckpointError, match="names 3 parts of 2 shards"):
+        load_part(manifest.parent, plan, 0)

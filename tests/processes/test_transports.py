@@ -237,6 +237,17 @@ def test_silent_strangers_are_dropped_in_time_and_in_number(make: Callable[..., 
         connection.close()
 
 
+def test_who_spoke_in_time_to_somebody_busy_is_heard(make: Callable[..., End], monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = make("shard 0")
+    with raw(shard.endpoint.listen()) as peer:
+        shard.until(lambda: shard.endpoint._strangers)
+        peer.sendall(hello() + wire.encode(Ready()))
+        late = monotonic() + sockets.HELLO_SECONDS + 1
+        monkeypatch.setattr(sockets, "monotonic", lambda: late)
+        shard.endpoint.poll(0)
+        assert [arrival.event for arrival in shard.got] == [Ready()]
+
+
 def test_a_slow_hello_in_pieces_is_heard(make: Callable[..., End]) -> None:
     shard = make("shard 0")
     with raw(shard.endpoint.listen()) as peer:

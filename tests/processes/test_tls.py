@@ -1,0 +1,301 @@
+"""Over TLS only roles of the job take part, each as itself; whoever else comes costs nobody but himself."""
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import jobs
+import pytest
+import torch
+
+from distbelief.cluster.authority import Authority
+from distbelief.cluster.local import Local
+from distbelief.core import records, wire
+from distbelief.core.effects import Arrival
+from distbelief.core.messages import Fetched, Hello, Pushed, Ready, Version
+from distbelief.errors import JobFailed
+from distbelief.strategy import Downpour
+from distbelief.testing import Pair, check_transport
+from distbelief.transport import sockets
+from distbelief.transport.tls import Identity, TlsEndpoint, _chunks, _context
+
+PATIENCE = 30.0
+AUTHORITY = Authority("job")
+IDENTITIES = {role: AUTHORITY.issue(role) for role in ("shard 0", "shard 1", "replica 0", "replica 1")}
+
+
+def end_of(role: str, identity: Identity | None = None) -> TlsEndpoint:
+    return TlsEndpoint(role, "job", identity=identity or IDENTITIES[role])
+
+
+def meet(opener: TlsEndpoint, listener: TlsEndpoint, address: str, role: str = "shard 0") -> None:
+    """Open a link; the other end is polled meanwhile, as its driver would."""
+    failed: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            opener.connect(role, address)
+        except Exception as error:
+            failed.append(error)
+
+    opening = threading.Thread(target=connect)
+    opening.start()
+    while opening.is_alive():
+        listener.poll(0.001)
+    opening.join()
+    if failed:
+        raise failed[0]
+
+
+def test_conformance() -> None:
+    def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+        a, b = end_of("replica 0"), end_of("shard 0")
+        a.allocate(size, gradients, parameters)
+        meet(a, b, b.listen())
+
+        def pump() -> None:
+            a.poll(0)
+            b.poll(0.001)
+
+        return Pair(a, b, pump)
+
+    check_transport(make_pair)
+
+
+class Shard:
+    """A listening shard with a link to replica 1, which must outlive whatever a stranger does."""
+
+    def __init__(self) -> None:
+        self.endpoint, self.good = end_of("shard 0"), end_of("replica 1")
+        self.got: list[Arrival] = []
+        self.endpoint.deliver = self.got.append
+        self.address = self.endpoint.listen()
+        meet(self.good, self.endpoint, self.address)
+
+    def raw(self) -> socket.socket:
+        host, _, port = self.address.removeprefix("tcp:").rpartition(":")
+        return socket.create_connection((host, int(port)), PATIENCE)
+
+    def until(self, reached: Callable[[], object]) -> None:
+        end = monotonic() + PATIENCE
+        while not reached():
+            assert monotonic() < end, self.got
+            self.endpoint.poll(0.002)
+
+    def goes_on(self) -> None:
+        """Nobody was told of the stranger, and the good link works."""
+        assert self.got == []
+        self.good.send("shard 0", Ready())
+        self.good.poll(0)
+        self.until(lambda: self.got)
+        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("replica 1", Ready())]
+
+
+@pytest.fixture
+def shard() -> Iterator[Shard]:
+    shard = Shard()
+    yield shard
+    shard.good.close()
+    shard.endpoint.close()
+
+
+def closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def context(identity: Identity | None) -> ssl.SSLContext:
+    """What a stranger opens a link with, who believes everybody."""
+    made = _context(ssl.PROTOCOL_TLS_CLIENT, identity) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.sslsocket_class, made.check_hostname, made.verify_mode = ssl.SSLSocket, False, ssl.CERT_NONE
+    return made
+
+
+OTHERS = Authority("job").issue("replica 0")
+MIXED = Identity(OTHERS.authority, IDENTITIES["replica 0"].certificate, IDENTITIES["replica 0"].key)
+STRANGERS: dict[str, tuple[Identity | None, str]] = {
+    "no certificate": (None, "replica 0"),
+    "a certificate of another authority": (OTHERS, "replica 0"),
+    "the certificate of another role": (IDENTITIES["replica 1"], "replica 0"),
+    "a replica that says it is a shard": (IDENTITIES["replica 0"], "shard 1"),
+    "a replica that says it is the coordinator": (IDENTITIES["replica 0"], "coordinator"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
+    identity, role = STRANGERS[name]
+
+    def speak(plain: socket.socket) -> None:
+        with contextlib.suppress(OSError), context(identity).wrap_socket(plain) as stranger:
+            stranger.sendall(wire.encode(Hello("job", role, 7)) + wire.encode(Ready()))
+            stranger.recv(1)
+
+    speaking = threading.Thread(target=speak, args=(shard.raw(),))
+    speaking.start()
+    shard.until(lambda: not speaking.is_alive())
+    speaking.join()
+    shard.goes_on()
+
+
+def test_a_role_that_proves_itself_is_heard(shard: Shard) -> None:
+    replica = end_of("replica 0")
+    meet(replica, shard.endpoint, shard.address)
+    replica.send("shard 0", Ready())
+    replica.poll(0)
+    shard.until(lambda: shard.got)
+    assert (shard.got[0].sender, shard.got[0].event) == ("replica 0", Ready())
+    replica.close()
+
+
+def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(shard: Shard) -> None:
+    with pytest.raises(JobFailed, match=r"cannot reach shard 1 at .*the certificate there is of 'shard 0'"):
+        meet(end_of("replica 0"), shard.endpoint, shard.address, "shard 1")
+    with pytest.raises(JobFailed, match=r"cannot reach shard 0 at .*certificate verify failed"):
+        meet(end_of("replica 0", MIXED), shard.endpoint, shard.address)
+    shard.goes_on()
+
+
+@pytest.mark.parametrize(
+    "said", [wire.encode(Hello("job", "replica 0", 0)) + wire.encode(Ready()), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" * 9]
+)
+def test_plain_bytes_to_a_port_of_tls_cost_their_link(shard: Shard, said: bytes) -> None:
+    with shard.raw() as stranger:
+        stranger.sendall(said)
+        shard.until(lambda: closed(stranger))
+    shard.goes_on()
+
+
+def client_hello() -> bytes:
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context(IDENTITIES["replica 0"]).wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("said", [b"", client_hello()[:9], client_hello()], ids=["nothing", "half a greeting", "a greeting"])
+def test_who_stays_silent_in_his_handshake_is_dropped_in_time(shard: Shard, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shard.raw() as stranger:
+        stranger.sendall(said)
+        shard.until(lambda: shard.endpoint._strangers)
+        shard.endpoint.poll(0.001)
+        assert not closed(stranger)
+        late = monotonic() + sockets.HELLO_SECONDS + 1
+        monkeypatch.setattr(sockets, "monotonic", lambda: late)
+        shard.endpoint.poll(0)
+        assert closed(stranger)
+    monkeypatch.undo()
+    shard.goes_on()
+
+
+def test_a_handshake_that_trickles_gains_no_time(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shard.raw() as stranger:
+        shard.until(lambda: shard.endpoint._strangers)
+        start, passed = monotonic(), 0.0
+        monkeypatch.setattr(sockets, "monotonic", lambda: start + passed)
+        for byte in client_hello()[: int(sockets.HELLO_SECONDS) * 20]:
+            assert not closed(stranger)
+            stranger.sendall(bytes([byte]))
+            shard.endpoint.poll(0)
+            passed += 0.05
+        passed += 0.1
+        shard.endpoint.poll(0)
+        assert closed(stranger)
+    monkeypatch.undo()
+    shard.goes_on()
+
+
+def test_strangers_in_their_handshakes_are_bounded_in_number(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "STRANGERS_LIMIT", 3)
+    strangers = [shard.raw() for _ in range(5)]
+    for stranger in strangers:
+        stranger.sendall(client_hello())
+    shard.until(lambda: closed(strangers[0]) and closed(strangers[1]))
+    assert len(shard.endpoint._strangers) == 3
+    for stranger in strangers:
+        stranger.close()
+    shard.until(lambda: not shard.endpoint._strangers)
+    shard.goes_on()
+
+
+def test_every_role_has_a_key_of_its_own_and_none_is_shown() -> None:
+    assert IDENTITIES["shard 0"].key not in repr(IDENTITIES["shard 0"])
+    assert len({identity.key for identity in IDENTITIES.values()}) == len(IDENTITIES)
+    assert {identity.authority for identity in IDENTITIES.values()} == {IDENTITIES["shard 0"].authority}
+
+
+@pytest.mark.parametrize("sizes", [(60,), (60, 20), (60, 1 << 20), (60, 4096, 60, 300_000), (1 << 20, 60), (16 << 10, 1), (0, 5)])
+def test_what_is_written_at_once_begins_the_same_when_it_is_tried_again(sizes: tuple[int, ...]) -> None:
+    queue = [bytes([at]) * size for at, size in enumerate(sizes)]
+    chunks = [bytes(chunk) for chunk in _chunks(queue)]
+    assert b"".join(chunks) == b"".join(queue)
+    for count in range(len(chunks)):
+        rest = b"".join(queue)[sum(map(len, chunks[:count])) :]
+        whole = [rest[: len(rest) - sum(sizes[1:])], *queue[1:]] if len(rest) > sum(sizes[1:]) else [rest]
+        assert bytes(next(iter(_chunks([*whole, b"more"])))).startswith(chunks[count])
+
+
+def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Shard) -> None:
+    """OpenSSL holds half a record when the socket is full; the copy that `settle` makes goes on where it left off."""
+    size = 32 << 20
+    replica = end_of("replica 0")
+    arena = replica.allocate(size, 0, 1)
+    meet(replica, shard.endpoint, shard.address)
+    replica.send("shard 0", Ready())
+    replica.poll(0)
+    shard.until(lambda: shard.got)
+    parameters = torch.arange(size // 4, dtype=torch.int32).view(torch.uint8)
+    was = parameters.clone()
+    shard.endpoint.send("replica 0", Fetched(0, 0, size, Version(0, 1)), parameters)
+    shard.endpoint.poll(0)
+    shard.endpoint.settle()
+    parameters.zero_()
+    got: list[Arrival] = []
+    replica.deliver = got.append
+    shard.endpoint.send("replica 0", Pushed(0, 1, Version(0, 1)))
+    end = monotonic() + PATIENCE
+    while len(got) < 2 and monotonic() < end:
+        shard.endpoint.poll(0)
+        replica.poll(0.001)
+    assert torch.equal(arena.parameters[0], was)
+    assert [type(arrival.event) for arrival in got] == [Fetched, Pushed]
+    replica.close()
+
+
+# jobs
+
+
+def test_a_job_over_tls_trains_and_its_links_are_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued: list[str] = []
+    issue = Authority.issue
+    monkeypatch.setattr(Authority, "issue", lambda self, role: (issued.append(role), issue(self, role))[1])
+    result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), Local("tcp", tls=True), epochs=10)
+    assert (result["outcome"], result["samples"]) == ("done", 10 * jobs.SAMPLES)
+    assert sorted(issued) == ["coordinator", "evaluator", "replica 0", "replica 1", "shard 0", "shard 1"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+
+
+def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued: list[str] = []
+    issue = Authority.issue
+    monkeypatch.setattr(Authority, "issue", lambda self, role: (issued.append(role), issue(self, role))[1])
+    assert jobs.run(tmp_path / "run", on=Local("tcp", "0.0.0.0"), epochs=2)["outcome"] == "done"
+    assert issued
+
+
+def test_a_killed_replica_costs_a_job_over_tls_nothing_but_its_steps(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.EpochDone, lambda: jobs.kill("replica 1"))
+    result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), Local("tcp", tls=True), epochs=30)
+    assert (result["outcome"], result["epochs"]) == ("done", 30)
+    assert next((record.role, record.died) for record in watch.of(records.Gone)) == ("replica 1", True)
