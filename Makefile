@@ -25,6 +25,7 @@ test-fast: .venv/tools
 
 test-slow: .venv/tools
 	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py
+	DISTBELIEF_FRAMES=100000 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_fuzz.py
 	$(BIN)/pytest tests/slow
 
 test-gpu: .venv/tools

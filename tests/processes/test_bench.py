@@ -75,7 +75,7 @@ def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     assert one["of_single"]["single, 1 thread"] == 1
 
 
-@pytest.mark.parametrize("carrier", ["shared", "tcp"])
+@pytest.mark.parametrize("carrier", ["shared", "tcp", "tls"])
 def test_a_carrier_that_loses_an_update_is_not_reported_as_fast(carrier):
     with Peers() as peers:
         ours = Ours(peers, carrier, 4096)
