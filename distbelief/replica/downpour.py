@@ -88,7 +88,8 @@ class Downpour:
         if self._plan is None:
             return "to be welcomed by the coordinator"
         if self._missing:
-            return "for parameters from the shards"
+            asked = sorted(self._asked_of, key=roles.index_of)
+            return f"for parameters from {', '.join(asked[:3]) or 'the shards'}" + (f" and {len(asked) - 3} more" if len(asked) > 3 else "")
         if any(self._busy):
             return "for the shards to apply its push"
         return "for work from the coordinator"
@@ -132,6 +133,7 @@ class Downpour:
         self._based = self._versions
         self._arrived: dict[str, Version] = dict(self._versions)
         self._missing = 0
+        self._asked_of: set[str] = set()
         self._landing, self._in_flight = 0, False
         self._clock = self._slot = 0
         self._busy = [0] * self._settings.slots
@@ -271,6 +273,7 @@ class Downpour:
             if part.size:
                 self._missing += 1
                 self._fetched += part.size
+                self._asked_of.add(self._holders[part.start, part.stop])
                 yield Send(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick))
 
     def _landed(self) -> Steps:
@@ -340,6 +343,7 @@ class Downpour:
         kind = type(event)
         if kind is messages.Fetched:
             self._missing -= 1
+            self._asked_of.discard(arrival.sender)
             self._arrived[arrival.sender] = event.version  # type: ignore[union-attr]
             if arrival.sender in self._floors:  # others hold nothing but frozen parameters
                 self._floors[arrival.sender] = event.floor  # type: ignore[union-attr]

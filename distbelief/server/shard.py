@@ -46,6 +46,7 @@ class Shard:
         self._slice: Slice | None = None
         self._heard: set[tuple[str, type]] = set()
         self._lives: dict[str, int] = {}
+        self._latest: dict[str, tuple[int, int]] = {}
         self._answers: dict[type, Callable[[str, Any, Payload | None], list[Effect]]] = {
             messages.Push: self._push,
             messages.Fetch: self._fetch,
@@ -124,6 +125,7 @@ class Shard:
             staleness = updates - event.version.updates
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
+            self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, learning_rate.factor(self._schedule, self.samples, self._total)
             if self._asks:
                 key = Key(sender, event.incarnation, event.clock)
@@ -253,6 +255,8 @@ class Shard:
     def standing(self) -> dict[str, Any]:
         """What it has applied, and of whom."""
         of: dict[str, dict[str, Any]] = {role: {"clock": clock} for role, (_, clock) in self.ledger.clocks.items()}
+        for role, (version, staleness) in self._latest.items():
+            of[role] |= {"version": version, "staleness": staleness}
         for role, reason in self.waiting().items():
             of.setdefault(role, {})["waits_for"] = reason
         return {"version": self.version.updates, "of": of}

@@ -41,6 +41,8 @@ def test_a_running_job_tells_of_every_member(tmp_path: Path, watch: jobs.Watch) 
     assert members["shard 0"]["version"] > 20
     assert members["replica 0"]["clock"] + members["replica 1"]["clock"] >= members["shard 0"]["version"] - 2
     assert all(one["pid"] != os.getpid() and one["incarnation"] == 0 for one in members.values())
+    assert members["replica 0"]["version"] <= members["shard 0"]["version"]
+    assert 0 <= members["replica 0"]["staleness"] < 20
     assert members["evaluator"]["state"] in ("waiting", "busy")
     for name in ("rate", "minibatches"):
         assert members["replica 0"][name] is not None
@@ -60,7 +62,7 @@ def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch)
         finally:
             jobs.kill("shard 0", jobs.signal.SIGCONT)
 
-    assert any("parameters" in why for why in asked_while_it_runs(tmp_path / "run", watch, ask))
+    assert any("parameters from shard 0" in why for why in asked_while_it_runs(tmp_path / "run", watch, ask))
 
 
 def test_single_and_an_ended_job(tmp_path: Path, watch: jobs.Watch) -> None:
