@@ -9,7 +9,6 @@ import os
 import socket
 import ssl
 import struct
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -274,16 +273,16 @@ def client_hello(end: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        store = Checkpoints(folder)
-        for index, own in enumerate(PLAN.assignments):
-            moving = torch.randint(0, 2, (own.moving.size,), dtype=torch.uint8)
-            arrays = {"vector.moving": moving, "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
-            store.save_part(1, f"shard-{index}", arrays, {"updates": 3, "samples": 9, "staleness": {"0": 3}})
-        store.commit(1, PLAN, Position(1, 3, (Portion(0, 2, 1),)), 9)
-        RunFolder(Path(folder)).write_job({"task": "digits", "seed": 0, "settings": {"replicas": 2}, "options": {"data_dir": None}})
-        yield Path(folder)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    store = Checkpoints(folder)
+    for index, own in enumerate(PLAN.assignments):
+        moving = torch.randint(0, 2, (own.moving.size,), dtype=torch.uint8)
+        arrays = {"vector.moving": moving, "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
+        store.save_part(1, f"shard-{index}", arrays, {"updates": 3, "samples": 9, "staleness": {"0": 3}})
+    store.commit(1, PLAN, Position(1, 3, (Portion(0, 2, 1),)), 9)
+    RunFolder(folder).write_job({"task": "digits", "seed": 0, "settings": {"replicas": 2}, "options": {"data_dir": None}})
+    return folder
 
 
 def test_a_spoilt_manifest_is_refused_or_read(run: Path) -> None:
