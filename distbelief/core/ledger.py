@@ -12,6 +12,9 @@ from typing import Literal, NamedTuple
 
 from distbelief.errors import RemoteProtocolError
 
+SAMPLES_LIMIT = 1 << 40
+"""Most samples that one message may claim: sums of what peers claim must stay numbers that can be sent."""
+
 
 class Verdict(NamedTuple):
     """What to do with a push, and the sentence that says why."""

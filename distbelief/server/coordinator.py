@@ -15,6 +15,7 @@ from distbelief.core import attendance, events, messages, records, roles, speake
 from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import check_same
+from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.lives import Lives
 from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
 from distbelief.core.settings import Plan, Settings
@@ -214,6 +215,8 @@ class Coordinator:
     def _on_progress(self, sender: str, event: messages.Progress) -> list[Effect]:
         if sender not in self._members or self.dealer is None:
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
+        if not 0 <= event.samples <= SAMPLES_LIMIT:
+            raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
         self._samples += event.samples
         completed = self.dealer.report(sender, event.steps, event.dropped)
         loss = event.loss / event.losses if event.losses else None
@@ -289,6 +292,8 @@ class Coordinator:
         return [Send(role, messages.Snapshot(self._number)) for role in self._shards]
 
     def _on_snapshot(self, sender: str, event: messages.SnapshotDone) -> list[Effect]:
+        if not self._saving or sender not in self._waiting:
+            raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
         self._waiting.discard(sender)
         self._failed = self._failed or event.error
         if self._waiting:

@@ -14,7 +14,7 @@ from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Effect, End, Load, Payload, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
-from distbelief.core.ledger import Ledger
+from distbelief.core.ledger import SAMPLES_LIMIT, Ledger
 from distbelief.core.messages import Version
 from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
@@ -116,6 +116,8 @@ class Shard:
         held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to shard {self.index}, which holds [{own.start}, {own.stop})")
+        if not 0 <= event.samples <= SAMPLES_LIMIT:
+            raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
         if noted.action == "refuse":
             return []

@@ -368,9 +368,11 @@ def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest(
         ("replica 0", messages.Drain(), "replica 0 has no say in Drain; it is for nobody"),
         ("replica 0", messages.Stop("mine"), "replica 0 has no say in Stop; it is for coordinator, supervisor"),
         ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
-        ("replica 0", progress(steps=-1), "replica 0 reports -1 steps"),
+        ("replica 0", messages.Progress(-1, 0, 0, 0.0, 0, 0, 0, False), "replica 0 reports -1 steps"),
+        ("replica 0", messages.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False), "replica 0 reports 18446744073709551615 samples"),
+        ("shard 0", messages.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
     ],
-    ids=["stranger", "too many steps", "unknown", "not his to say", "not a replica", "less than nothing"],
+    ids=["stranger", "too many steps", "unknown", "not his to say", "not a replica", "less than nothing", "too many samples", "unasked checkpoint"],
 )
 def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: str) -> None:
     with pytest.raises(RemoteProtocolError, match=says):

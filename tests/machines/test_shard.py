@@ -208,3 +208,12 @@ def test_a_phantom_counts_as_the_real_one_does() -> None:
     assert save.arrays == {}
     phantom.handle("store", events.Loaded({}, save.facts), None)
     assert phantom.version == Version(0, 1)
+
+
+@pytest.mark.parametrize("samples", [-1, (1 << 64) - 1])
+def test_a_push_of_samples_that_cannot_be_is_refused(samples: int) -> None:
+    """Their sum could not be sent to the coordinator any more."""
+    one = shard()
+    with pytest.raises(RemoteProtocolError, match=f"pushed the gradient of {samples} samples"):
+        one.handle("replica 0", push(1, samples=samples), numbers(MOVING, 1))
+    assert one.version.updates == 0

@@ -22,8 +22,8 @@ import torch
 from spoil import LAYOUT, PLAN, WIRED, Spoiler
 
 from distbelief.cluster.authority import Authority
-from distbelief.core import wire
-from distbelief.core.effects import Arrival
+from distbelief.core import messages, wire
+from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Message, Ready
 from distbelief.core.portions import Portion, Position
@@ -33,7 +33,11 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
 from distbelief.record.restore import load_part, load_weights
 from distbelief.record.summary import Summary, course
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.shard import Shard
+from distbelief.server.slice import TorchSlice
 from distbelief.tasks.idx import read_idx
+from distbelief.transport.base import outside
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.sockets import SocketEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -66,6 +70,59 @@ def test_a_spoilt_frame_is_a_message_or_the_peers_error() -> None:
             assert isinstance(wire.decode(wire.encode(message)[wire.PREFIX.size :]), type(message))
             taken += 1
     assert COUNT / 50 < taken < COUNT, "frames are spoilt too much, or not at all"
+
+
+def shard() -> Shard:
+    one = Shard(0, TorchSlice)
+    one.handle("coordinator", messages.Restore(PLAN, ""), None)
+    for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
+        one.handle("replica 0", messages.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
+    return one
+
+
+def coordinator() -> Coordinator:
+    one = Coordinator(PLAN.settings)
+    for index in range(2):
+        one.handle(f"shard {index}", messages.Here(), None)
+    one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
+    for index in range(2):
+        one.handle(f"shard {index}", messages.Restored(False), None)
+    one.handle("replica 0", messages.Ready(), None)
+    return one
+
+
+OWN = PLAN.assignments[0].moving
+SAID = [
+    wire.encode(message)
+    for message in (
+        messages.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), messages.Fetch(0, OWN.start, OWN.stop), messages.Leave(),
+        messages.Initialise(0, OWN.start, OWN.stop), messages.Progress(0, 16, 1, 0.5, 1, 100, 100, True), messages.Join(0, LAYOUT, 100, 64), Ready(),
+        messages.Evaluated(1, 0.5, 0.9), messages.Restored(True), messages.SnapshotDone(1, ""),
+    )
+]  # fmt: skip
+SENDERS = {messages.Restored: "shard 0", messages.SnapshotDone: "shard 0", messages.Evaluated: "evaluator"}
+
+
+@pytest.mark.parametrize("make", [shard, coordinator])
+def test_a_spoilt_message_is_taken_or_the_peers_error(make: Callable[[], Shard | Coordinator]) -> None:
+    machine = make()
+    for seed in range(COUNT):
+        frame = Spoiler(seed).frame(SAID)
+        try:
+            message = wire.decode(frame[wire.PREFIX.size :][: wire.length(frame[: wire.PREFIX.size])])
+        except (RemoteProtocolError, struct.error):
+            continue
+        payload = None
+        if isinstance(message, messages.Bulk):
+            if outside(message, 2, LAYOUT.total):
+                continue  # the endpoint has refused it
+            payload = torch.zeros(message.stop - message.start, dtype=torch.uint8)
+        with told(seed), contextlib.suppress(RemoteProtocolError):
+            for effect in machine.handle(SENDERS.get(type(message), "replica 0"), message, payload):
+                if isinstance(effect, Send):
+                    wire.encode(effect.message)
+        if seed % 40 == 0:
+            machine = make()
 
 
 class Target:
