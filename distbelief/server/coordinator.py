@@ -14,13 +14,13 @@ import msgspec
 from distbelief.core import attendance, events, messages, records, roles, speakers
 from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
-from distbelief.core.layout import check_same
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.lives import Lives
 from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
+from distbelief.server import admission
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.phases import PHASES, Phase
 
@@ -127,11 +127,7 @@ class Coordinator:
                 self.plan = self._make_plan(event)
                 self._welcome.append(sender)
                 return self._restore()
-            check_same(self.plan.layout, event.layout, sender)
-            if event.samples != self.plan.samples:
-                raise UsageError(f"{sender} has {event.samples} training samples, the job has {self.plan.samples}: give every replica the same data")
-            if event.batch_size not in (0, self.settings.batch_size):
-                raise UsageError(f"{sender} asks for batches of {event.batch_size}, the job has {self.settings.batch_size}: it is one for all")
+            admission.check(self.plan, sender, event)
         except (LayoutError, UsageError) as error:
             return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
         if self.phase in ("leaving", "closing"):
