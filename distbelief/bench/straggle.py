@@ -29,7 +29,7 @@ class StraggleOptions:
     """What is trained; its own step should be much shorter than the pad."""
     replicas: int = 4
     """Replicas of every strategy; one of them is the backup worker of the one that has one."""
-    epochs: int = 8
+    epochs: int = 4
     """Passes over the training set in one turn."""
     batch_size: int = 16
     """Samples in a minibatch of one replica."""
