@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from distbelief.strategy import Downpour, Strategy
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task
+
+UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Job:
     """Epochs between evaluations of the server's model; 0 evaluates never."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; one is written at the end in any case."""
+    snapshot_every: str = "60s"
+    """Training time (30s, 5min) or pushes (500) between checkpoints beside those, which a shard that died goes back to; 0 for none."""
     keep_checkpoints: int = 2
     """Checkpoints kept."""
     init_from: str | None = None
@@ -80,6 +85,20 @@ class Job:
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
         named = {name: getattr(whose, name) for name in Settings.__struct_fields__ for whose in (self, self.strategy) if hasattr(whose, name)}
+        named["snapshot_seconds"], named["snapshot_pushes"] = _intervals(self.snapshot_every)
         settings = Settings(**named)
         settings.check()
         return settings
+
+
+def _intervals(every: str) -> tuple[float, int]:
+    """The seconds and the pushes that `snapshot_every` stands for.
+
+    >>> _intervals("5min"), _intervals("500"), _intervals("0")
+    ((300.0, 0), (0.0, 500), (0.0, 0))
+    """
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(UNITS)})|(\d+)", str(every).strip())
+    if not found:
+        raise UsageError(f"--snapshot-every {every!r}: is a time such as 30s or 5min, a number of pushes such as 500, or 0 for none")
+    number, unit, pushes = found.groups()
+    return (float(number) * UNITS[unit], 0) if unit else (0.0, int(pushes))

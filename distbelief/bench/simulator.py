@@ -9,7 +9,8 @@ from typing import Any
 
 from distbelief.bench.courses import counted
 from distbelief.bench.timing import figure, finish, interleave, machine, number, show
-from distbelief.cluster.simulated import Simulated, Simulation
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulation import Simulation
 from distbelief.core.messages import Message
 from distbelief.job import Job
 from distbelief.strategy import Downpour

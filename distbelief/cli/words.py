@@ -137,23 +137,24 @@ def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, An
     return {"slow": slow, **fields}
 
 
-def faults(texts: Iterable[str]) -> tuple[list[tuple[int, int]], dict[str, float], dict[str, float]]:
-    """What `--faults` asks for: crashes as (replica, message), the fields of `Weather` for delays, and those of `Simulated` for restarts.
+def faults(texts: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, float], dict[str, float]]:
+    """What `--faults` asks for: crashes as (role, message), the fields of `Weather` for delays, and those of `Simulated` for restarts.
 
     Raises:
         UsageError: an unknown fault, or a value that it cannot have.
 
-    >>> faults(["crash=1@500", "delay=1%x50ms", "restart=2s"])
-    ([(1, 500)], {'delay_chance': 0.01, 'delay': 0.05}, {'restart_seconds': 2.0})
+    >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
+    ([('replica 1', 500), ('shard 0', 9)], {'delay_chance': 0.01, 'delay': 0.05}, {'restart_seconds': 2.0})
     """
-    crashes: list[tuple[int, int]] = []
+    crashes: list[tuple[str, int]] = []
     fields: dict[str, float] = {}
     place: dict[str, float] = {}
     for item in _items(texts):
-        kind, value = _pair(item, "=", "--faults", "crash=1@500, delay=1%x50ms or restart=2s")
+        kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, delay=1%x50ms or restart=2s")
         if kind == "crash":
-            replica, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
-            crashes.append((_count(replica, "--faults crash replica"), _count(message, "--faults crash message")))
+            who, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
+            kind, number = ("shard", who.removeprefix("shard")) if who.startswith("shard") else ("replica", who.removeprefix("replica"))
+            crashes.append((f"{kind} {_count(number.strip(), f'--faults crash {kind}')}", _count(message, "--faults crash message")))
         elif kind == "delay":
             chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
             fields = {"delay_chance": fraction(chance, "--faults delay"), "delay": duration(time, "--faults delay")}

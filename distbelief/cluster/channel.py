@@ -21,7 +21,7 @@ class Word(msgspec.Struct, frozen=True, tag=True):
 
 
 class Listening(Word, frozen=True, tag=True):
-    """A process listens at an address."""
+    """The coordinator listens at an address: it says so, and all others are told."""
 
     address: str
 
@@ -40,12 +40,6 @@ class Failed(Word, frozen=True, tag=True):
     kind: str
     text: str
     trace: str = ""
-
-
-class World(Word, frozen=True, tag=True):
-    """Where everybody listens, by role."""
-
-    addresses: dict[str, str]
 
 
 class Interrupt(Word, frozen=True, tag=True):
@@ -84,7 +78,7 @@ class Standing(Word, frozen=True, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died | Explain | Ask | Standing).decode
+_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | Interrupt | Died | Explain | Ask | Standing).decode
 
 
 class Channel:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word, World
+from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
 from distbelief.cluster.settle import settle_process
@@ -123,16 +123,17 @@ class _Process:
             return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)
         return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
 
-    def _listen(self) -> None:
+    def _listen(self) -> str:
         where = () if self.spec.transport == "shared" else (listen_at(self.spec.bind, self.role), self.spec.advertise)
-        self.channel.say(Listening(self.endpoint.listen(*where)))
+        return self.endpoint.listen(*where)
 
-    def _meet(self) -> dict[str, str]:
-        """Wait until the supervisor tells where everybody listens."""
+    def _meet(self) -> None:
+        """Wait until the supervisor tells where the coordinator listens, and open the link to it."""
         while True:
             word = self.channel.hear()
-            if isinstance(word, World):
-                return word.addresses
+            if isinstance(word, Listening):
+                self.endpoint.connect(roles.COORDINATOR, word.address)
+                return
             if word is None or isinstance(word, Interrupt):
                 raise SystemExit(0)
 
@@ -145,7 +146,7 @@ class _Process:
         spec = self.spec
         self.player = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
         self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run))
-        self._listen()
+        self.channel.say(Listening(self._listen()))
         self.driver.run()
 
     def _hear(self) -> None:
@@ -171,15 +172,11 @@ class _Process:
         return Standing(self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts)
 
     def _play_shard(self) -> None:
-        self.player = shard = Shard(roles.index_of(self.role), self._slice)
+        self.player = shard = Shard(roles.index_of(self.role), self._slice, self.incarnation)
         self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
-        self._listen()
-        addresses = self._meet()
-        self.endpoint.connect(roles.COORDINATOR, addresses[roles.COORDINATOR])
-        if self.spec.settings.in_rounds:
-            for other in range(roles.index_of(self.role)):  # one of them rules the rounds
-                self.endpoint.connect(roles.shard(other), addresses[roles.shard(other)])
-        self.endpoint.send(roles.COORDINATOR, messages.Here())
+        address = self._listen()
+        self._meet()
+        self.endpoint.send(roles.COORDINATOR, messages.Here(self.incarnation, address))
         self.driver.run()
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
@@ -223,7 +220,7 @@ class _Process:
         model = self._model(task)
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
-        worker = _Worker(self, vectors, self._padded(trainer.compute), None, self._meet())
+        worker = _Worker(self, vectors, self._padded(trainer.compute), None)
         self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation), worker)
 
     def _padding(self) -> Padding | None:
@@ -255,13 +252,12 @@ class _Process:
 
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""
-        addresses = self._meet()
-        self.endpoint.connect(roles.COORDINATOR, addresses[roles.COORDINATOR])
+        self._meet()
 
         def attach(vectors: FlatModule, plan: Plan, arena: Arena) -> None:
             if self.spec.init_from:
                 vectors.module.load_state_dict(load_weights(self.spec.init_from, vectors.layout))
-            _Worker(self, vectors, None, None, addresses).attach(plan, arena)
+            _Worker(self, vectors, None, None).attach(plan, arena)
 
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
@@ -301,21 +297,20 @@ class _Process:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
         vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
-        self._tell_story(Evaluator(vectors, self.incarnation), _Worker(self, vectors, None, task, self._meet()))
+        self._tell_story(Evaluator(vectors, self.incarnation), _Worker(self, vectors, None, task))
 
     def _tell_story(self, player: Downpour | Evaluator, worker: _Worker) -> None:
         self.player = player
         self.driver.add_story(self.role, player.story(), self.endpoint, worker)
-        self.endpoint.connect(roles.COORDINATOR, worker.addresses[roles.COORDINATOR])
+        self._meet()
         self.driver.run()
 
 
 class _Worker:
     """Who computes in a process: a trainer's gradients, or a task's measure."""
 
-    def __init__(self, process: _Process, vectors: FlatModule, compute: Compute | None, task: Task | None, addresses: dict[str, str]) -> None:
+    def __init__(self, process: _Process, vectors: FlatModule, compute: Compute | None, task: Task | None) -> None:
         self._process, self._vectors, self._compute, self._task = process, vectors, compute, task
-        self.addresses = addresses
         self._pump = process.pump() if compute else None
 
     def attach(self, plan: Plan, arena: Arena) -> None:
@@ -324,8 +319,6 @@ class _Worker:
         if in_place and self._vectors.device.type != "cpu":
             raise UsageError(f"--read-in-place: the model is on {self._vectors.device}, which cannot compute on the shards' memory; leave it off")
         self._vectors.bind(arena.gradients, [common_memory(spec, plan)] if in_place else arena.parameters)
-        for index in range(len(plan.assignments)):
-            self._process.endpoint.connect(roles.shard(index), self.addresses[roles.shard(index)])
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         assert self._compute is not None

@@ -7,48 +7,32 @@ computed and payloads know only their length, so that thousands of replicas fit.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import torch
-from torch import nn
 
-from distbelief.cluster.pace import Pace, Stopwatch
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
-from distbelief.core import events, messages, roles
-from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.layout import Layout
-from distbelief.core.messages import Message
-from distbelief.core.records import Finished, Record
-from distbelief.core.settings import Plan, Settings
+from distbelief.core import roles
+from distbelief.core.records import Finished
+from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.record.restore import Store, load_weights
-from distbelief.replica.downpour import Downpour as DownpourStory
-from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.driver import Driver
-from distbelief.server.coordinator import Coordinator
-from distbelief.server.shard import Shard
-from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
-from distbelief.tasks import Data, Task, as_data, resolve
-from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, measure
-from distbelief.transport.base import Arena
-from distbelief.transport.virtual import VirtualNetwork, Weather
+from distbelief.transport.virtual import Weather
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """A replica dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is one of its second life, and so on."""
+    """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is one of its second life, and so
+    on; those that are killed because another shard died, in a synchronous job, begin a new life too.
+    """
 
-    replica: int
+    role: str
     message: int
 
 
@@ -67,9 +51,9 @@ class Simulated:
     pace: Pace = Pace()
     """The compute times."""
     crashes: tuple[Crash, ...] = ()
-    """Replicas that die, and when."""
+    """Who dies, and when."""
     restart_seconds: float = 1.0
-    """Time from a crash to the first word of the replica's next life."""
+    """Time from a crash to the first word of the next life."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes."""
     keep: bool = False
@@ -124,26 +108,21 @@ class Simulated:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
         self.weather.check()
         self.pace.check(settings.replicas)
-        self._check_crashes(settings.replicas, settings.restarts)
+        self._check_crashes(settings)
         return settings
 
-    def _check_crashes(self, replicas: int, restarts: int) -> None:
+    def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):
             raise UsageError(f"restart_seconds {self.restart_seconds}: must be 0 or more, and finite")
-        dying = [crash.replica for crash in self.crashes]
+        there = {*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(settings.shards))}
+        dying = [crash.role for crash in self.crashes]
         for crash in self.crashes:
-            if not 0 <= crash.replica < replicas:
-                raise UsageError(f"replica {crash.replica} cannot crash: there are replicas 0 to {replicas - 1}")
+            if crash.role not in there:
+                raise UsageError(f"{crash.role} cannot crash: there are replicas 0 to {settings.replicas - 1} and shards 0 to {settings.shards - 1}")
             if crash.message < 1:
-                raise UsageError(f"replica {crash.replica} cannot crash at message {crash.message}: its messages are counted from 1")
-            if dying.count(crash.replica) > 1 + restarts:
-                many = dying.count(crash.replica)
-                raise UsageError(f"replica {crash.replica} cannot crash {many} times: it comes back {restarts} times (--restarts)")
-
-
-def task_of(job: Job) -> Task:
-    """The task that a job names or holds."""
-    return resolve(job.reference, job.data_dir) if isinstance(job.task, str) else job.task
+                raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
+            if (many := dying.count(crash.role)) > 1 + settings.restarts:
+                raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
 
 
 @contextlib.contextmanager
@@ -167,217 +146,3 @@ def _interrupts() -> Iterator[Callable[[], str | None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@dataclass
-class Simulation:
-    """One run of a simulated cluster; tests reach into its network, driver and shards."""
-
-    job: Job
-    settings: Settings
-    cluster: Simulated
-    sink: Callable[[float, str, Record], None]
-    sitting: Sitting | None = None
-    clock: VirtualClock = field(default_factory=VirtualClock)
-    killed: list[str] = field(default_factory=list)
-    stopped: Callable[[], str | None] = lambda: None
-    """Says, between two events, why the job is to end; None while it is not."""
-
-    def __post_init__(self) -> None:
-        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom)
-        self.driver = Driver(self.clock, self._record)
-        self.task = task_of(self.job)
-        self._data = as_data(self.task.train())
-        self._over = False
-        self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
-        self.shards = [Shard(i, self._slice) for i in range(self.settings.shards)]
-        self._cast()
-        self._plan_crashes()
-
-    def run(self) -> None:
-        """Play every role to its end."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.job.threads)
-        try:
-            for role in self._stories():
-                if self.driver.plays(role):
-                    self.driver.begin(role)
-            self.driver.run_while(lambda: self.stopped() is None)
-            if reason := self.stopped():
-                self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(reason))
-                self.driver.run_while(lambda: True)
-        finally:
-            torch.set_num_threads(threads)
-
-    def _stories(self) -> list[str]:
-        return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
-
-    def _record(self, moment: float, role: str, record: Record) -> None:
-        self.sink(moment, role, record)
-        if isinstance(record, Finished):
-            self.clock.call_later(0.0, self._dismiss, None)
-
-    def _dismiss(self, _: None) -> None:
-        """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
-        self._over = True
-        for role in self._stories():
-            self.driver.remove(role)
-
-    def _cast(self) -> None:
-        sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
-        store = Store(sitting.folder.path) if keep and sitting and sitting.folder else _NoStore()
-        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
-        self.coordinator = Coordinator(self.settings, self.evaluates, *resume)
-        self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), store)
-        for i, shard in enumerate(self.shards):
-            endpoint = self.network.endpoint(roles.shard(i))
-            self.driver.add_machine(roles.shard(i), shard, endpoint, store)
-            endpoint.send(roles.COORDINATOR, messages.Here())
-        for i in range(self.settings.replicas):
-            self._add_replica(i)
-        if self.evaluates:
-            evaluated = FlatModule(self._model())
-            story = Evaluator(evaluated).story()
-            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
-
-    def _model(self) -> nn.Module:
-        model = build_model(self.task, self.job.seed, self.job.device)
-        if self.job.init_from:
-            model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
-        return model
-
-    def _add_replica(self, index: int, incarnation: int = 0) -> None:
-        role, samples = roles.replica(index), len(self._data)
-        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
-        vectors: Vectors
-        worker: _Worker | _Phantom
-        if self.cluster.phantom:
-            vectors = PhantomVectors(self._layout())
-            worker = _Phantom(self.clock, stopwatch, samples, self.settings.batch_size)
-        else:
-            model = self._model()
-            vectors = FlatModule(model)
-            worker = _Worker(
-                self.clock,
-                stopwatch,
-                vectors,
-                Trainer(_with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
-            )
-        story = DownpourStory(role, vectors, samples, incarnation=incarnation).story()
-        self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
-
-    def _layout(self) -> Layout:
-        if not hasattr(self, "_known_layout"):
-            self._known_layout = layout_of(self._model())
-        return self._known_layout
-
-    def _slice(self, plan: Plan, shard: int) -> Slice:
-        return PhantomSlice(plan, shard) if self.cluster.phantom else TorchSlice(plan, shard)
-
-    def _plan_crashes(self) -> None:
-        """Kill replicas as they are about to send the message that their crash names."""
-        due: dict[str, deque[int]] = {}
-        for crash in self.cluster.crashes:
-            due.setdefault(roles.replica(crash.replica), deque()).append(crash.message)
-
-        def strike(sender: str, _to: str, _message: Message) -> None:
-            left = due.get(sender)
-            if left and not self.network.endpoints[sender].closed:
-                left[0] -= 1
-                if not left[0]:
-                    left.popleft()
-                    self.kill(sender)
-
-        if due:
-            self.network.before_send = strike
-
-    def kill(self, role: str) -> None:
-        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet, and starts it anew."""
-        self.killed.append(role)
-        self.network.crash(role)
-        self.clock.call_later(0.0, self.driver.remove, role)
-        incarnation = self.network.endpoints[role].incarnation
-        if roles.COORDINATOR not in self.network.endpoints[role].peers:
-            lost = events.Lost(f"{role} ended before it joined", incarnation)
-            self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
-        if roles.is_replica(role) and incarnation < self.settings.restarts:
-            self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
-
-    def _restart(self, role: str) -> None:
-        if not self._over:
-            self._add_replica(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
-            self.driver.begin(role)
-
-
-def _with_data(task: Task, data: Data) -> Task:
-    """The task with its training set loaded, shared by all simulated replicas."""
-    return dataclasses.replace(task, train=lambda: data).named(task.reference)
-
-
-class _Worker:
-    """Computes real gradients at once, and answers when the simulated step is over."""
-
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, vectors: FlatModule, trainer: Trainer) -> None:
-        self._clock, self._stopwatch, self._vectors, self._trainer = clock, stopwatch, vectors, trainer
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        self._vectors.bind(arena.gradients, arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
-        self._clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
-        return None
-
-    def measure(self) -> Measured:
-        raise UsageError("a replica measures nothing")
-
-
-class _Phantom:
-    """Computes nothing, and answers when the simulated step is over."""
-
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, samples: int, batch_size: int) -> None:
-        self._clock, self._stopwatch, self._samples, self._batch_size = clock, stopwatch, samples, batch_size
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Nothing to bind."""
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        seconds = self._stopwatch.draw()
-        samples = min(self._batch_size, self._samples - batch.index * self._batch_size)
-        self._clock.call_later(seconds, answer, Computed(None, samples, seconds))
-        return None
-
-    def measure(self) -> Measured:
-        raise UsageError("a phantom measures nothing")
-
-
-class _Watcher:
-    """Measures for the evaluator; in no simulated time, as it is outside every clock."""
-
-    def __init__(self, task: Task, vectors: FlatModule) -> None:
-        self._task, self._vectors = task, vectors
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        self._vectors.bind(arena.gradients, arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        raise UsageError("the evaluator computes no gradients")
-
-    def measure(self) -> Measured:
-        return measure(self._task, self._vectors.module)
-
-
-class _NoStore:
-    """Keeps nothing: for simulations without a run folder."""
-
-    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Nothing is kept."""
-
-    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> None:
-        """Nothing is kept."""
-
-    def discard(self, number: int) -> None:
-        """Nothing is kept."""
-
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        raise UsageError(f"{checkpoint}: a simulation without a run folder loads nothing")

@@ -19,7 +19,7 @@ import msgspec
 
 from distbelief import errors
 from distbelief.cluster import forkserver, status
-from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word, World
+from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -48,7 +48,6 @@ class _Child:
 
     def __init__(self, role: str, incarnation: int, process: Any, connection: Connection) -> None:
         self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
-        self.address = ""
         self.open = True
         self.left = False
         """It has left the job in peace: what its script does after that takes as long as it takes."""
@@ -58,8 +57,8 @@ class _Child:
 
     @property
     def spare(self) -> bool:
-        """Whether the job can go on without it."""
-        return roles.is_replica(self.role) or self.role == roles.EVALUATOR
+        """Whether the job can go on until another takes its place."""
+        return self.role not in (roles.COORDINATOR, roles.SINGLE)
 
 
 class Supervisor:
@@ -78,7 +77,7 @@ class Supervisor:
         self._leave_by = self._end_by = float("inf")
         self._interrupts = 0
         self._script = script or []
-        self._world: World | None = None
+        self._coordinator: Listening | None = None
         self._ending = False
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
         self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
@@ -150,8 +149,8 @@ class Supervisor:
             process.start()
             theirs.close()
         child = self.children[role] = _Child(role, incarnation, process, ours)
-        if self._world:
-            child.channel.say(self._world)
+        if self._coordinator:
+            child.channel.say(self._coordinator)
 
     def _authority(self, job: str) -> Authority | None:
         """Who certifies the roles, where links are TLS."""
@@ -265,14 +264,10 @@ class Supervisor:
         elif isinstance(word, Standing):
             self.desk.take(word)
         elif isinstance(word, Listening):
-            child.address = word.address
-            self.listening = True
-            listeners = [c for c in self.children.values() if c.role == roles.COORDINATOR or c.role.startswith("shard")]
-            if all(c.address for c in listeners):
-                self._world = World({c.role: c.address for c in listeners})
-                for other in self.children.values():
-                    if other.role != roles.COORDINATOR:
-                        other.channel.say(self._world)
+            self.listening, self._coordinator = True, word
+            for other in self.children.values():
+                if other is not child:
+                    other.channel.say(word)
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
@@ -318,8 +313,14 @@ class Supervisor:
         if child.spare:
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
-            if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or child.role == roles.EVALUATOR):
+            if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or not roles.is_replica(child.role)):
                 self._start_process(child.role, child.incarnation + 1)
+                if not roles.is_replica(child.role):
+                    del self.deaths[child.role]
+            if roles.kind(child.role) == "shard" and self.settings.in_rounds:
+                for other in self.children.values():
+                    if roles.kind(other.role) == "shard" and other.incarnation <= child.incarnation:
+                        self._kill(other, f"{child.role} died, and in a synchronous job all shards go back together")
         elif self.failure is None:
             self.deaths[child.role] = how
             self.failure = self._gone(child.role)

@@ -19,6 +19,13 @@ class SitOut(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A replica has no minibatch, and is not to be waited for."""
 
 
+class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has reached the next life of a shard that died, which had acknowledged its pushes up to `clock`; those that it had not come again."""
+
+    incarnation: int
+    clock: int
+
+
 # shard to replica
 
 
@@ -53,5 +60,5 @@ class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int
 
 
-Attendance = Attend | SitOut | Admitted | Excused | Ruling | Gone
+Attendance = Attend | SitOut | Return | Admitted | Excused | Ruling | Gone
 """Every message of this file."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from distbelief.core.events import Event
-from distbelief.core.messages import Message
+from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Position
 from distbelief.core.records import Record as RecordOf
 from distbelief.core.settings import Plan
@@ -66,11 +66,25 @@ class Measure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Attach(msgspec.Struct, frozen=True, gc=False):
-    """Make the vectors that a plan asks for, and open the links to its shards."""
+    """Make the vectors that a plan asks for."""
 
     plan: Plan
     gradients: int
     parameters: int
+
+
+class Connect(msgspec.Struct, frozen=True, gc=False):
+    """Open a link to a life of a role, in the place of the one before; answered by whether it is open."""
+
+    to: str
+    place: Place
+
+
+class Wake(msgspec.Struct, frozen=True, gc=False):
+    """Say `Woke(what)` in so many seconds."""
+
+    seconds: float
+    what: str
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -89,7 +103,7 @@ class Save(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Make checkpoint `number` the newest, all its parts being on disk; the store answers `Saved`."""
+    """Make checkpoint `number` the newest, all its parts being on disk; the store answers `Saved`, which says where it is."""
 
     number: int
     plan: Plan
@@ -117,7 +131,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Effect = Send | Receive | Compute | Measure | Attach | Record | Save | Commit | Discard | Load | End
+Effect = Send | Receive | Compute | Measure | Attach | Connect | Wake | Record | Save | Commit | Discard | Load | End
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):

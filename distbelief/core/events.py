@@ -21,6 +21,8 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     error: str
+    checkpoint: str = ""
+    """Where a checkpoint that was committed is."""
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):
@@ -30,5 +32,11 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
     facts: dict[str, Any]
 
 
-Event = Message | Lost | Saved | Loaded
+class Woke(msgspec.Struct, frozen=True, gc=False):
+    """From the clock beside a machine: the time of a `Wake` has come."""
+
+    what: str
+
+
+Event = Message | Lost | Saved | Loaded | Woke
 """Everything a role may be told."""

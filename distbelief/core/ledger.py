@@ -32,6 +32,25 @@ class Ledger:
     def __init__(self) -> None:
         self.clocks: dict[str, tuple[int, int]] = {}
 
+    def resume(self, who: str, incarnation: int, clock: int) -> int:
+        """A replica says that its pushes up to `clock` were taken before, by a shard that died; returns how many of them are not known here.
+
+        Raises:
+            RemoteProtocolError: a number that no clock has.
+
+        >>> ledger = Ledger()
+        >>> ledger.judge("replica 0", 0, 1).action, ledger.resume("replica 0", 0, 3), ledger.judge("replica 0", 0, 4).action
+        ('apply', 2, 'apply')
+        """
+        if not 0 <= clock <= SAMPLES_LIMIT:
+            raise RemoteProtocolError(f"{who} says that {clock} of its pushes were taken")
+        known, last = self.clocks.get(who, (incarnation, 0))
+        if incarnation < known:
+            return 0
+        last = last if incarnation == known else 0
+        self.clocks[who] = (incarnation, max(last, clock))
+        return max(0, clock - last)
+
     def judge(self, who: str, incarnation: int, clock: int) -> Verdict:
         """Decide on a push and, where it is to be applied, note it.
 

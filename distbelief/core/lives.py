@@ -36,6 +36,10 @@ class Lives:
             raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
         self._here[role] = incarnation
 
+    def here(self, role: str) -> int:
+        """Which life of a role is there, or was last."""
+        return self._here.get(role, 0)
+
     def absent(self) -> dict[str, int]:
         """The roles of which no life is there, and the last that was."""
         return {role: life for role, life in self._gone.items() if life >= self._here.get(role, 0)}

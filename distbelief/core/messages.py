@@ -22,6 +22,13 @@ class Version(NamedTuple):
     updates: int
 
 
+class Place(NamedTuple):
+    """Where one life of a role listens."""
+
+    address: str
+    incarnation: int
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Anything that one role sends another."""
 
@@ -59,8 +66,20 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     batch_size: int = 0
 
 
+class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A member, or the evaluator, has lost a shard, and asks where it is now; it is welcomed again once all shards are there."""
+
+
+class Held(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Every push of this replica is applied and reported, and it makes none until checkpoint `number` is made."""
+
+    number: int
+
+
 class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shards hold the initial parameters that this replica sent them."""
+    """The shards, of these incarnations, hold the initial parameters that this replica sent them."""
+
+    shards: tuple[int, ...]
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -96,10 +115,11 @@ class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The settings and the plan of the job; the first replica of a fresh job initialises the shards."""
+    """The settings and the plan of the job, and where its shards are; the first replica of a fresh job initialises them."""
 
     plan: Plan
     initialise: bool
+    shards: tuple[Place, ...]
 
 
 class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -119,6 +139,16 @@ class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Nothing to deal at present: push what is accrued, report it and wait."""
 
 
+class Hold(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Checkpoint `number` is to be made: compute, but push nothing until you may go on, and say when all that you pushed is applied."""
+
+    number: int
+
+
+class Go(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The checkpoint is made: go on pushing."""
+
+
 class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The job is over: push what is accrued, report it and leave."""
 
@@ -135,10 +165,17 @@ class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it."""
+    """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it.
+
+    `members` go on as they were, at a shard that takes the place of one that died; none do where all begin anew from the checkpoint.
+    """
 
     plan: Plan
     checkpoint: str
+    members: tuple[tuple[str, int], ...] = ()
+    """Replicas, and which life of each."""
+    ruler: Place = Place("", 0)
+    """Where the shard that rules the rounds is."""
 
 
 class Snapshot(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -162,6 +199,10 @@ class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A shard is there and waits for its range: the first thing it says."""
+
+    incarnation: int = 0
+    address: str = ""
+    """Where others reach it."""
 
 
 class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -241,7 +282,8 @@ class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 Wired = (
     Hello
-    | Here | Join | Ready | Progress | Leave | Evaluated | Welcome | Refused | Deal | Drain | Finish | Evaluate | Restore | Snapshot | Describe | Stop
+    | Here | Join | Rejoin | Ready | Progress | Held | Leave | Evaluated
+    | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Evaluate | Restore | Snapshot | Describe | Stop
     | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message that may stand on a wire."""

@@ -41,6 +41,23 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
     """Pushes that were too late for their round, and whose minibatches are dealt again."""
 
 
+class Rewound(Record, frozen=True, tag=True, gc=False):
+    """All go back to a checkpoint, at which so many `samples` were done."""
+
+    samples: int
+
+
+class Forgotten(Record, frozen=True, tag=True, gc=False):
+    """A shard that came again has lost a replica's pushes of these clocks, which it had applied: they were not in its checkpoint."""
+
+    role: str
+    replica: str
+    incarnation: int
+    """Of the replica."""
+    first: int
+    last: int
+
+
 class EpochDone(Record, frozen=True, tag=True, gc=False):
     """Every minibatch of an epoch (counted from 1) is applied."""
 
@@ -100,4 +117,4 @@ class Finished(Record, frozen=True, tag=True, gc=False):
     reason: str
 
 
-Any = Started | Joined | Stepped | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
+Any = Started | Joined | Stepped | Rewound | Forgotten | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished

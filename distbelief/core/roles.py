@@ -6,8 +6,7 @@ COORDINATOR = "coordinator"
 EVALUATOR = "evaluator"
 SINGLE = "single"  # who plays everything, where there is no server
 STORE = "store"  # the disk beside a role: answers `Saved` to the machine that yielded `Save`
-
-
+CLOCK = "clock"  # the driver's: answers `Woke` to the machine that yielded `Wake`
 SUPERVISOR = "supervisor"  # whoever runs the job: says `Stop` to the coordinator
 
 

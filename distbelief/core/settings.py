@@ -76,6 +76,10 @@ class Settings(msgspec.Struct, frozen=True):
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; 0 writes one at the end only."""
+    snapshot_seconds: float = 60.0
+    """Seconds of training between checkpoints, beside those of epochs; 0 for none."""
+    snapshot_pushes: int = 0
+    """Pushes between checkpoints, beside those of epochs; 0 for none."""
     target_accuracy: float = 0.0
     """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
     keep_checkpoints: int = 2
@@ -88,9 +92,9 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             UsageError: naming the option, its value and what it may be.
         """
-        least = {"replicas": 1, "shards": 1, "epochs": 1, "batch_size": 1, "push_every": 1, "fetch_every": 1, "warm_start_steps": 0,
-                 "evaluate_every": 0, "checkpoint_every": 0, "keep_checkpoints": 1, "restarts": 0, "backup_workers": 0, "n": 1, "staleness": 0,
-                 "clip_norm": 0, "local_lr": 0, "target_accuracy": 0}  # fmt: skip
+        least = dict.fromkeys(("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1)
+        least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
+        least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy"), 0)
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):
@@ -124,6 +128,11 @@ class Settings(msgspec.Struct, frozen=True):
     def in_rounds(self) -> bool:
         """Whether all replicas make one update together."""
         return self.consistency == "synchronous"
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether there are checkpoints while an epoch is made: then there is one at the beginning too."""
+        return bool(self.snapshot_seconds or self.snapshot_pushes)
 
     @property
     def slots(self) -> int:

@@ -9,6 +9,8 @@ from distbelief.errors import RemoteProtocolError
 
 SPEAKERS: Mapping[type, tuple[str, ...]] = {
     messages.Join: ("replica", roles.EVALUATOR),
+    messages.Rejoin: ("replica", roles.EVALUATOR),
+    messages.Held: ("replica",),
     messages.Ready: ("replica",),
     messages.Progress: ("replica",),
     messages.Leave: ("replica",),
@@ -18,6 +20,7 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     messages.Fetch: ("replica", roles.EVALUATOR),
     attendance.Attend: ("replica",),
     attendance.SitOut: ("replica",),
+    attendance.Return: ("replica",),
     attendance.Ruling: ("shard",),
     attendance.Gone: (roles.COORDINATOR,),
     messages.Here: ("shard",),
@@ -30,6 +33,7 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     messages.Stop: (roles.COORDINATOR, roles.SUPERVISOR),
     events.Saved: (roles.STORE,),
     events.Loaded: (roles.STORE,),
+    events.Woke: (roles.CLOCK,),
     events.Lost: ("replica", "shard", roles.COORDINATOR, roles.EVALUATOR),
 }
 """Each event that a machine takes, to the kinds of role that may be its sender."""

@@ -59,7 +59,8 @@ class Summary:
         self.replicas: dict[int, Replica] = {}
         self.history: list[dict[str, Any]] = []
         self.applied: dict[str, records.Applied] = {}
-        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = 0
+        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = self.forgotten = 0
+        self._forgotten: dict[tuple[str, str, int], int] = {}
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
         self.reached: dict[str, Any] | None = None
@@ -83,6 +84,13 @@ class Summary:
                     self._replica(record.role).gone = ""
             case records.Stepped():
                 self._stepped(seconds, record)
+            case records.Rewound():
+                self.samples = record.samples
+                self.epochs = min(self.epochs, record.samples // max(self.started.samples_per_epoch, 1)) if self.started else 0
+            case records.Forgotten():
+                whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
+                self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
+                self._forgotten[whose] = max(record.last, self._forgotten.get(whose, 0))
             case records.EpochDone():
                 self.epochs = max(self.epochs, record.epoch)
                 if not self.settings.get("evaluate_every", 1):
@@ -177,6 +185,7 @@ class Summary:
                 for index, one in sorted(known.items())
             ],
             "dropped": self.dropped,
+            "forgotten": self.forgotten,
             "history": self.history,
             "versions": self.job.get("versions") or versions(),
             "outcome": self.outcome,
@@ -196,7 +205,7 @@ def course(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, r
     totals: list[int] = []
     total = 0
     for seconds, record in taken:
-        if isinstance(record, records.Started):
+        if isinstance(record, records.Started | records.Rewound):
             total = record.samples
             while totals and totals[-1] > total:
                 totals.pop()

@@ -4,6 +4,9 @@ Beside the paper's listing: gradients are pushed after every `push_every` steps,
 and a fetch lands only between steps. With `prefetch` the fetch for the next step is in flight while this one computes, and pushes are not waited for.
 Where the consistency needs it, a replica tells the shards when it takes part and when it sits out, and pushes and fetches name their tick; in rounds
 each gradient of a push is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
+
+A shard that dies comes again: a replica tells it how far the one before had acknowledged, and sends it again what that had not; in rounds, where
+all shards go back to one checkpoint, a replica begins anew. While a checkpoint is made it computes, but pushes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
+from distbelief.replica.links import Links
+from distbelief.replica.pushes import Pushes
 from distbelief.replica.vectors import Vectors
 
 REPORT_SECONDS = 0.25
@@ -31,6 +36,10 @@ Steps = Generator[Effect, Any, None]
 def refusal(event: messages.Refused) -> LayoutError | UsageError:
     """The error for a role that may not take part."""
     return (LayoutError if event.layout else UsageError)(event.reason)
+
+
+class _AllBack(Exception):
+    """The whole job has gone back to a checkpoint."""
 
 
 class Downpour:
@@ -50,14 +59,30 @@ class Downpour:
         self.step = 0
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
-        self._initialise = False
-        self._ending = False
+        self._links = Links(role)
+        self._welcome: messages.Welcome | None = None
+        self._ending = self._left = False
 
     def story(self) -> Story:
         """Algorithm 1.1, from joining to leaving."""
-        if not (yield from self._join()):
-            yield Send(roles.COORDINATOR, messages.Leave())
-            return
+        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
+        while self._welcome is None and not self._ending:
+            self._take((yield RECEIVE))
+        if self._welcome is not None:
+            plan = self._plan = self._welcome.plan
+            self._settings = plan.settings
+            yield Attach(plan, self._settings.slots, self._settings.landings)
+            while not self._left:
+                try:
+                    yield from self._enter(plan)
+                    yield from self._train()
+                except _AllBack:
+                    continue
+                self._left = True
+        yield Send(roles.COORDINATOR, messages.Leave())
+
+    def _train(self) -> Steps:
+        """The loop of Algorithm 1.1."""
         while (batch := (yield from self._next_batch())) is not None:
             if self._attends and not self._attending:
                 yield from self._attend()
@@ -67,6 +92,7 @@ class Downpour:
                 yield from self._ask_ahead()
             computed: Computed | None = yield Compute(batch)
             if computed is None:
+                self._left = True
                 break
             if computed.loss is not None:
                 self.report(computed.loss, batch, self.step)
@@ -81,43 +107,45 @@ class Downpour:
             yield from self._request(self._landing, [part for _, part in self._parts])
             yield from self._landed()
             self.vectors.swap(self._landing)
-        yield Send(roles.COORDINATOR, messages.Leave())
 
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
         if self._plan is None:
             return "to be welcomed by the coordinator"
-        if self._missing:
-            asked = sorted(self._asked_of, key=roles.index_of)
-            return f"for parameters from {', '.join(asked[:3]) or 'the shards'}" + (f" and {len(asked) - 3} more" if len(asked) > 3 else "")
-        if any(self._busy):
+        if self._links.lost:
+            return f"for the next life of {', '.join(sorted(self._links.lost, key=roles.index_of)[:3])}"
+        if self._holding and self._steps == self._settings.push_every:
+            return "for a checkpoint to be made"
+        if asked := self._links.waits_for():
+            return f"for parameters from {', '.join(asked[:3])}" + (f" and {len(asked) - 3} more" if len(asked) > 3 else "")
+        if self._pushes.waiting:
             return "for the shards to apply its push"
         return "for work from the coordinator"
 
     def standing(self) -> dict[str, Any]:
         """How far it is."""
-        return {} if self._plan is None else {"clock": self._clock}
+        return {} if self._plan is None else {"clock": self._pushes.clock}
 
     # joining
 
-    def _join(self) -> Generator[Effect, Any, bool]:
-        """Take part and hold the server's parameters; False where the job is over already."""
-        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
-        while self._plan is None:
-            self._take((yield RECEIVE))
-            if self._ending:
-                return False
-        plan = self._plan
-        self._settings = plan.settings
-        parameters = self._settings.landings
-        yield Attach(plan, self._settings.slots, parameters)
+    def _enter(self, plan: Plan) -> Steps:
+        """Reach the shards, and hold the server's parameters."""
         self._start(plan)
-        if self._initialise:
-            yield from self._send_initial(plan)
+        initialise = False
+        while self._welcome is not None or (self._in_rounds and self._links.lost):
+            while self._welcome is None:
+                yield from self._links.seek()
+                self._take((yield RECEIVE))
+            welcome, self._welcome = self._welcome, None
+            initialise |= welcome.initialise
+            for shard in [*(yield from self._links.reach(welcome)), *self._links.lost]:
+                self._links.forget(shard)
+        self._start(plan)
+        if initialise:
+            yield from self._send_initial()
         yield from self._request(0, [part for a in plan.assignments for part in (a.moving, a.frozen)])
         yield from self._landed()
         self.vectors.swap(0)
-        return True
 
     def _start(self, plan: Plan) -> None:
         own = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
@@ -132,15 +160,13 @@ class Downpour:
         self._versions: dict[str, Version] = {role: Version(0, 0) for role, _ in own}
         self._based = self._versions
         self._arrived: dict[str, Version] = dict(self._versions)
-        self._missing = 0
-        self._asked_of: set[str] = set()
+        self._ending = self._holding = False
+        self._hold: int | None = None
         self._landing, self._in_flight = 0, False
-        self._clock = self._slot = 0
-        self._busy = [0] * self._settings.slots
-        self._unacknowledged: deque[list[int]] = deque()
-        self._dropped: list[tuple[int, int]] = []
+        self._slot = 0
+        self._pushes = Pushes(self.incarnation, self._versions, self._settings.slots)
         self._attends, self._in_rounds = self._settings.attends, self._settings.in_rounds
-        self._attending, self._admitting = False, 0
+        self._attending = False
         self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
         self._tick = self._floor = 0
         self._floors: dict[str, int] = {role: 0 for role, _ in own}
@@ -150,15 +176,14 @@ class Downpour:
         self._at = 0
         self._asked = self._draining = False
         self._seconds = self._loss = 0.0
-        self._losses = self._done_steps = self._done_samples = self._done_pushes = self._pushed = self._fetched = 0
+        self._losses = self._pushed = self._fetched = 0
 
-    def _send_initial(self, plan: Plan) -> Steps:
+    def _send_initial(self) -> Steps:
         self.vectors.initial(0)
         for (start, stop), role in self._holders.items():
-            self._missing += 1
-            yield Send(role, messages.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
+            yield self._links.ask(role, messages.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
         yield from self._landed()
-        yield Send(roles.COORDINATOR, messages.Ready())
+        yield Send(roles.COORDINATOR, messages.Ready(self._links.lives()))
 
     # data
 
@@ -183,7 +208,7 @@ class Downpour:
                 self._asked = True
                 yield self._progress(wants=True)
             else:
-                self._take((yield RECEIVE))
+                yield from self._wait()
         return None
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
@@ -205,8 +230,8 @@ class Downpour:
 
     def _accrue(self, computed: Computed) -> Steps:
         """Add the step's gradient to what the next push will hold, and step the local model."""
-        while self._busy[self._slot]:
-            self._take((yield RECEIVE))
+        while self._pushes.busy[self._slot]:
+            yield from self._wait()
         if not self._steps:
             self._based = self._versions
         weight = computed.samples / self._settings.batch_size if self._in_rounds else 1.0
@@ -218,17 +243,18 @@ class Downpour:
         self._seconds += computed.seconds
 
     def _push(self) -> Steps:
-        """Send what has accrued to all shards; does not wait."""
+        """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made."""
+        while self._holding:
+            yield from self._wait()
         slot = self._slot
         self.vectors.carry_buffers(slot)
-        self._clock += 1
-        self._busy[slot] = len(self._parts)
-        self._unacknowledged.append([len(self._parts), self._steps, self._accrued_samples, False])
+        clock, sent = self._pushes.clock + 1, {}
         for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
             push = messages.Push(
-                slot, part.start, part.stop, self.incarnation, self._clock, self._based[role], self._steps, self._accrued_samples, self._tick
+                slot, part.start, part.stop, self.incarnation, clock, self._based[role], self._steps, self._accrued_samples, self._tick
             )  # fmt: skip
-            yield Send(role, push, payload)
+            sent[role] = Send(role, push, payload)
+        yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent)
         self._tick += self._attends
         self._pushed += self._push_bytes
         self._steps = self._accrued_samples = 0
@@ -239,8 +265,8 @@ class Downpour:
         if self._steps:
             yield from self._push()
         yield from self._sit_out()
-        while self._unacknowledged or self._missing:
-            self._take((yield RECEIVE))
+        while self._pushes.waiting or self._links.missing:
+            yield from self._wait()
         self._in_flight = False  # what was asked for may be old by the time of the next step
         yield self._progress(wants=False)
 
@@ -271,14 +297,12 @@ class Downpour:
     def _request(self, landing: int, parts: list[Range], tick: int = 0) -> Steps:
         for part in parts:
             if part.size:
-                self._missing += 1
                 self._fetched += part.size
-                self._asked_of.add(self._holders[part.start, part.stop])
-                yield Send(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick))
+                yield self._links.ask(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick))
 
     def _landed(self) -> Steps:
-        while self._missing:
-            self._take((yield RECEIVE))
+        while self._links.missing:
+            yield from self._wait()
         if self._in_rounds:
             yield from self._same_round()
         self._versions = dict(self._arrived)
@@ -288,8 +312,8 @@ class Downpour:
         """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this replica is in."""
         while (newest := max(self._floors.values())) > min(self._floors.values()):
             yield from self._request(self._landing, [part for role, part in self._parts if self._floors[role] < newest], newest)
-            while self._missing:
-                self._take((yield RECEIVE))
+            while self._links.missing:
+                yield from self._wait()
         self._tick = newest
 
     def _too_old(self, step: int, tick: int) -> bool:
@@ -307,11 +331,10 @@ class Downpour:
 
     def _attend(self) -> Steps:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
-        self._admitting = len(self._parts)
         for role, _ in self._parts:
-            yield Send(role, attendance.Attend(self.incarnation, -1))
-        while self._admitting:
-            self._take((yield RECEIVE))
+            yield self._links.ask(role, attendance.Attend(self.incarnation, -1))
+        while any(self._links.asks(role, attendance.Attend) for role, _ in self._parts):
+            yield from self._wait()
         self._attending, self._expected = True, False
         if self._settings.consistency == "bounded":
             for role, _ in self._parts:
@@ -322,69 +345,87 @@ class Downpour:
         if self._attending or self._expected:
             self._attending = self._expected = False
             for role, _ in self._parts:
-                self._missing += 1
-                yield Send(role, attendance.SitOut())
+                yield self._links.ask(role, attendance.SitOut())
 
     # what arrives
 
+    def _wait(self) -> Steps:
+        """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
+        self._take((yield RECEIVE))
+        if self._hold is not None and not self._pushes.waiting:
+            number, self._hold = self._hold, None
+            yield self._progress(wants=False)
+            yield Send(roles.COORDINATOR, messages.Held(number))
+        if self._in_rounds and self._links.lost:
+            raise _AllBack
+        if self._welcome is not None:
+            yield from self._reunite(self._welcome)
+        yield from self._links.seek()
+
+    def _reunite(self, welcome: messages.Welcome) -> Steps:
+        """Reach the shards that have come again; begin anew where these have nothing to go on from."""
+        if welcome.initialise:
+            raise _AllBack
+        self._welcome = None
+        for shard in (yield from self._links.reach(welcome)):
+            unanswered = self._links.again(shard)
+            if shard in self._pushes.acknowledged:
+                yield from self._return(shard)
+            yield from unanswered
+
+    def _return(self, shard: str) -> Steps:
+        """Tell a shard that has come again how far the one before was, and push again what that had not acknowledged."""
+        pushes = self._pushes.owed(shard)
+        yield Send(shard, attendance.Return(self.incarnation, self._pushes.acknowledged[shard]))
+        if self._attending:
+            first: Any = pushes[0].message if pushes else None
+            yield Send(shard, attendance.Attend(self.incarnation, first.tick if first else self._tick))
+        elif self._attends and not self._links.asks(shard, attendance.SitOut):
+            yield self._links.ask(shard, attendance.SitOut())
+        yield from pushes
+
     def _progress(self, wants: bool) -> Send:
-        report = messages.Progress(
-            self._done_steps, self._done_samples, self._done_pushes, self._loss, self._losses, self._pushed, self._fetched, wants,
-            tuple(self._dropped),
-        )  # fmt: skip
-        self._dropped.clear()
+        steps, samples, pushes, dropped = self._pushes.take()
+        report = messages.Progress(steps, samples, pushes, self._loss, self._losses, self._pushed, self._fetched, wants, dropped)
         self._seconds = self._loss = 0.0
-        self._losses = self._done_steps = self._done_samples = self._done_pushes = self._pushed = self._fetched = 0
+        self._losses = self._pushed = self._fetched = 0
         return Send(roles.COORDINATOR, report)
 
     def _take(self, arrival: Arrival) -> None:
-        """Note what arrived; every wait of the story is a loop around this."""
+        """Note what arrived."""
         event = arrival.event
         kind = type(event)
         if kind is messages.Fetched:
-            self._missing -= 1
-            self._asked_of.discard(arrival.sender)
+            self._links.answered(arrival.sender, event)  # type: ignore[arg-type]
             self._arrived[arrival.sender] = event.version  # type: ignore[union-attr]
             if arrival.sender in self._floors:  # others hold nothing but frozen parameters
                 self._floors[arrival.sender] = event.floor  # type: ignore[union-attr]
         elif kind is messages.Pushed:
-            self._acknowledged(arrival.sender, event)  # type: ignore[arg-type]
+            self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]
+            if self._settings.read_in_place:
+                self._versions = {**self._versions, arrival.sender: event.version}  # type: ignore[union-attr]
         elif isinstance(event, messages.Initialised | attendance.Excused):
-            self._missing -= 1
+            self._links.answered(arrival.sender, event)
         elif isinstance(event, messages.Deal):
             self._portions.append(event.portion)
             self._asked = False
         elif isinstance(event, attendance.Admitted):
-            self._admitting -= 1
+            self._links.answered(arrival.sender, event)
             self._tick = max(self._tick, event.tick)
         elif isinstance(event, messages.Drain):
             self._draining = True
         elif isinstance(event, messages.Finish):
             self._ending = True
+        elif isinstance(event, messages.Hold):
+            self._holding, self._hold = True, event.number
+        elif isinstance(event, messages.Go):
+            self._holding, self._hold = False, None
         elif isinstance(event, messages.Welcome):
-            self._plan, self._initialise = event.plan, event.initialise
+            self._welcome = event
+        elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
+            self._links.lose(arrival.sender, event)
         else:
             self._end(arrival)
-
-    def _acknowledged(self, shard: str, event: messages.Pushed) -> None:
-        """A shard has applied a push; one that all shards have applied is done. The last of a former life are nobody's any more."""
-        if event.incarnation != self.incarnation:
-            return
-        waiting = self._unacknowledged
-        push = waiting[event.clock - (self._clock - len(waiting)) - 1]
-        push[0] -= 1
-        push[3] |= event.dropped
-        self._busy[event.slot] -= 1
-        if self._settings.read_in_place:
-            self._versions = {**self._versions, shard: event.version}
-        while waiting and not waiting[0][0]:
-            _, steps, samples, dropped = waiting.popleft()
-            if dropped:
-                self._dropped.append((self._done_steps, steps))
-                continue
-            self._done_steps += steps
-            self._done_samples += samples
-            self._done_pushes += 1
 
     def _end(self, arrival: Arrival) -> NoReturn:
         event = arrival.event

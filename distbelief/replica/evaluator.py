@@ -10,6 +10,7 @@ from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, M
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.downpour import refusal
+from distbelief.replica.links import Links
 from distbelief.replica.vectors import Vectors
 
 
@@ -23,6 +24,7 @@ class Evaluator:
 
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
+        self._links = Links(roles.EVALUATOR)
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
@@ -40,39 +42,44 @@ class Evaluator:
                 return
         plan = event.plan
         yield Attach(plan, 0, 1)
-        missing = yield from self._fetch(plan, frozen=True)
+        yield from self._links.reach(event)
+        yield from self._fetch(plan, frozen=True)
         number: int | None = None
         while True:
-            event = _expected((yield RECEIVE))
+            arrival: Arrival = yield RECEIVE
+            event = _expected(arrival)
             if isinstance(event, messages.Stop):
                 return
             if isinstance(event, messages.Evaluate):
                 number = event.number
-                missing += yield from self._fetch(plan, frozen=False)
+                yield from self._fetch(plan, frozen=False)
             elif isinstance(event, messages.Fetched):
-                missing -= 1
-                if not missing and number is not None:
+                self._links.answered(arrival.sender, event)
+                if not self._links.missing and number is not None:
                     self.vectors.swap(0)
                     measured: Measured = yield Measure()
                     yield Send(roles.COORDINATOR, messages.Evaluated(number, measured.loss, measured.accuracy))
                     number = None
+            elif isinstance(event, events.Lost):
+                self._links.lose(arrival.sender, event)
+            elif isinstance(event, messages.Welcome):
+                for shard in (yield from self._links.reach(event)):
+                    yield from self._links.again(shard)
+            yield from self._links.seek()
 
-    def _fetch(self, plan: Plan, frozen: bool) -> Generator[Effect, Any, int]:
-        """Ask every shard for its slice; returns how many answers are due."""
-        asked = 0
+    def _fetch(self, plan: Plan, frozen: bool) -> Generator[Effect, Any, None]:
+        """Ask every shard for its slice."""
         for index, assignment in enumerate(plan.assignments):
             for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
                 if part.size:
-                    asked += 1
-                    yield Send(roles.shard(index), messages.Fetch(0, part.start, part.stop))
-        return asked
+                    yield self._links.ask(roles.shard(index), messages.Fetch(0, part.start, part.stop))
 
 
 def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
     if isinstance(event, messages.Refused):
         raise refusal(event)
-    # a shard that ends at the end may be heard of before the coordinator's word to stop; one that is lost ends the job by that word
+    # a shard that ends at the end may be heard of before the coordinator's word to stop
     if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:
         raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")
     return event

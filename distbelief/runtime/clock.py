@@ -18,8 +18,15 @@ class Clock(Protocol):
         """Seconds since some fixed moment."""
         ...
 
+    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
+
     def turn(self) -> None:
         """Let the next thing happen: something arrives, or the time comes for something that was to be called later."""
+
+
+Coming = list[tuple[float, int, Callable[[Any], None], Any]]
+"""What is to be called, and when: a heap."""
 
 
 class WallClock:
@@ -28,10 +35,23 @@ class WallClock:
     def __init__(self, endpoint: NetworkEndpoint) -> None:
         self._endpoint = endpoint
         self.now = time.monotonic
+        self._order = 0
+        self._coming: Coming = []
+
+    def call_later(self, delay: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function in `delay` seconds."""
+        self._order += 1
+        heapq.heappush(self._coming, (self.now() + delay, self._order, function, argument))
 
     def turn(self) -> None:
-        """Wait until something arrives, and deliver it."""
-        self._endpoint.poll(None)
+        """Wait until something arrives, and deliver it; or until something is due, and call it."""
+        if not self._coming:
+            self._endpoint.poll(None)
+        elif (left := self._coming[0][0] - self.now()) > 0:
+            self._endpoint.poll(left)
+        else:
+            _, _, function, argument = heapq.heappop(self._coming)
+            function(argument)
 
 
 class VirtualClock:
@@ -49,7 +69,7 @@ class VirtualClock:
         self.time = 0.0
         self.events = 0
         self._order = 0
-        self._coming: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._coming: Coming = []
 
     def now(self) -> float:
         """Simulated seconds since the start."""

@@ -14,6 +14,7 @@ from distbelief.core.effects import (
     Commit,
     Compute,
     Computed,
+    Connect,
     Discard,
     Effect,
     End,
@@ -25,12 +26,13 @@ from distbelief.core.effects import (
     Save,
     Send,
     Story,
+    Wake,
 )
 from distbelief.core.effects import Record as RecordEffect
 from distbelief.core.records import Record
-from distbelief.core.roles import STORE
+from distbelief.core.roles import CLOCK, STORE
 from distbelief.core.settings import Plan
-from distbelief.errors import CheckpointError, LocalProtocolError, RemoteProtocolError
+from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.transport.base import Arena, Endpoint
 
@@ -39,7 +41,7 @@ class Worker(Protocol):
     """Who computes for a story."""
 
     def attach(self, plan: Plan, arena: Arena) -> None:
-        """Take the vectors that were made for it, and open the links to the plan's shards."""
+        """Take the vectors that were made for it."""
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         """The gradient of a minibatch; None where `answer` will be called with it later."""
@@ -179,26 +181,40 @@ class Driver:
         elif isinstance(effect, End):
             self._end(player)
         elif isinstance(effect, Save | Commit | Discard):
-            self._handle(player, Arrival(STORE, events.Saved(effect.number, self._write(player, effect))))
+            player.endpoint.flush()
+            self._handle(player, Arrival(STORE, self._write(player, effect)))
         elif isinstance(effect, Load):
             assert player.store is not None
             self._handle(player, Arrival(STORE, events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
+        elif isinstance(effect, Connect):
+            self._connect(player, effect)
+        elif isinstance(effect, Wake):
+            self.clock.call_later(effect.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), effect.what)
         else:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
 
-    def _write(self, player: _Player, effect: Save | Commit | Discard) -> str:
+    def _write(self, player: _Player, effect: Save | Commit | Discard) -> events.Saved:
         """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
         assert player.store is not None
+        where: object = ""
         try:
             if isinstance(effect, Save):
                 player.store.save_part(effect.number, effect.part, effect.arrays, effect.facts)
             elif isinstance(effect, Discard):
                 player.store.discard(effect.number)
             else:
-                player.store.commit(effect.number, effect.plan, effect.position, effect.samples)
+                where = player.store.commit(effect.number, effect.plan, effect.position, effect.samples)
         except CheckpointError as error:
-            return str(error)
-        return ""
+            return events.Saved(effect.number, str(error))
+        return events.Saved(effect.number, "", str(where))
+
+    def _connect(self, player: _Player, effect: Connect) -> bool:
+        """Open a link; where nobody listens any more, that is all there is to say."""
+        try:
+            player.endpoint.connect(effect.to, *effect.place)
+        except JobFailed:
+            return False
+        return True
 
     # stories
 
@@ -248,6 +264,8 @@ class Driver:
         if isinstance(effect, Attach):
             arena = player.endpoint.allocate(effect.plan.layout.total, effect.gradients, effect.parameters)
             return player.worker.attach(effect.plan, arena)
+        if isinstance(effect, Connect):
+            return self._connect(player, effect)
         if isinstance(effect, RecordEffect):
             return self._sink(self.clock.now(), player.role, effect.record)
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")

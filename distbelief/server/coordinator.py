@@ -12,17 +12,19 @@ from typing import Any
 import msgspec
 
 from distbelief.core import attendance, events, messages, records, roles, speakers
-from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send
+from distbelief.core.effects import Effect, End, Payload, Record, Send, Wake
 from distbelief.core.events import Event
-from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.lives import Lives
-from distbelief.core.portions import PORTION_LIMIT, START, Dealer, Position
+from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
+from distbelief.server.dealing import Dealing
 from distbelief.server.evaluations import Evaluations
+from distbelief.server.muster import Muster
 from distbelief.server.phases import PHASES, Phase
+from distbelief.server.saving import Saving
 
 
 class Coordinator:
@@ -43,25 +45,24 @@ class Coordinator:
         self.settings = settings
         self.phase: Phase = "gathering"
         self.plan: Plan | None = None
-        self.dealer: Dealer | None = None
-        self._checkpoint, self._position, self._samples = checkpoint, position, samples
+        self.data: Dealing | None = None
         self._evaluations = Evaluations(evaluator)
-        self._shards = [roles.shard(i) for i in range(settings.shards)]
-        self._waiting: set[str] = set(self._shards)
+        self._saving = Saving(number, checkpoint, position, samples)
+        self._muster = Muster(settings.shards)
+        self._describing: set[str] = set()
         self._welcome: deque[str] = deque()
         self._members: set[str] = set()
+        self._astray: set[str] = set()  # members that have lost a shard, and wait to be told where it is
+        self._estranged: set[str] = set()  # those of them who are to begin anew, and do not know it yet
         self._lives = Lives(settings.restarts)
-        self._wanting: dict[str, bool] = {}
-        self._warming = settings.warm_start_steps
-        self._warmed = 0
-        self._warmer = ""
-        self._number, self._kept, self._saving, self._failed = number, number - 1, False, ""
-        self._epochs = 0
+        self._armed = False
         self._outcome, self._reason = "done", ""
         self._heard: set[tuple[str, type]] = set()
         self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             messages.Here: self._on_here,
             messages.Join: self._on_join,
+            messages.Rejoin: self._on_rejoin,
+            messages.Held: self._on_held,
             messages.Restored: self._on_restored,
             messages.Ready: self._on_ready,
             messages.Progress: self._on_progress,
@@ -71,6 +72,7 @@ class Coordinator:
             events.Saved: self._on_saved,
             messages.Description: self._on_description,
             messages.Stop: self._on_stop,
+            events.Woke: self._on_woke,
             events.Lost: self._on_lost,
         }
 
@@ -93,27 +95,32 @@ class Coordinator:
         """What the job waits for now, in one sentence: for whoever wonders why nothing happens.
 
         >>> Coordinator(Settings(shards=1)).waits()
-        'gathering: waits for all shards, and for the first replica, which tells the layout (shard 0)'
+        'gathering: waits for all shards, and for the first replica, which tells the layout (shard 0 is away)'
         """
-        who = sorted(self._waiting)
-        if self.phase in ("training", "leaving") and self.dealer is not None:
-            members = sorted(self._members, key=roles.index_of)
-            who = [f"{role} holds {held} minibatches" for role in members if (held := self.dealer.held(role))]
-            who += [f"{role} waits for work" for role, drained in self._wanting.items() if drained]
-            who = who or members
+        who = sorted(self._describing)
+        if self._muster.unready:
+            who = [f"{role} is {'away' if role in self._muster.missing else 'loading'}" for role in self._muster.unready]
+        elif self.phase in ("training", "leaving") and self.data is not None:
+            who = self.data.waiting(self._members) or sorted(self._members, key=roles.index_of)
         elif self._evaluations.pending:
             who.append(roles.EVALUATOR)
         return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, Any]:
         """What it has dealt, by role."""
-        held = {role: {"minibatches": self.dealer.held(role) if self.dealer else 0} for role in self._members}
+        held = {role: {"minibatches": self.data.dealer.held(role) if self.data else 0} for role in self._members}
         return {"phase": self.phase, "of": held}
+
+    @property
+    def epochs(self) -> int:
+        """How many are done."""
+        return self.data.epochs if self.data else 0
 
     # joining
 
     def _on_here(self, sender: str, event: messages.Here) -> list[Effect]:
-        self._waiting.discard(sender)
+        self._lives.begin(sender, event.incarnation)
+        self._muster.here(sender, messages.Place(event.address, event.incarnation))
         return self._restore()
 
     def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
@@ -138,18 +145,25 @@ class Coordinator:
         return self._greet() if self.phase == "training" else []
 
     def _restore(self) -> list[Effect]:
-        """Tell the shards their ranges, once all of them are there and the layout is known."""
-        if self._waiting or self.plan is None or self.phase != "gathering":
+        """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
+        together = self.phase == "gathering" or self.settings.in_rounds
+        if self.plan is None or (together and self._muster.missing):
             return []
-        self.phase, self._waiting = "restoring", set(self._shards)
-        restore: list[Effect] = [Send(role, messages.Restore(self.plan, self._checkpoint)) for role in self._shards]
-        return restore + [effect for role in sorted(self._lives.absent()) for effect in self._not_waited_for(role)]
+        alone = not together and self.phase in ("training", "leaving")  # it takes the place of one that died
+        members = tuple((role, self._lives.here(role)) for role in sorted(self._members)) if alone else ()
+        ruler = self._muster.places[self.plan.ruler] if together else messages.Place("", 0)
+        restore = messages.Restore(self.plan, self._saving.newest, members, ruler)
+        effects: list[Effect] = [Send(role, restore) for role in self._muster.tell()]
+        if self.phase == "gathering":
+            self.phase = "restoring"
+        return effects + [effect for role in sorted(self._lives.absent()) for effect in self._not_waited_for(role)]
 
     def _not_waited_for(self, role: str) -> list[Effect]:
-        """Have no round wait for a replica that may have gone before any shard had heard of it."""
-        if not self.settings.in_rounds or self.plan is None or self.phase == "gathering" or not roles.is_replica(role):
+        """Have no shard wait for a replica that may have gone before it had heard of it."""
+        if not self.settings.attends or self.plan is None or self.phase == "gathering" or not roles.is_replica(role):
             return []
-        return [Send(roles.shard(self.plan.ruler), attendance.Gone(role, self._lives.absent()[role]))]
+        asked = [roles.shard(self.plan.ruler)] if self.settings.in_rounds else self._muster.roles
+        return [Send(shard, attendance.Gone(role, self._lives.absent()[role])) for shard in asked]
 
     def _make_plan(self, event: messages.Join) -> Plan:
         if event.samples < 1:
@@ -157,112 +171,115 @@ class Coordinator:
         if event.batch_size:
             self.settings = msgspec.structs.replace(self.settings, batch_size=event.batch_size)
         plan = Plan(self.settings, event.layout, cut(event.layout, self.settings.shards), event.samples)
-        batches = -(-event.samples // self.settings.batch_size)
-        self.dealer = Dealer(batches, self.settings.epochs, self.settings.replicas, self._position)
-        self._epochs = self.dealer.completed
-        self._warmed = self._samples // self.settings.batch_size
+        self.data = self._data(event.samples)
         return plan
 
+    def _data(self, size: int) -> Dealing:
+        """What is to be dealt, from where the newest checkpoint stands."""
+        return Dealing(self.settings, size, self._saving.position, self._saving.samples)
+
     def _on_restored(self, sender: str, event: messages.Restored) -> list[Effect]:
-        self._waiting.discard(sender)
-        if self._waiting:
+        if not self._muster.holds(sender) or not self._muster.ready:
             return []
-        if event.loaded:
-            return self._begin()
-        self.phase = "initialising"
-        return self._ask_to_initialise()
+        if self.phase == "restoring":
+            if event.loaded:
+                return self._begin()
+            self.phase = "initialising"
+        if self.phase == "initialising":
+            return self._ask_to_initialise()
+        return self._greet() + (self._deal() if self.phase == "training" else self._close())
 
     def _ask_to_initialise(self) -> list[Effect]:
-        """Welcome the first replica that waits, which sends the shards its parameters."""
-        assert self.plan is not None
+        """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins anew."""
+        if not self._muster.ready:
+            return []
+        if self._astray:
+            return self._greet_one(self._astray.pop(), initialise=True)
         for role in self._welcome:
-            if roles.is_replica(role):
+            if roles.is_replica(role) and not self._members:
                 self._welcome.remove(role)
-                self._members.add(role)
-                return [Send(role, messages.Welcome(self.plan, initialise=True)), Record(records.Joined(role))]
+                return self._greet_one(role, initialise=True)
         return []
 
     def _on_ready(self, sender: str, event: messages.Ready) -> list[Effect]:
-        return self._begin() if self.phase == "initialising" else []
+        these = [place.incarnation for place in self._muster.places]
+        return self._begin() if self.phase == "initialising" and self._muster.ready and list(event.shards) == these else []
 
     def _begin(self) -> list[Effect]:
-        assert self.plan is not None and self.dealer is not None  # noqa: PT018
+        assert self.plan is not None and self.data is not None  # noqa: PT018
         self.phase = "training"
         s, plan = self.settings, self.plan
-        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self._samples)
+        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.data.samples)
         effects: list[Effect] = [Record(started), *self._greet()]
-        return effects + (self._finish("done", "every epoch was done before") if self.dealer.finished else [])
+        if self.data.dealer.finished:
+            return effects + self._finish("done", "every epoch was done before")
+        # so that a shard that dies can go back to what it was
+        return effects + (self._save() if s.snapshots and not self._saving.newest else [])
+
+    def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
+        if sender not in self._members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
+            raise RemoteProtocolError(f"{sender} comes back, and is no member")
+        self._astray.add(sender)
+        self._estranged.discard(sender)
+        if not self._muster.ready:
+            return []
+        return self._ask_to_initialise() if self.phase == "initialising" else self._greet()
 
     def _greet(self) -> list[Effect]:
-        assert self.plan is not None
+        """Welcome those who wait for it, once the shards are there."""
+        if not self._muster.ready:
+            return []
         effects: list[Effect] = []
+        for role in sorted(self._astray):
+            effects += self._greet_one(role)
+        self._astray.clear()
         while self._welcome:
-            role = self._welcome.popleft()
-            effects.append(Send(role, messages.Welcome(self.plan, initialise=False)))
-            if role == roles.EVALUATOR:
-                effects += self._evaluations.joined(self._epochs)
-            else:
-                self._members.add(role)
-                effects.append(Record(records.Joined(role)))
+            effects += self._greet_one(self._welcome.popleft())
+        return effects
+
+    def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
+        assert self.plan is not None
+        effects: list[Effect] = [Send(role, messages.Welcome(self.plan, initialise, self._muster.places))]
+        if role == roles.EVALUATOR:
+            return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
+        if self._saving.holds and not self.settings.in_rounds:
+            effects.append(Send(role, messages.Hold(self._saving.number)))
+        if self.phase == "leaving":
+            effects.append(Send(role, messages.Finish(self._reason)))
+        if role not in self._members:
+            self._members.add(role)
+            effects.append(Record(records.Joined(role)))
         return effects
 
     # training
 
     def _on_progress(self, sender: str, event: messages.Progress) -> list[Effect]:
-        if sender not in self._members or self.dealer is None:
+        if sender not in self._members or self.data is None:
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
-        if not 0 <= event.samples <= SAMPLES_LIMIT:
-            raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
-        self._samples += event.samples
-        completed = self.dealer.report(sender, event.steps, event.dropped)
+        if sender in self._estranged:
+            return []
+        completed = self.data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
         counts = (event.pushed, event.fetched, len(event.dropped))
         effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts))]
-        if self._warming:
-            self._warmed += event.steps
-        for _ in completed:
-            effects += self._epoch_done()
-        if event.wants:
-            self._wanting[sender] = False
+        for _ in range(completed):
+            effects += self._epoch_done(self.data)
         if self.phase == "training":
-            effects += self._finish("done", "all epochs are done") if self.dealer.finished else self._deal()
+            effects += self._finish("done", "all epochs are done") if self.data.dealer.finished else [*self._deal(), *self._save_in_time()]
         return effects
 
     def _deal(self) -> list[Effect]:
-        """Serve the replicas that want a portion; those that cannot have one now are told to drain, once."""
-        assert self.dealer is not None
-        effects: list[Effect] = []
-        for role in list(self._wanting):
-            portion = self.dealer.deal(role, self._allowed(role)) if self._allowed(role) else None
-            if portion is not None:
-                del self._wanting[role]
-                effects.append(Send(role, messages.Deal(portion)))
-            elif not self._wanting[role]:
-                self._wanting[role] = True
-                effects.append(Send(role, messages.Drain()))
-        return effects
+        assert self.data is not None
+        return self.data.deal(self._members, withheld=self._saving.holds and self.settings.in_rounds)
 
-    def _allowed(self, role: str) -> int:
-        """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to itself."""
-        if self._warmed >= self._warming:
-            self._warming = 0
-            return 1 if self.settings.in_rounds else PORTION_LIMIT  # in rounds all take one each
-        if self._warmer not in self._members:
-            self._warmer = min(self._members, key=roles.index_of)
-        if role != self._warmer:
-            return 0
-        assert self.dealer is not None
-        return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
-
-    def _epoch_done(self) -> list[Effect]:
-        self._epochs += 1
-        effects: list[Effect] = [Record(records.EpochDone(self._epochs))]
-        assert self.dealer is not None
-        if self.dealer.finished:
+    def _epoch_done(self, data: Dealing) -> list[Effect]:
+        data.epochs += 1
+        effects: list[Effect] = [Record(records.EpochDone(data.epochs))]
+        if data.dealer.finished:
             return effects
-        if (every := self.settings.evaluate_every) and self._epochs % every == 0:
-            effects += self._evaluations.measure(self._epochs)
-        if (every := self.settings.checkpoint_every) and self._epochs % every == 0:
+        if (every := self.settings.evaluate_every) and data.epochs % every == 0:
+            effects += self._evaluations.measure(data.epochs)
+        if (every := self.settings.checkpoint_every) and data.epochs % every == 0:
             effects += self._save()
         return effects
 
@@ -273,41 +290,62 @@ class Coordinator:
         if self.phase == "training" and target and event.accuracy >= target:
             return effects + self._finish("target", f"test accuracy {event.accuracy:.4f} reached the target {target}")
         if self._evaluations.owed:
-            effects += self._evaluations.measure(self._epochs)
+            effects += self._evaluations.measure(self.epochs)
         return effects + self._close()
 
     # checkpoints
 
     def _save(self) -> list[Effect]:
-        """Call for a checkpoint: its position is taken first, so that what is done by it is in every shard's part."""
-        if self._saving:
+        """Begin a checkpoint, unless one is being made or a shard is away."""
+        if self._saving.stage or not self._muster.ready or self.data is None:
             return []
-        assert self.dealer is not None
-        self._saving, self._waiting, self._failed = True, set(self._shards), ""
-        self._cut = (self.dealer.position(), self._samples)
-        return [Send(role, messages.Snapshot(self._number)) for role in self._shards]
+        self.data.pushes = 0
+        held = self._saving.hold(() if self.settings.in_rounds else self._members)
+        return [*held, *(self._deal() if self.phase == "training" else []), *self._write()]
+
+    def _save_in_time(self) -> list[Effect]:
+        """Begin a checkpoint where it is time for one; set the clock for the next where something has been done since."""
+        assert self.data is not None
+        s, effects = self.settings, self._write()
+        if s.snapshot_seconds and not self._armed and self.data.pushes:
+            self._armed = True
+            effects.append(Wake(s.snapshot_seconds, "snapshot"))
+        return effects + (self._save() if 0 < s.snapshot_pushes <= self.data.pushes else [])
+
+    def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
+        if event.what == "snapshot":
+            self._armed = False
+            return self._save() if self.phase == "training" and self.data and self.data.pushes else []
+        self._saving.woke(event.what)
+        return self._write()
+
+    def _on_held(self, sender: str, event: messages.Held) -> list[Effect]:
+        self._saving.held(sender, event.number)
+        return self._write()
+
+    def _write(self) -> list[Effect]:
+        """Have the shards write, once nothing is on its way to them."""
+        assert self.data is not None
+        if not self._saving.quiet or (self.settings.in_rounds and any(map(self.data.dealer.held, self._members))):
+            return []
+        return self._saving.write(self.data.dealer.position(), self.data.samples, self._muster.roles)
 
     def _on_snapshot(self, sender: str, event: messages.SnapshotDone) -> list[Effect]:
-        if not self._saving or sender not in self._waiting:
-            raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
-        self._waiting.discard(sender)
-        self._failed = self._failed or event.error
-        if self._waiting:
-            return []
-        if self._failed:
-            return [Discard(event.number)]
         assert self.plan is not None
-        return [Commit(event.number, self.plan, *self._cut)]
+        effects = self._saving.written(sender, event, self.plan)
+        return (self._go() if effects else []) + effects
+
+    def _go(self) -> list[Effect]:
+        """Let those go on whom a checkpoint has held up."""
+        if self.settings.in_rounds:
+            return self._deal() if self.phase == "training" else []
+        return [Send(role, messages.Go()) for role in sorted(self._members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
-        self._saving = False
-        self._number += 1
-        error = self._failed or event.error
-        if not error:
-            self._kept = event.number
-        elif self.phase == "closing":
+        effects, error = self._saving.sealed(event)
+        if error and self.phase == "closing":
             self._reason += f"; {error}"
-        return [Record(records.Checkpointed(event.number, error)), *self._close()]
+        return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
 
     # the end
 
@@ -317,7 +355,13 @@ class Coordinator:
         self._evaluations.owed = False  # the last step measures
         self._closing = iter(("measure", "save", "describe", "stop"))
         asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._members)]
-        return [Record(records.Ending(outcome, reason)), *asked, *self._close()]
+        given_up = self._give_up(reason) if self._saving.stage == "holding" else []
+        return [Record(records.Ending(outcome, reason)), *given_up, *asked, *self._close()]
+
+    def _give_up(self, why: str) -> list[Effect]:
+        """Make nothing of a checkpoint that is being made."""
+        holds = self._saving.holds
+        return self._saving.abandon(why) + (self._go() if holds else [])
 
     def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
         return self._without(sender, "it was done", -1, died=False)
@@ -333,26 +377,30 @@ class Coordinator:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
         if self.phase == "leaving" and not self._members:
             self.phase = "closing"
+            if not self._muster.ready:
+                return self._end("failed", self._unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
         effects: list[Effect] = []
-        while self.phase == "closing" and not (self._evaluations.pending or self._saving or self._waiting):
+        while self.phase == "closing" and not (self._evaluations.pending or self._saving.stage or self._describing):
             step = next(self._closing)
             if step == "measure" and self.settings.evaluate_every:
-                effects += self._evaluations.measure(self._epochs)
+                effects += self._evaluations.measure(self.epochs)
             elif step == "save":
                 effects += self._save()
             elif step == "describe":
-                self._waiting = set(self._shards)
-                effects += [Send(role, messages.Describe()) for role in self._shards]
+                self._describing = set(self._muster.roles)
+                effects += [Send(role, messages.Describe()) for role in self._muster.roles]
             elif step == "stop":
                 return effects + self._end(self._outcome, self._reason)
         return effects
 
     def _on_description(self, sender: str, event: messages.Description) -> list[Effect]:
-        self._waiting.discard(sender)
+        self._describing.discard(sender)
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
-        everybody = [*self._shards, *sorted(self._members), *self._welcome] + ([roles.EVALUATOR] if self._evaluations.evaluator == "joined" else [])
+        everybody = [*self._muster.roles, *sorted(self._members), *self._welcome] + (
+            [roles.EVALUATOR] if self._evaluations.evaluator == "joined" else []
+        )
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
         return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
 
@@ -361,10 +409,38 @@ class Coordinator:
     def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
             return self._without(sender, event.reason, event.incarnation, died=True)
-        if sender in self._shards:
-            kept = f"what it applied since checkpoint {self._kept} is lost: go on with --resume"
-            return self._end("failed", f"{sender} is gone ({event.reason}); {kept if self._kept else 'there is no checkpoint yet: start anew'}")
-        return []
+        return self._without_shard(sender, event) if roles.kind(sender) == "shard" else []
+
+    def _without_shard(self, role: str, event: events.Lost) -> list[Effect]:
+        """Wait for its next life, which goes on from the newest checkpoint; or end, where there is none to come, or nothing to go on from."""
+        if not self._lives.end(role, event.incarnation, died=True):
+            return []
+        begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
+        if role in self._lives.over or self.phase == "closing" or (begun and not self._saving.newest):
+            return self._end("failed", self._unsaved(what))
+        self._muster.gone(role)
+        effects = self._give_up(what)
+        if not begun:
+            return [Record(records.Note(f"{what}; another takes its place")), *effects]
+        whose = f"checkpoint {self._saving.kept}"
+        if not self.settings.in_rounds:
+            return [Record(records.Note(f"{what}; another takes its place and goes on from {whose}")), *effects]
+        return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind()]
+
+    def _unsaved(self, what: str) -> str:
+        """The sentence for the end of a job that cannot go on."""
+        kept = f"what was applied since checkpoint {self._saving.kept} is lost: go on with --resume"
+        return f"{what}; {kept if self._saving.kept else 'there is no checkpoint yet: start anew'}"
+
+    def _rewind(self) -> list[Effect]:
+        """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
+        assert self.plan is not None
+        self._muster.gone(*self._muster.roles)
+        self._estranged |= self._members - self._astray
+        self.data = self._data(self.plan.samples)
+        if self.phase == "leaving" and self._outcome == "done":
+            self.phase = "training"
+        return [Record(records.Rewound(self.data.samples))]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""
@@ -372,6 +448,8 @@ class Coordinator:
             return []
         if role in self._welcome:
             self._welcome.remove(role)
+        self._astray.discard(role)
+        self._estranged.discard(role)
         return self._without_evaluator(reason) if role == roles.EVALUATOR else self._without_replica(role, reason, died)
 
     def _without_evaluator(self, reason: str) -> list[Effect]:
@@ -382,10 +460,10 @@ class Coordinator:
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; the job ends where all are gone and none will come back."""
-        self._wanting.pop(role, None)
         member = role in self._members
         self._members.discard(role)
-        left = self.dealer.lost(role) if member and self.dealer else 0
+        self._saving.held(role, self._saving.number)
+        left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.phase == "training" else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died)), *self._not_waited_for(role)]
         if sum(map(roles.is_replica, self._lives.over)) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
@@ -394,4 +472,4 @@ class Coordinator:
             return effects + (self._finish(outcome, end) if self.phase == "training" else self._end(outcome, end))
         if self.phase == "initialising" and member:
             return effects + self._ask_to_initialise()
-        return effects + (self._deal() if self.phase == "training" else self._close())
+        return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())

@@ -2,6 +2,9 @@
 
 A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the policy's (`core/consistency`): a
 push that is held stays where it lies, unacknowledged, and so its replica does not write there.
+
+A shard that takes the place of one that died goes on from the newest checkpoint: replicas tell it what the one before had acknowledged beyond that,
+which is lost, and push again what it had not.
 """
 
 from __future__ import annotations
@@ -9,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import attendance, events, learning_rate, messages, roles, speakers
+from distbelief.core import attendance, events, learning_rate, messages, records, roles, speakers
 from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
-from distbelief.core.effects import Effect, End, Load, Payload, Save, Send
+from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger
@@ -34,6 +37,7 @@ class Shard:
     def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
         self.index, self._make = index, make
         self.version = Version(incarnation, 0)
+        self._began = 0
         self.samples = 0
         self.staleness: dict[int, int] = {}
         self.ledger = Ledger()
@@ -55,6 +59,7 @@ class Shard:
             events.Loaded: self._loaded,
             attendance.Attend: self._attend,
             attendance.SitOut: self._sit_out,
+            attendance.Return: self._return,
             attendance.Gone: self._gone,
             attendance.Ruling: self._rule,
             messages.Snapshot: self._snapshot,
@@ -80,6 +85,8 @@ class Shard:
         return answer(sender, event, payload)
 
     def _restore(self, sender: str, event: messages.Restore, payload: Payload | None) -> list[Effect]:
+        if self._slice is not None:
+            raise RemoteProtocolError(f"shard {self.index} was told its range before: a shard begins once")
         self._plan, self._slice = event.plan, self._make(event.plan, self.index)
         self._range, self._frozen = event.plan.assignments[self.index].moving, event.plan.assignments[self.index].frozen
         self._blank = {self._range, self._frozen}
@@ -89,16 +96,24 @@ class Shard:
             self._others = [roles.shard(i) for i, own in enumerate(event.plan.assignments) if i != self.index and own.moving.size]
         else:
             self.policy = policy_of(settings)
+        for who, incarnation in event.members:
+            self._lives[who] = incarnation
+            self.policy.attend(who, incarnation, 0)
+        self._succeeds = bool(event.members)
         self._asks = self.policy.decides
         self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
+        met: list[Effect] = [Connect(roles.shard(event.plan.ruler), event.ruler)] if settings.in_rounds and self.index != event.plan.ruler else []
         if event.checkpoint:
-            return [Load(event.checkpoint, event.plan, self.index)]
-        return [Send(roles.COORDINATOR, messages.Restored(loaded=False))]
+            return [*met, Load(event.checkpoint, event.plan, self.index)]
+        return [*met, Send(roles.COORDINATOR, messages.Restored(loaded=False))]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
         self._blank.clear()
-        self.version = Version(self.version.incarnation, event.facts["updates"])
+        self._began = event.facts["updates"]
+        self.version = Version(self.version.incarnation, self._began)
+        if self._succeeds:
+            self.ledger.clocks = {who: (incarnation, clock) for who, (incarnation, clock) in event.facts.get("clocks", {}).items()}
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
         return [Send(roles.COORDINATOR, messages.Restored(loaded=True))]
@@ -124,7 +139,7 @@ class Shard:
         freed: list[Effect] = []
         if noted.action == "apply":
             incarnation, updates = self.version
-            staleness = updates - event.version.updates
+            staleness = updates - self._based(event.version)
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
             self._latest[sender] = event.version.updates, staleness
@@ -150,6 +165,10 @@ class Shard:
         elif self._pushes and Key(sender, event.incarnation, event.clock) in self._pushes:
             return []
         return [Send(sender, messages.Pushed(event.slot, event.clock, self.version, False, event.incarnation)), *freed]
+
+    def _based(self, version: Version) -> int:
+        """How many updates were in the parameters of a version; all that this life began with are in those of a life before."""
+        return version.updates if version.incarnation == self.version.incarnation else min(version.updates, self._began)
 
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
@@ -177,7 +196,7 @@ class Shard:
         taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         for key, weight, push, payload in taken:
             self.held.gather(key.who, push.slot, payload, weight, average=True)
-            staleness = updates - push.version.updates
+            staleness = updates - self._based(push.version)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
         self.held.step(factor, due.weight)
         self.samples += due.samples
@@ -216,6 +235,12 @@ class Shard:
     def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
         return [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())]
 
+    def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
+        """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
+        lost = self.ledger.resume(sender, event.incarnation, event.clock)
+        first = event.clock - lost + 1
+        return [Record(records.Forgotten(roles.shard(self.index), sender, event.incarnation, first, event.clock))] if lost else []
+
     def _gone(self, sender: str, event: attendance.Gone, payload: Payload | None) -> list[Effect]:
         return self._without(event.who, event.incarnation, died=True)
 
@@ -233,7 +258,8 @@ class Shard:
 
     def _snapshot(self, sender: str, event: messages.Snapshot, payload: Payload | None) -> list[Effect]:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
-        facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()}}
+        facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()},
+                 "clocks": self.ledger.clocks}  # fmt: skip
         return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _saved(self, sender: str, event: events.Saved, payload: Payload | None) -> list[Effect]:

@@ -6,7 +6,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from distbelief.cluster.simulated import Simulated, Simulation
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, wire
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
@@ -33,7 +34,9 @@ class Observed:
         self.records: list[Record] = []
         self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
-        if not self.simulation.settings.attends:
+        # where a shard goes back, `Witness` knows what that undoes
+        self._ruled = not self.simulation.settings.attends and not any(crash.role.startswith("shard") for crash in cluster.crashes)
+        if self._ruled:
             self.watch(self.rules)
 
     def _alive(self, role: str, incarnation: int) -> bool:
@@ -47,7 +50,7 @@ class Observed:
     def run(self) -> Observed:
         """Run to the end, and hold the rules of the end."""
         self.simulation.run()
-        if not self.simulation.settings.attends:
+        if self._ruled:
             self.rules.finish(self.outcome, self.simulation.killed)
         return self
 

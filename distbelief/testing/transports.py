@@ -55,7 +55,7 @@ class _Bench:
             assert not vector.any(), "an arena is zeroed"
         for vector in self.a.arena.gradients:
             vector.copy_(torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator))
-        self.a.send(B, Ready())
+        self.a.send(B, Ready(()))
         self.until(lambda: self.at_b, "the first message of the link")
         self.at_b.clear()
 
@@ -272,7 +272,7 @@ def _drop(make_pair: MakePair) -> None:
     bench.b.drop(A, "it spoke nonsense")
     bench.b.drop(A, "again")
     bench.b.drop("shard 9", "never met")
-    bench.b.send(A, Ready())
+    bench.b.send(A, Ready(()))
     bench.until(lambda: bench.at_a and bench.at_b, "the loss of a dropped link, on both sides")
     bench.idle()
     [lost] = [arrival.event for arrival in bench.at_b]

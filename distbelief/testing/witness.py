@@ -9,6 +9,7 @@ import torch
 
 from distbelief.core import attendance, messages
 from distbelief.core.messages import Message
+from distbelief.core.records import Forgotten
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 
@@ -30,6 +31,8 @@ class Witness:
     - A minibatch is held by one living replica at a time; a push holds the next ones dealt; a dropped push gives its own back.
     - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
     - Versions of a shard grow by one with each update.
+    - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once, as forgotten. In rounds all
+      go back together, and each minibatch is applied once in what is kept, whatever was made in vain.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -46,6 +49,15 @@ class Witness:
         self.fates: dict[tuple[str, str, int], bool] = {}
         self.initial: dict[str, torch.Tensor] = {}
         self.moments: dict[tuple[str, int], float] = {}
+        self.based: dict[tuple[str, str, int], int] = {}
+        """By push and shard, the updates that were in the parameters it was computed from."""
+        self.forgotten: set[tuple[str, str, int]] = set()
+        """The pushes that shards had applied and lost, by shard, replica and clock."""
+        self._lost: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+        self._began: Counter[str] = Counter()
+        self._courses: Counter[tuple[str, int]] = Counter()
+        self._furthest = 0
+        self._run = run
         self._clock = run.simulation.clock
         self._lives: Counter[str] = Counter()
         self._members: Counter[str] = Counter()
@@ -60,15 +72,18 @@ class Witness:
             self._ends[life(sender, message.incarnation)] = sender, message.incarnation
         elif isinstance(message, messages.Welcome):
             self.plan = message.plan
+            self._welcomed(to, message)
+        elif isinstance(message, messages.Restored) and message.loaded:
+            self._restored(sender)
         elif isinstance(message, messages.Deal):
             portion = message.portion
             for index in range(portion.first, portion.first + portion.count):
-                holder, who = self.holder.get((portion.epoch, index)), life(to, self._members[to])
+                holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
                 assert holder is None or not self._lives_on(holder), f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
                 self.holder[portion.epoch, index] = who
                 self.waiting[who].append((portion.epoch, index))
         elif isinstance(message, messages.Push):
-            role, sender = sender, life(sender, message.incarnation)
+            role, sender = sender, self._name(sender, message.incarnation)
             if (sender, message.clock) not in self.pushes:
                 mine = self.waiting[sender]
                 assert len(mine) >= message.steps
@@ -84,7 +99,34 @@ class Witness:
             lent = self.network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]
             self._lent[sender, to, -message.start] = lent
         elif isinstance(message, messages.Pushed):
-            self._acknowledged(sender, life(to, message.incarnation), message)
+            self._acknowledged(sender, self._name(to, message.incarnation), message)
+
+    def _name(self, role: str, incarnation: int) -> str:
+        """The name of a life of a role, in one course of the job."""
+        name = life(role, incarnation) + (f", course {course}" if (course := self._courses[role, incarnation]) else "")
+        self._ends[name] = role, incarnation
+        return name
+
+    def _welcomed(self, role: str, message: messages.Welcome) -> None:
+        """Where all shards have come again in a synchronous job, a replica begins anew, and so do the minibatches."""
+        lives = sum(place.incarnation for place in message.shards)
+        if not self.plan.settings.in_rounds or not lives or role not in self._members:
+            return
+        if lives > self._furthest:
+            self._furthest = lives
+            self.holder.clear()
+        self._courses[role, self._members[role]] += 1
+
+    def _restored(self, shard: str) -> None:
+        """A shard holds a checkpoint: what it applied after that is undone."""
+        began = self._run.simulation.shards[int(shard.split()[1])].version.updates
+        self._began[shard] = began
+        kept = {version: group for version, group in self.groups[shard].items() if version <= began}
+        self._lost[shard] |= {key for version, group in self.groups[shard].items() if version > began for key in group}
+        held = {key for group in kept.values() for key in group}
+        self.fates = {fate: how for fate, how in self.fates.items() if fate[1] != shard or (fate[0], fate[2]) in held}
+        self.groups[shard] = kept
+        self.applied[shard] = Counter(minibatch for group in kept.values() for minibatch in self.batches(group))
 
     def _lives_on(self, who: str) -> bool:
         role, incarnation = self._ends[who]
@@ -93,6 +135,11 @@ class Witness:
 
     def _acknowledged(self, shard: str, who: str, message: messages.Pushed) -> None:
         key = who, message.clock
+        push = self.sent_pushes[who, shard, message.clock][0]
+        if self._began[shard] and any(key in group for group in self.groups[shard].values()):
+            return  # it is in the checkpoint, and its replica did not know
+        here = push.version.incarnation == message.version.incarnation
+        self.based[who, shard, message.clock] = push.version.updates if here else min(push.version.updates, self._began[shard])
         assert (who, shard, message.clock) not in self.fates, f"{shard} decides twice on push {message.clock} of {who}"
         self.fates[who, shard, message.clock] = message.dropped
         if message.dropped:
@@ -112,10 +159,13 @@ class Witness:
         if isinstance(message, messages.Join):
             self._members[sender] = message.incarnation
         elif isinstance(message, messages.Push):
-            key = life(sender, message.incarnation), to, message.clock
+            key = self._name(sender, message.incarnation), to, message.clock
             payload = self.sent_pushes[key][1]
             assert payload is None or torch.equal(self._lent[key], payload), f"push {message.clock} was overwritten"
             self.arrivals[to].append((key[0], message))
+        elif isinstance(message, attendance.Return):
+            who = self._name(sender, message.incarnation)
+            self.forgotten |= {(to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock}
         elif isinstance(message, messages.Initialise) and not self.network.phantom:
             own = self.plan.assignments[int(to.split()[1])].moving
             if (message.start, message.stop) == (own.start, own.stop) and to not in self.initial:
@@ -132,7 +182,18 @@ class Witness:
 
     def finish(self, outcome: str, died: list[str]) -> None:
         """Hold what holds at the end of a job."""
+        told = {
+            (record.role, self._name(record.replica, record.incarnation), clock)
+            for record in self._run.records
+            if isinstance(record, Forgotten)
+            for clock in range(record.first, record.last + 1)
+        }
+        assert told == self.forgotten, f"{told} pushes were told to be lost with their shard, {self.forgotten} were"
+        fallen, rounds = any(role.startswith("shard") for role in died), self.plan is not None and self.plan.settings.in_rounds
+        mortal = [role for role in died if not role.startswith("shard")]
         for who, _, clock in self.fates:
+            if fallen and (outcome == "failed" or not rounds):
+                break
             fates = {self.fates.get((who, shard, clock)) for shard in self.shards}
             assert len(fates - {None}) == 1 or self._ends[who][0] in died, f"shards disagree about push {clock} of {who}"
             assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
@@ -142,7 +203,8 @@ class Witness:
             for index in range(-(-self.plan.samples // self.plan.settings.batch_size)):
                 for shard in self.shards:
                     times = self.applied[shard][epoch, index]
-                    assert times == 1 or (times and died), f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+                    lossy = fallen and not rounds and shard in died
+                    assert times == 1 or (times and (mortal or (fallen and not rounds))) or lossy, f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
 
 
 class Lead:

@@ -89,6 +89,16 @@ class Endpoint(ABC):
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message, and bytes behind a `Bulk` one. To a peer that is gone, it is dropped: `Lost` has told or will tell."""
 
+    @abstractmethod
+    def connect(self, role: str, address: str, incarnation: int = -1) -> None:
+        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this returns.
+
+        A link to an earlier one that is still there is closed first: `Lost` tells which.
+
+        Raises:
+            JobFailed: nobody answers there.
+        """
+
     def flush(self) -> None:
         """Let go of what was sent and kept for company, since the caller will be long in polling."""
 
@@ -113,14 +123,6 @@ class NetworkEndpoint(Endpoint):
 
         Raises:
             UsageError: the address is in use or cannot be bound; the message names it.
-        """
-
-    @abstractmethod
-    def connect(self, role: str, address: str) -> None:
-        """Open the link to a role that listens at an address; it is there when this returns.
-
-        Raises:
-            JobFailed: nobody answers there.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ import torch
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Fetched, Message
-from distbelief.errors import LocalProtocolError
+from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.transport.base import Endpoint, checked
 
 
@@ -60,6 +60,15 @@ class InlineEndpoint(Endpoint):
         self.network = network
         self.links: set[str] = set()
         self.cut: set[str] = set()
+
+    def connect(self, role: str, address: str, incarnation: int = -1) -> None:
+        """Reach whoever plays a role now; addresses mean nothing here.
+
+        Raises:
+            JobFailed: nobody does.
+        """
+        if role not in self.network.endpoints:
+            raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; an answer's payload is copied now, a push's is handed on as it is."""

@@ -82,15 +82,17 @@ class SocketEndpoint(NetworkEndpoint):
     def _linger(self, link: Link, deadline: float) -> None:
         """Wait until what was sent can no longer be lost by closing."""
 
-    def connect(self, role: str, address: str) -> None:
-        """Open the link to a role that listens at an address; it is there when this returns.
+    def connect(self, role: str, address: str, incarnation: int = -1) -> None:
+        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this returns.
 
         Raises:
             JobFailed: nobody answers there.
             UsageError: the address is of another kind, or not allowed.
         """
-        if role in self._links:
-            raise LocalProtocolError(f"{self.role} has a link to {role} already; wait for its Lost before opening another")
+        if (old := self._links.get(role)) is not None:
+            if incarnation <= old.hello.incarnation:
+                raise LocalProtocolError(f"{self.role} has a link to {role} already; wait for its Lost before opening another")
+            self._lose(old, f"{role} is at another address now, as incarnation {incarnation}")
         connection = None
         try:
             connection = self._dial(role, address)
@@ -100,7 +102,7 @@ class SocketEndpoint(NetworkEndpoint):
             if connection is not None:
                 connection.close()
             raise JobFailed(f"{self.role} cannot reach {role} at {address}: {error}; is it still running, and is the address right?") from error
-        link = self._links[role] = self._add(connection, Hello(self.job, role, -1))
+        link = self._links[role] = self._add(connection, Hello(self.job, role, incarnation))
         self._bound(link)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:

@@ -16,7 +16,7 @@ import torch
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Fetched, Message
-from distbelief.errors import UsageError
+from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
 
 HEADER = 64
@@ -101,10 +101,33 @@ class VirtualEndpoint(Endpoint):
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
+        self.knocking: list[VirtualEndpoint] = []
+        """Later lives of peers, whose first word is on its way."""
 
     def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
         """Make this role's arena; an empty one where payloads are phantoms."""
         return EMPTY if self.network.phantom else super().allocate(size, gradients, parameters)
+
+    def connect(self, role: str, address: str, incarnation: int = -1) -> None:
+        """Open the link to a life of a role; addresses mean nothing here.
+
+        Raises:
+            JobFailed: it is not there.
+        """
+        peer = self.network.endpoints.get(role)
+        if peer is None or peer.closed or 0 <= incarnation != peer.incarnation:
+            raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
+        if (before := self.peers.get(role)) is not peer:
+            if before is not None:
+                self._lose((before, f"{role} came again, as incarnation {peer.incarnation}"))
+            self.last.pop(role, None)
+            self._reach(peer)
+
+    def _reach(self, peer: VirtualEndpoint) -> None:
+        """Have a link to a peer, who sees ours replace that of our life before with our first word."""
+        self.peers[peer.role] = peer
+        if peer.peers.setdefault(self.role, self) is not self:
+            peer.knocking.append(self)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter there."""
@@ -115,8 +138,7 @@ class VirtualEndpoint(Endpoint):
             peer = network.endpoints.get(to)
             if peer is None or peer.closed or self.closed:
                 return
-            self.peers[to] = peer
-            peer.peers.setdefault(self.role, self)
+            self._reach(peer)
         if self.closed or peer in self.cut:
             return
         weather, clock = network.weather, network.clock
@@ -184,7 +206,7 @@ class VirtualEndpoint(Endpoint):
         if self.closed:
             return
         self.closed = True
-        for peer in self.peers.values():
+        for peer in {id(peer): peer for peer in (*self.peers.values(), *self.knocking)}.values():
             peer._end_link(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
     def _end_link(self, peer: VirtualEndpoint, reason: str, after: float) -> None:

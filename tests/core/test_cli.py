@@ -227,7 +227,7 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
         on=db.Simulated(
             db.Weather(latency=1e-3, delay_chance=0.01, delay=5e-3),
             db.Pace(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
-            (db.Crash(2, 9),),
+            (db.Crash("replica 2", 9),),
             restart_seconds=0.05,
         ),
     )

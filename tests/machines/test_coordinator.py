@@ -20,7 +20,7 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.coordinator import Coordinator
 
 LAYOUT = lay_out([Tensor("weight", (1000,), "float32")])
-SETTINGS = Settings(replicas=2, shards=2, batch_size=1, evaluate_every=1, checkpoint_every=0)
+SETTINGS = Settings(replicas=2, shards=2, batch_size=1, evaluate_every=1, checkpoint_every=0, snapshot_seconds=0)
 VERSION = messages.Version(0, 0)
 
 
@@ -59,7 +59,7 @@ class Office:
 
     def training(self, *more: str, **options: Any) -> Office:
         """Training with replica 0 and others."""
-        self.gathered(**options).tell("replica 0", messages.Ready())
+        self.gathered(**options).tell("replica 0", messages.Ready((0, 0)))
         for role in more:
             self.join(role, **options)
         self.said(messages.Welcome)
@@ -85,7 +85,7 @@ def test_shards_are_told_their_ranges_once_all_are_there_and_a_replica_has_told_
 def test_the_others_are_welcomed_when_the_first_has_initialised() -> None:
     office = Office().join("replica 1").join("replica 0").gathered("replica 2")
     assert office.said(messages.Welcome) == ["replica 1"]
-    office.tell("replica 1", messages.Ready())
+    office.tell("replica 1", messages.Ready((0, 0)))
     assert office.said(messages.Welcome) == ["replica 0", "replica 2"]
 
 
@@ -101,8 +101,8 @@ def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> No
     office = Office(msgspec.structs.replace(SETTINGS, replicas=3)).gathered().join("replica 2").join("replica 1")
     office.said(messages.Welcome)
     assert office.tell("replica 0", gone()).said(messages.Welcome, "replica 2")[0].initialise
-    assert office.tell("replica 2", messages.Ready()).said(messages.Welcome, "replica 1") == [
-        messages.Welcome(office.coordinator.plan, initialise=False)  # type: ignore[arg-type]
+    assert office.tell("replica 2", messages.Ready((0, 0))).said(messages.Welcome, "replica 1") == [
+        messages.Welcome(office.coordinator.plan, False, (messages.Place("", 0),) * 2)  # type: ignore[arg-type]
     ]
 
 
@@ -206,7 +206,7 @@ def warming(steps: int = 3) -> Office:
 
 
 def test_a_warm_start_stays_with_the_replica_that_began_it() -> None:
-    office = warming().gathered("replica 2").tell("replica 2", messages.Ready(), progress(wants=True))
+    office = warming().gathered("replica 2").tell("replica 2", messages.Ready((0, 0)), progress(wants=True))
     assert office.said(messages.Deal) == ["replica 2"]
     office.join("replica 0").tell("replica 0", progress(wants=True)).tell("replica 2", progress(steps=1, wants=True))
     assert office.said(messages.Deal) == ["replica 2"]
@@ -338,11 +338,17 @@ def test_a_job_resumed_at_its_end_ends() -> None:
     assert office.said(messages.Finish) == ["replica 0"]
 
 
-def test_a_checkpoints_position_is_of_before_it_was_called_for_and_an_error_is_recorded() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=2)
+def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=2, epochs=3, checkpoint_every=1)).training("replica 1", samples=2)
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(steps=2, wants=True))
+    assert office.said(messages.Hold) == ["replica 0", "replica 1"]
+    office.tell("replica 1", messages.Held(1))
+    assert office.said(messages.Snapshot) == []
+    office.tell("replica 0", progress(), messages.Held(1))
     assert office.said(messages.Snapshot) == ["shard 0", "shard 1"]
+    assert office.said(messages.Go) == []
     office.tell("replica 0", progress(steps=1, wants=True)).shards(messages.SnapshotDone(1, ""))
+    assert office.said(messages.Go) == ["replica 0", "replica 1"]
     (commit,) = [effect for effect in office.effects if isinstance(effect, Commit)]
     assert (commit.number, commit.position, commit.samples) == (1, Position(1, 0, ()), 2)
     office.tell("store", events.Saved(1, "the disk is full"))

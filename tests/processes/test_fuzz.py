@@ -87,7 +87,7 @@ def coordinator() -> Coordinator:
     one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
     for index in range(2):
         one.handle(f"shard {index}", messages.Restored(False), None)
-    one.handle("replica 0", messages.Ready(), None)
+    one.handle("replica 0", messages.Ready((0, 0)), None)
     return one
 
 

@@ -70,6 +70,9 @@ class Stage:
 
         return watched
 
+    def call_later(self, *_: Any) -> None:
+        """No time passes here."""
+
     def now(self) -> float:
         return 0.0
 

@@ -219,7 +219,7 @@ def test_a_phantom_takes_the_time_of_the_real_job_and_sends_its_messages(plain: 
 
 
 def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: SimpleNamespace) -> None:
-    run, _ = play(plain, Simulated(crashes=(Crash(1, 20),)), epochs=2)
+    run, _ = play(plain, Simulated(crashes=(Crash("replica 1", 20),)), epochs=2)
     gone = [record for record in run.records if isinstance(record, records.Gone) and record.died]
     assert run.simulation.killed == [record.role for record in gone] == ["replica 1"]
     assert gone[0].lost > 0
@@ -237,11 +237,11 @@ def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: Simpl
         (Simulated(pace=Pace(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
         (Simulated(pace=Pace(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
         (Simulated(pace=Pace(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
-        (Simulated(crashes=(Crash(1, 0),)), {}, "replica 1 cannot crash at message 0: its messages are counted from 1"),
-        (Simulated(crashes=(Crash(1, 5), Crash(1, 9))), {"restarts": 0}, "replica 1 cannot crash 2 times: it comes back 0 times"),
+        (Simulated(crashes=(Crash("replica 1", 0),)), {}, "replica 1 cannot crash at message 0: its messages are counted from 1"),
+        (Simulated(crashes=(Crash("replica 1", 5), Crash("replica 1", 9))), {"restarts": 0}, "replica 1 cannot crash 2 times: it comes back 0 times"),
         (Simulated(restart_seconds=-1.0), {}, "restart_seconds -1.0: must be 0 or more"),
         (Simulated(phantom=True), {"target_accuracy": 0.5}, "--target-accuracy 0.5: --phantom computes nothing"),
-        (Simulated(crashes=(Crash(3, 1),)), {}, "replica 3 cannot crash: there are replicas 0 to 2"),
+        (Simulated(crashes=(Crash("replica 3", 1),)), {}, "replica 3 cannot crash: there are replicas 0 to 2"),
         (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
     ],
 )
@@ -271,21 +271,21 @@ def ended(folder: Path) -> tuple[str, str]:
 def test_a_simulation_that_fails_raises_and_leaves_its_result(plain: SimpleNamespace, tmp_path: Path) -> None:
     job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1, restarts=0), batch_size=4, out=str(tmp_path))
     with pytest.raises(JobFailed, match="every replica is gone; the last was replica 0"):
-        Simulated(crashes=(Crash(0, 10),)).run(job)
+        Simulated(crashes=(Crash("replica 0", 10),)).run(job)
     assert ended(tmp_path)[0] == "failed"
 
 
 def test_a_crashed_replica_comes_back_as_often_as_it_may_and_so_late(plain: SimpleNamespace) -> None:
     job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1, restarts=2), batch_size=4, evaluate_every=0)
     whole = Simulated().run(job)
-    crashes = (Crash(0, 10), Crash(0, 10))
+    crashes = (Crash("replica 0", 10), Crash("replica 0", 10))
     early, late = (Simulated(crashes=crashes, restart_seconds=seconds).run(job) for seconds in (0.5, 2.0))
     assert early["outcome"] == late["outcome"] == "done"
     assert early["per_replica"][0]["lost"] > 0
     assert late["seconds"] - early["seconds"] == pytest.approx(3.0)
     assert early["seconds"] == pytest.approx(whole["seconds"] + 1.0, abs=0.5)
     with pytest.raises(JobFailed, match="every replica is gone"):
-        Simulated(crashes=(*crashes, Crash(0, 10))).run(job)
+        Simulated(crashes=(*crashes, Crash("replica 0", 10))).run(job)
 
 
 class Interrupting(nn.Linear):

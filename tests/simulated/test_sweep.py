@@ -100,7 +100,7 @@ def draw(seed: int) -> tuple[Job, Simulated]:
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     # half of the deaths strike early: while joining, initialising and taking the first steps
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
-    crashes = tuple(Crash(i, chance.randint(1, pick((12, 80)))) for i in lives)
+    crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
     return job, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
 
 

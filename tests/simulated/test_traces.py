@@ -35,7 +35,7 @@ JOBS = {
     ),
     "deaths": (
         Downpour(replicas=4, shards=2, push_every=2),
-        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, crashes=(Crash(0, 4), Crash(2, 30))),
+        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, crashes=(Crash("replica 0", 4), Crash("replica 2", 30))),
     ),
 }
 
@@ -57,7 +57,7 @@ def test_the_golden_traces_stay(plain: SimpleNamespace, name: str) -> None:
 
 def traced(plain: SimpleNamespace, seed: int) -> tuple[str, bytes]:
     strategy = Downpour(replicas=4, shards=3, optimizer=optim("adam", lr=0.01), push_every=2, prefetch=1)
-    cluster = Simulated(weather=UNSTEADY, pace=Pace(spread="lognormal"), crashes=(Crash(1, 40),))
+    cluster = Simulated(weather=UNSTEADY, pace=Pace(spread="lognormal"), crashes=(Crash("replica 1", 40),))
     run = Observed(Job(task=plain.classes(plain.mlp, samples=60), strategy=strategy, epochs=2, batch_size=4, seed=seed), cluster)
     trace = Trace(run.simulation)
     run.run()

@@ -1,0 +1,261 @@
+"""One run of a simulated cluster: its roles, its network and its clock, and the deaths that are planned for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Stopwatch
+from distbelief.cluster.sitting import Sitting, evaluates
+from distbelief.core import events, messages, roles
+from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.layout import Layout
+from distbelief.core.messages import Message
+from distbelief.core.records import Finished, Record
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.record.memory import MemoryStore
+from distbelief.record.restore import Store, load_weights
+from distbelief.replica.downpour import Downpour as DownpourStory
+from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.vectors import PhantomVectors, Vectors
+from distbelief.runtime.clock import VirtualClock
+from distbelief.runtime.driver import Driver
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.shard import Shard
+from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.tasks import Data, Task, as_data, resolve
+from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.worker import Trainer, build_model, measure
+from distbelief.transport.base import Arena
+from distbelief.transport.virtual import VirtualNetwork
+
+if TYPE_CHECKING:
+    from distbelief.cluster.simulated import Simulated
+
+
+def task_of(job: Job) -> Task:
+    """The task that a job names or holds."""
+    return resolve(job.reference, job.data_dir) if isinstance(job.task, str) else job.task
+
+
+@dataclass
+class Simulation:
+    """One run of a simulated cluster; tests reach into its network, driver and shards."""
+
+    job: Job
+    settings: Settings
+    cluster: Simulated
+    sink: Callable[[float, str, Record], None]
+    sitting: Sitting | None = None
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    killed: list[str] = field(default_factory=list)
+    stopped: Callable[[], str | None] = lambda: None
+    """Says, between two events, why the job is to end; None while it is not."""
+
+    def __post_init__(self) -> None:
+        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom)
+        self.driver = Driver(self.clock, self._record)
+        self.task = task_of(self.job)
+        self._data = as_data(self.task.train())
+        self._over = False
+        self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
+        self._cast()
+        self._plan_crashes()
+
+    def run(self) -> None:
+        """Play every role to its end."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.job.threads)
+        try:
+            for role in self._stories():
+                if self.driver.plays(role):
+                    self.driver.begin(role)
+            self.driver.run_while(lambda: self.stopped() is None)
+            if reason := self.stopped():
+                self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(reason))
+                self.driver.run_while(lambda: True)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _stories(self) -> list[str]:
+        return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
+
+    def _record(self, moment: float, role: str, record: Record) -> None:
+        self.sink(moment, role, record)
+        if isinstance(record, Finished):
+            self._over = True
+            self.clock.call_later(0.0, self._dismiss, None)
+
+    def _dismiss(self, _: None) -> None:
+        """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
+        for role in self._stories():
+            self.driver.remove(role)
+
+    def _cast(self) -> None:
+        sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
+        self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
+        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
+        self.coordinator = Coordinator(self.settings, self.evaluates, *resume)
+        self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), self._store)
+        self.shards: list[Shard] = []
+        for i in range(self.settings.shards):
+            self._add_shard(i)
+        for i in range(self.settings.replicas):
+            self._add_replica(i)
+        if self.evaluates:
+            evaluated = FlatModule(self._model())
+            story = Evaluator(evaluated).story()
+            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
+
+    def _model(self) -> nn.Module:
+        model = build_model(self.task, self.job.seed, self.job.device)
+        if self.job.init_from:
+            model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
+        return model
+
+    def _add_shard(self, index: int, incarnation: int = 0) -> None:
+        role = roles.shard(index)
+        shard, endpoint = Shard(index, self._slice, incarnation), self.network.endpoint(role, incarnation)
+        self.shards[index : index + 1] = [shard]
+        self.driver.add_machine(role, shard, endpoint, self._store)
+        endpoint.send(roles.COORDINATOR, messages.Here(incarnation))
+
+    def _add_replica(self, index: int, incarnation: int = 0) -> None:
+        role, samples = roles.replica(index), len(self._data)
+        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
+        vectors: Vectors
+        worker: _Worker | _Phantom
+        if self.cluster.phantom:
+            vectors = PhantomVectors(self._layout())
+            worker = _Phantom(self.clock, stopwatch, samples, self.settings.batch_size)
+        else:
+            model = self._model()
+            vectors = FlatModule(model)
+            worker = _Worker(
+                self.clock,
+                stopwatch,
+                vectors,
+                Trainer(_with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
+            )
+        story = DownpourStory(role, vectors, samples, incarnation=incarnation).story()
+        self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
+
+    def _layout(self) -> Layout:
+        if not hasattr(self, "_known_layout"):
+            self._known_layout = layout_of(self._model())
+        return self._known_layout
+
+    def _slice(self, plan: Plan, shard: int) -> Slice:
+        return PhantomSlice(plan, shard) if self.cluster.phantom else TorchSlice(plan, shard)
+
+    def _plan_crashes(self) -> None:
+        """Kill roles as they are about to send the message that their crash names."""
+        due: dict[str, deque[int]] = {}
+        for crash in self.cluster.crashes:
+            due.setdefault(crash.role, deque()).append(crash.message)
+
+        def strike(sender: str, _to: str, _message: Message) -> None:
+            left = due.get(sender)
+            if left and not self.network.endpoints[sender].closed:
+                left[0] -= 1
+                if not left[0]:
+                    left.popleft()
+                    self.kill(sender)
+
+        if due:
+            self.network.before_send = strike
+
+    def kill(self, role: str) -> None:
+        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet, and starts it anew.
+
+        In a synchronous job all shards go back together.
+        """
+        shards = [roles.shard(i) for i in range(self.settings.shards)]
+        for one in shards if role in shards and self.settings.in_rounds else [role]:
+            if not self.network.endpoints[one].closed:
+                self._kill(one)
+
+    def _kill(self, role: str) -> None:
+        self.killed.append(role)
+        self.network.crash(role)
+        self.clock.call_later(0.0, self.driver.remove, role)
+        incarnation = self.network.endpoints[role].incarnation
+        if roles.COORDINATOR not in self.network.endpoints[role].peers:
+            lost = events.Lost(f"{role} ended before it joined", incarnation)
+            self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
+        if incarnation < self.settings.restarts:
+            self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
+
+    def _restart(self, role: str) -> None:
+        if self._over:
+            return
+        add = self._add_replica if roles.is_replica(role) else self._add_shard
+        add(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
+        if roles.is_replica(role):
+            self.driver.begin(role)
+
+
+def _with_data(task: Task, data: Data) -> Task:
+    """The task with its training set loaded, shared by all simulated replicas."""
+    return dataclasses.replace(task, train=lambda: data).named(task.reference)
+
+
+class _Worker:
+    """Computes real gradients at once, and answers when the simulated step is over."""
+
+    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, vectors: FlatModule, trainer: Trainer) -> None:
+        self._clock, self._stopwatch, self._vectors, self._trainer = clock, stopwatch, vectors, trainer
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        self._vectors.bind(arena.gradients, arena.parameters)
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
+        self._clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
+        return None
+
+    def measure(self) -> Measured:
+        raise UsageError("a replica measures nothing")
+
+
+class _Phantom:
+    """Computes nothing, and answers when the simulated step is over."""
+
+    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, samples: int, batch_size: int) -> None:
+        self._clock, self._stopwatch, self._samples, self._batch_size = clock, stopwatch, samples, batch_size
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        """Nothing to bind."""
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        seconds = self._stopwatch.draw()
+        samples = min(self._batch_size, self._samples - batch.index * self._batch_size)
+        self._clock.call_later(seconds, answer, Computed(None, samples, seconds))
+        return None
+
+    def measure(self) -> Measured:
+        raise UsageError("a phantom measures nothing")
+
+
+class _Watcher:
+    """Measures for the evaluator; in no simulated time, as it is outside every clock."""
+
+    def __init__(self, task: Task, vectors: FlatModule) -> None:
+        self._task, self._vectors = task, vectors
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        self._vectors.bind(arena.gradients, arena.parameters)
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        raise UsageError("the evaluator computes no gradients")
+
+    def measure(self) -> Measured:
+        return measure(self._task, self._vectors.module)

@@ -1,0 +1,115 @@
+"""A replica's links to its shards: where they are, which are lost, and what was asked of each and not answered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from distbelief.core import attendance, messages, roles
+from distbelief.core.effects import Connect, Effect, Payload, Send
+from distbelief.core.events import Lost
+from distbelief.core.messages import Message, Place
+from distbelief.errors import JobFailed
+
+ANSWERS: dict[type, type] = {
+    messages.Fetched: messages.Fetch,
+    messages.Initialised: messages.Initialise,
+    attendance.Excused: attendance.SitOut,
+    attendance.Admitted: attendance.Attend,
+}
+"""Each answer of a shard, to what it answers."""
+
+
+class Links:
+    """The shards as one replica, or the evaluator, sees them.
+
+    Args:
+        role: whose links they are.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.lost: set[str] = set()
+        self._places: dict[str, Place] = {}
+        self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
+        self._sought = False
+
+    def ask(self, shard: str, message: Message, payload: Payload | None = None) -> Send:
+        """Ask something of a shard that it will answer."""
+        self._asked.setdefault(shard, []).append((message, payload))
+        return Send(shard, message, payload)
+
+    def answered(self, shard: str, answer: Message) -> None:
+        """Note an answer."""
+        asked = self._asked.get(shard, [])
+        for i, (message, _) in enumerate(asked):
+            if type(message) is ANSWERS[type(answer)] and (
+                not isinstance(answer, messages.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]
+            ):
+                del asked[i]
+                break
+
+    @property
+    def missing(self) -> bool:
+        """Whether anything is still to be answered."""
+        return any(self._asked.values())
+
+    def waits_for(self) -> list[str]:
+        """The shards that have not answered."""
+        return sorted((shard for shard, asked in self._asked.items() if asked), key=roles.index_of)
+
+    def asks(self, shard: str, kind: type[Message]) -> bool:
+        """Whether a shard has been asked something of a kind, and has not answered."""
+        return any(type(message) is kind for message, _ in self._asked.get(shard, ()))
+
+    def lose(self, shard: str, event: Lost) -> None:
+        """A link is gone; that of a life which has been replaced by another is not missed."""
+        known = self._places.get(shard)
+        if known is not None and not 0 <= event.incarnation < known.incarnation:
+            self.lost.add(shard)
+
+    def seek(self) -> list[Send]:
+        """Ask where the lost ones are now, once."""
+        if self._sought or not self.lost:
+            return []
+        self._sought = True
+        return [Send(roles.COORDINATOR, messages.Rejoin())]
+
+    def reach(self, welcome: messages.Welcome) -> Generator[Effect, Any, list[str]]:
+        """Open the links that a welcome names and that are not there; returns to whom.
+
+        Raises:
+            JobFailed: a link that broke, to a shard that lives: what it has heard of us is not known.
+        """
+        self._sought = False
+        reached = []
+        for shard, place in _named(welcome):
+            before = self._places.get(shard)
+            if before is not None and shard not in self.lost and place.incarnation <= before.incarnation:
+                continue
+            if not (yield Connect(shard, place)):
+                self._places.setdefault(shard, place)
+                self.lost.add(shard)
+            elif before is not None and place.incarnation <= before.incarnation:
+                raise JobFailed(f"{self.role}: its link to {shard} broke, and {shard} is still there; a new life of {self.role} begins without it")
+            else:
+                self._places[shard] = place
+                self.lost.discard(shard)
+                reached.append(shard)
+        return reached
+
+    def lives(self) -> tuple[int, ...]:
+        """Which life of each shard it is linked to."""
+        return tuple(place.incarnation for place in self._places.values())
+
+    def forget(self, shard: str) -> None:
+        """Expect no answers from a shard any more."""
+        self._asked.pop(shard, None)
+
+    def again(self, shard: str) -> list[Send]:
+        """Ask a shard again what it has not answered."""
+        return [Send(shard, message, payload) for message, payload in self._asked.get(shard, ())]
+
+
+def _named(welcome: messages.Welcome) -> list[tuple[str, Place]]:
+    return [(roles.shard(i), place) for i, place in enumerate(welcome.shards)]

@@ -1,0 +1,77 @@
+"""The coordinator's dealings with the data: who asked for minibatches, who is dealt which, and how far the job is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from distbelief.core import messages, roles
+from distbelief.core.effects import Effect, Send
+from distbelief.core.ledger import SAMPLES_LIMIT
+from distbelief.core.portions import PORTION_LIMIT, Dealer, Position
+from distbelief.core.settings import Settings
+from distbelief.errors import RemoteProtocolError
+
+
+class Dealing:
+    """Deals a training set of `size` samples, from a position at which `samples` are done."""
+
+    def __init__(self, settings: Settings, size: int, position: Position, samples: int) -> None:
+        self.settings, self.samples = settings, samples
+        self.dealer = Dealer(-(-size // settings.batch_size), settings.epochs, settings.replicas, position)
+        self.epochs = self.dealer.completed
+        self.pushes = 0
+        """Reported since somebody last set it to 0."""
+        self._wanting: dict[str, bool] = {}
+        self._warming, self._warmed, self._warmer = settings.warm_start_steps, samples // settings.batch_size, ""
+
+    def report(self, sender: str, event: messages.Progress) -> int:
+        """Take a replica's report; returns how many epochs it completes.
+
+        Raises:
+            RemoteProtocolError: of more than the replica was dealt, or could be.
+        """
+        if not 0 <= event.samples <= SAMPLES_LIMIT:
+            raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
+        completed = len(self.dealer.report(sender, event.steps, event.dropped))
+        self.samples += event.samples
+        self.pushes += event.pushes
+        if self._warming:
+            self._warmed += event.steps
+        if event.wants:
+            self._wanting[sender] = False
+        return completed
+
+    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
+        """Serve the replicas that want a portion; those that cannot have one now are told to drain, once."""
+        effects: list[Effect] = []
+        for role in list(self._wanting):
+            allowed = 0 if withheld else self._allowed(role, members)
+            portion = self.dealer.deal(role, allowed) if allowed else None
+            if portion is not None:
+                del self._wanting[role]
+                effects.append(Send(role, messages.Deal(portion)))
+            elif not self._wanting[role]:
+                self._wanting[role] = True
+                effects.append(Send(role, messages.Drain()))
+        return effects
+
+    def _allowed(self, role: str, members: Collection[str]) -> int:
+        """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to itself."""
+        if self._warmed >= self._warming:
+            self._warming = 0
+            return 1 if self.settings.in_rounds else PORTION_LIMIT  # in rounds all take one each
+        if self._warmer not in members:
+            self._warmer = min(members, key=roles.index_of)
+        if role != self._warmer:
+            return 0
+        return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
+
+    def lost(self, role: str) -> int:
+        """A replica is gone: what it held is dealt again; returns how many minibatches that is."""
+        self._wanting.pop(role, None)
+        return self.dealer.lost(role)
+
+    def waiting(self, members: Collection[str]) -> list[str]:
+        """For whom the job waits, in words."""
+        who = [f"{role} holds {held} minibatches" for role in sorted(members, key=roles.index_of) if (held := self.dealer.held(role))]
+        return who + [f"{role} waits for work" for role, drained in self._wanting.items() if drained]
