@@ -13,7 +13,7 @@ import torch
 
 from distbelief.bench.peers import Peers
 from distbelief.cluster.authority import Authority
-from distbelief.core import messages, roles
+from distbelief.core import messages, roles, upkeep
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
@@ -57,7 +57,7 @@ def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, su
         moving = mapped(descriptor, plan.layout.total)[own.start : own.stop]
         os.close(descriptor)
     shard = Shard(index, lambda plan, index: TorchSlice(plan, index, moving))
-    shard.handle(roles.COORDINATOR, messages.Restore(plan, ""), None)
+    shard.handle(roles.COORDINATOR, upkeep.Restore(plan, ""), None)
     endpoint = _endpoint(carrier, role, identity)
     driver = Driver(WallClock(endpoint), lambda *_: None)
     driver.add_machine(role, shard, endpoint)

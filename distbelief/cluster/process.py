@@ -24,7 +24,7 @@ from distbelief.cluster.pace import Padding
 from distbelief.cluster.settle import settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
-from distbelief.core import events, messages, records, roles
+from distbelief.core import events, messages, records, roles, upkeep
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan
@@ -176,7 +176,7 @@ class _Process:
         self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self._meet()
-        self.endpoint.send(roles.COORDINATOR, messages.Here(self.incarnation, address))
+        self.endpoint.send(roles.COORDINATOR, upkeep.Here(self.incarnation, address))
         self.driver.run()
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:

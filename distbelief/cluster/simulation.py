@@ -13,7 +13,7 @@ from torch import nn
 
 from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.sitting import Sitting, evaluates
-from distbelief.core import events, messages, roles
+from distbelief.core import events, messages, roles, upkeep
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
@@ -126,7 +126,7 @@ class Simulation:
         shard, endpoint = Shard(index, self._slice, incarnation), self.network.endpoint(role, incarnation)
         self.shards[index : index + 1] = [shard]
         self.driver.add_machine(role, shard, endpoint, self._store)
-        endpoint.send(roles.COORDINATOR, messages.Here(incarnation))
+        endpoint.send(roles.COORDINATOR, upkeep.Here(incarnation))
 
     def _add_replica(self, index: int, incarnation: int = 0) -> None:
         role, samples = roles.replica(index), len(self._data)

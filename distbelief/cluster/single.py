@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ class SingleLoop:
         self._epochs = self._dealer.completed
         if checkpoint:
             self._load(checkpoint)
+        self._saved = time.monotonic(), self._steps
         self._note(records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples))
         self._note(records.Joined(roles.SINGLE))
         outcome, reason = self._train()
@@ -94,6 +96,9 @@ class SingleLoop:
                 self._report()
                 self._save()
                 return "interrupted", reason
+            if not dealer.finished and self._is_time():
+                self._report()
+                self._save()
         return "done", "all epochs are done"
 
     def _epoch_done(self) -> tuple[str, str] | None:
@@ -144,7 +149,13 @@ class SingleLoop:
 
     # checkpoints: those of one shard that holds everything
 
+    def _is_time(self) -> bool:
+        """Whether it is time for a checkpoint within an epoch; a step counts as a push."""
+        seconds, steps = self.settings.snapshot_seconds, self.settings.snapshot_pushes
+        return 0 < steps <= self._steps - self._saved[1] or 0 < seconds <= time.monotonic() - self._saved[0]
+
     def _save(self) -> None:
+        self._saved = time.monotonic(), self._steps
         if self._store is None:
             return
         error = ""

@@ -115,9 +115,9 @@ class Supervisor:
 
     def _explain(self, reason: str) -> JobFailed:
         """The error for a job that failed: who is gone, and how it ended."""
-        needed = [role for role in self.deaths if not roles.is_replica(role) and role != roles.EVALUATOR]
-        if needed:
-            return self._gone(needed[0])
+        for role in self.deaths:
+            if role == roles.COORDINATOR or reason.startswith(f"{role} is gone"):
+                return self._gone(role)
         deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
         return JobFailed(f"{reason} ({deaths}); {self._remedy()}" if deaths else reason)
 
@@ -315,8 +315,6 @@ class Supervisor:
                 self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
             if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or not roles.is_replica(child.role)):
                 self._start_process(child.role, child.incarnation + 1)
-                if not roles.is_replica(child.role):
-                    del self.deaths[child.role]
             if roles.kind(child.role) == "shard" and self.settings.in_rounds:
                 for other in self.children.values():
                     if roles.kind(other.role) == "shard" and other.incarnation <= child.incarnation:

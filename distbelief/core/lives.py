@@ -40,6 +40,10 @@ class Lives:
         """Which life of a role is there, or was last."""
         return self._here.get(role, 0)
 
+    def last(self, role: str) -> int:
+        """Which life of a role is gone, of those the last; -1 where none is."""
+        return self._gone.get(role, -1)
+
     def absent(self) -> dict[str, int]:
         """The roles of which no life is there, and the last that was."""
         return {role: life for role, life in self._gone.items() if life >= self._here.get(role, 0)}

@@ -1,4 +1,4 @@
-"""The messages that roles send each other.
+"""The messages that roles send each other; those of attendance and upkeep stand in files of their own.
 
 `Bulk` messages carry bytes [start, stop) of a flat vector: a push or an initialisation from the replica's gradient vector number `slot`, a fetch's
 answer into its parameter vector number `slot`. How those bytes travel is the transport's affair.
@@ -161,69 +161,10 @@ class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
     number: int
 
 
-# coordinator to shard
-
-
-class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it.
-
-    `members` go on as they were, at a shard that takes the place of one that died; none do where all begin anew from the checkpoint.
-    """
-
-    plan: Plan
-    checkpoint: str
-    members: tuple[tuple[str, int], ...] = ()
-    """Replicas, and which life of each."""
-    ruler: Place = Place("", 0)
-    """Where the shard that rules the rounds is."""
-
-
-class Snapshot(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Save your slice as part of checkpoint `number`."""
-
-    number: int
-
-
-class Describe(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Tell what you have applied."""
-
-
 class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
     """End in peace: to a shard or the evaluator from the coordinator, to the coordinator from whoever runs the job."""
 
     reason: str
-
-
-# shard to coordinator
-
-
-class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard is there and waits for its range: the first thing it says."""
-
-    incarnation: int = 0
-    address: str = ""
-    """Where others reach it."""
-
-
-class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard knows its range; `loaded` where it also holds parameters."""
-
-    loaded: bool
-
-
-class SnapshotDone(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard's part of a checkpoint is on disk, or the error that kept it from there."""
-
-    number: int
-    error: str
-
-
-class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a shard has applied: updates, and how many pushes had each staleness."""
-
-    version: Version
-    samples: int
-    staleness: dict[int, int]
 
 
 # replica to shard
@@ -282,8 +223,7 @@ class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 Wired = (
     Hello
-    | Here | Join | Rejoin | Ready | Progress | Held | Leave | Evaluated
-    | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Evaluate | Restore | Snapshot | Describe | Stop
-    | Restored | SnapshotDone | Description | Initialise | Push | Fetch | Initialised | Pushed | Fetched
+    | Join | Rejoin | Ready | Progress | Held | Leave | Evaluated | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Evaluate | Stop
+    | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
-"""Every message that may stand on a wire."""
+"""Every message of this file that may stand on a wire."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core import attendance, events, messages, roles
+from distbelief.core import attendance, events, messages, roles, upkeep
 from distbelief.errors import RemoteProtocolError
 
 SPEAKERS: Mapping[type, tuple[str, ...]] = {
@@ -23,13 +23,13 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     attendance.Return: ("replica",),
     attendance.Ruling: ("shard",),
     attendance.Gone: (roles.COORDINATOR,),
-    messages.Here: ("shard",),
-    messages.Restored: ("shard",),
-    messages.SnapshotDone: ("shard",),
-    messages.Description: ("shard",),
-    messages.Restore: (roles.COORDINATOR,),
-    messages.Snapshot: (roles.COORDINATOR,),
-    messages.Describe: (roles.COORDINATOR,),
+    upkeep.Here: ("shard",),
+    upkeep.Restored: ("shard",),
+    upkeep.SnapshotDone: ("shard",),
+    upkeep.Description: ("shard",),
+    upkeep.Restore: (roles.COORDINATOR,),
+    upkeep.Snapshot: (roles.COORDINATOR,),
+    upkeep.Describe: (roles.COORDINATOR,),
     messages.Stop: (roles.COORDINATOR, roles.SUPERVISOR),
     events.Saved: (roles.STORE,),
     events.Loaded: (roles.STORE,),
@@ -37,6 +37,19 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     events.Lost: ("replica", "shard", roles.COORDINATOR, roles.EVALUATOR),
 }
 """Each event that a machine takes, to the kinds of role that may be its sender."""
+
+
+class Doorkeeper:
+    """Remembers who was found to have a say in what."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, type]] = set()
+
+    def check(self, sender: str, event: type) -> None:
+        """As the function `check`, but once for each."""
+        if (sender, event) not in self._known:
+            check(sender, event)
+            self._known.add((sender, event))
 
 
 def check(sender: str, event: type) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from distbelief.core.attendance import Attendance
 from distbelief.core.messages import Message, Wired
+from distbelief.core.upkeep import Upkeep
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION = 1
@@ -20,7 +21,7 @@ MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance).decode
+_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep).decode
 
 
 def encode(message: Message) -> bytes:
@@ -55,7 +56,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     Raises:
         RemoteProtocolError: not a message that we know.
 
-    >>> from distbelief.core.messages import Describe
+    >>> from distbelief.core.upkeep import Describe
     >>> decode(encode(Describe())[PREFIX.size:])
     Describe()
     """

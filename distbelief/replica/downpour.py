@@ -12,7 +12,6 @@ all shards go back to one checkpoint, a replica begins anew. While a checkpoint 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Generator
 from typing import Any, NoReturn
 
@@ -20,22 +19,17 @@ from distbelief.core import attendance, events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
 from distbelief.core.layout import Range
 from distbelief.core.messages import Version
-from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan
-from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
-from distbelief.replica.links import Links
+from distbelief.errors import JobFailed, LocalProtocolError
+from distbelief.replica.links import Links, refusal
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.vectors import Vectors
+from distbelief.replica.work import Work, check_loss
 
 REPORT_SECONDS = 0.25
 """A replica reports its progress when it has computed for this long since its last report, and at the end of every portion."""
 
 Steps = Generator[Effect, Any, None]
-
-
-def refusal(event: messages.Refused) -> LayoutError | UsageError:
-    """The error for a role that may not take part."""
-    return (LayoutError if event.layout else UsageError)(event.reason)
 
 
 class _AllBack(Exception):
@@ -100,7 +94,7 @@ class Downpour:
             self.step += 1
             if self._steps == self._settings.push_every:
                 yield from self._push()
-            if self._seconds >= REPORT_SECONDS:
+            if self._work.seconds >= REPORT_SECONDS:
                 yield self._progress(wants=False)
         yield from self._drain()
         if self._keeps:
@@ -149,34 +143,22 @@ class Downpour:
 
     def _start(self, plan: Plan) -> None:
         own = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
-        self._holders: dict[tuple[int, int], str] = {}
-        for i, a in enumerate(plan.assignments):
-            for part in (a.moving, a.frozen):
-                if part.size:
-                    self._holders[part.start, part.stop] = roles.shard(i)
+        held = [(roles.shard(i), part) for i, a in enumerate(plan.assignments) for part in (a.moving, a.frozen) if part.size]
+        self._holders = {(part.start, part.stop): role for role, part in held}
         self._parts: list[tuple[str, Range]] = own
         self._outgoing: list[list[Payload]] = [[self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)]
-        self._push_bytes = self._fetch_bytes = sum(part.size for _, part in own)
         self._versions: dict[str, Version] = {role: Version(0, 0) for role, _ in own}
         self._based = self._versions
         self._arrived: dict[str, Version] = dict(self._versions)
-        self._ending = self._holding = False
+        self._ending = self._holding = self._draining = self._attending = self._in_flight = False
         self._hold: int | None = None
-        self._landing, self._in_flight = 0, False
-        self._slot = 0
         self._pushes = Pushes(self.incarnation, self._versions, self._settings.slots)
         self._attends, self._in_rounds = self._settings.attends, self._settings.in_rounds
-        self._attending = False
         self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
-        self._tick = self._floor = 0
+        self._landing = self._slot = self._tick = self._floor = self._steps = self._accrued_samples = 0
         self._floors: dict[str, int] = {role: 0 for role, _ in own}
         self._bound = self._settings.staleness if self._settings.consistency == "bounded" else math.inf
-        self._steps = self._accrued_samples = 0
-        self._portions: deque[Portion] = deque()
-        self._at = 0
-        self._asked = self._draining = False
-        self._seconds = self._loss = 0.0
-        self._losses = self._pushed = self._fetched = 0
+        self._work = Work()
 
     def _send_initial(self) -> Steps:
         self.vectors.initial(0)
@@ -188,25 +170,15 @@ class Downpour:
     # data
 
     def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
-        """The next minibatch that the coordinator dealt; one portion is kept in reserve. None when the job is over."""
+        """The next minibatch that the coordinator dealt; None when the job is over."""
         while not self._ending:
-            if self._portions and self._at < self._portions[0].count:
-                portion = self._portions[0]
-                if not self._asked and len(self._portions) == 1:
-                    self._asked = True
-                    yield self._progress(wants=True)
-                self._at += 1
-                return Batch(portion.epoch, portion.first + self._at - 1)
-            if self._portions:
-                self._portions.popleft()
-                self._at = 0
-                continue
+            if self._work.runs_out and not self._draining:
+                yield self._progress(wants=True)
+            if (batch := self._work.next()) is not None:
+                return batch
             if self._draining:
                 self._draining = False
                 yield from self._drain()
-            elif not self._asked:
-                self._asked = True
-                yield self._progress(wants=True)
             else:
                 yield from self._wait()
         return None
@@ -217,14 +189,8 @@ class Downpour:
         Raises:
             TrainingError: it is not a finite number.
         """
-        if not math.isfinite(loss):
-            where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
-            raise TrainingError(
-                f"{self.role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {self._settings.optimizer.lr:g}),"
-                " clip with --clip-norm, or look for a division by zero in the model"
-            )
-        self._loss += loss
-        self._losses += 1
+        check_loss(self.role, loss, batch, step, what, self._settings.optimizer.lr)
+        self._work.count(loss)
 
     # gradients up
 
@@ -240,7 +206,7 @@ class Downpour:
             self.vectors.descend(self._settings.local_lr)
         self._steps += 1
         self._accrued_samples += computed.samples
-        self._seconds += computed.seconds
+        self._work.seconds += computed.seconds
 
     def _push(self) -> Steps:
         """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made."""
@@ -256,7 +222,7 @@ class Downpour:
             sent[role] = Send(role, push, payload)
         yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent)
         self._tick += self._attends
-        self._pushed += self._push_bytes
+        self._work.pushed += sum(part.size for _, part in self._parts)
         self._steps = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
@@ -297,7 +263,7 @@ class Downpour:
     def _request(self, landing: int, parts: list[Range], tick: int = 0) -> Steps:
         for part in parts:
             if part.size:
-                self._fetched += part.size
+                self._work.fetched += part.size
                 yield self._links.ask(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick))
 
     def _landed(self) -> Steps:
@@ -385,11 +351,7 @@ class Downpour:
         yield from pushes
 
     def _progress(self, wants: bool) -> Send:
-        steps, samples, pushes, dropped = self._pushes.take()
-        report = messages.Progress(steps, samples, pushes, self._loss, self._losses, self._pushed, self._fetched, wants, dropped)
-        self._seconds = self._loss = 0.0
-        self._losses = self._pushed = self._fetched = 0
-        return Send(roles.COORDINATOR, report)
+        return Send(roles.COORDINATOR, self._work.report(self._pushes, wants))
 
     def _take(self, arrival: Arrival) -> None:
         """Note what arrived."""
@@ -407,8 +369,7 @@ class Downpour:
         elif isinstance(event, messages.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, messages.Deal):
-            self._portions.append(event.portion)
-            self._asked = False
+            self._work.deal(event.portion)
         elif isinstance(event, attendance.Admitted):
             self._links.answered(arrival.sender, event)
             self._tick = max(self._tick, event.tick)

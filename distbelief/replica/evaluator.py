@@ -9,8 +9,7 @@ from distbelief.core import events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed
-from distbelief.replica.downpour import refusal
-from distbelief.replica.links import Links
+from distbelief.replica.links import Links, refusal
 from distbelief.replica.vectors import Vectors
 
 

@@ -9,7 +9,7 @@ from distbelief.core import attendance, messages, roles
 from distbelief.core.effects import Connect, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message, Place
-from distbelief.errors import JobFailed
+from distbelief.errors import JobFailed, LayoutError, UsageError
 
 ANSWERS: dict[type, type] = {
     messages.Fetched: messages.Fetch,
@@ -76,7 +76,7 @@ class Links:
         return [Send(roles.COORDINATOR, messages.Rejoin())]
 
     def reach(self, welcome: messages.Welcome) -> Generator[Effect, Any, list[str]]:
-        """Open the links that a welcome names and that are not there; returns to whom.
+        """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns to whom there is one now.
 
         Raises:
             JobFailed: a link that broke, to a shard that lives: what it has heard of us is not known.
@@ -96,6 +96,7 @@ class Links:
                 self._places[shard] = place
                 self.lost.discard(shard)
                 reached.append(shard)
+        yield from self.seek()
         return reached
 
     def lives(self) -> tuple[int, ...]:
@@ -113,3 +114,8 @@ class Links:
 
 def _named(welcome: messages.Welcome) -> list[tuple[str, Place]]:
     return [(roles.shard(i), place) for i, place in enumerate(welcome.shards)]
+
+
+def refusal(event: messages.Refused) -> LayoutError | UsageError:
+    """The error for a role that may not take part."""
+    return (LayoutError if event.layout else UsageError)(event.reason)

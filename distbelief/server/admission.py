@@ -1,11 +1,27 @@
-"""Who may take part: a replica must have the model, the data and the batch size of the job."""
+"""Who may take part: the first replica settles the model, the data and the batch size of the job, and every other must have them."""
 
 from __future__ import annotations
 
+import msgspec
+
 from distbelief.core.layout import check_same
 from distbelief.core.messages import Join
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
+from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
+
+
+def plan(settings: Settings, event: Join) -> Plan:
+    """The plan of a job, by what its first replica has.
+
+    Raises:
+        UsageError: no data; LayoutError: it cannot be cut into as many shards.
+    """
+    if event.samples < 1:
+        raise UsageError("the training set is empty: there is nothing to train on")
+    if event.batch_size:
+        settings = msgspec.structs.replace(settings, batch_size=event.batch_size)
+    return Plan(settings, event.layout, cut(event.layout, settings.shards), event.samples)
 
 
 def check(plan: Plan, who: str, event: Join) -> None:

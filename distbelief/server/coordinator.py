@@ -5,25 +5,21 @@ It never sees the parameter vector. A job goes through the phases of `PHASES`, a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from distbelief.core import attendance, events, messages, records, roles, speakers
-from distbelief.core.effects import Effect, End, Payload, Record, Send, Wake
+from distbelief.core import attendance, events, messages, records, roles, speakers, upkeep
+from distbelief.core.effects import Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
-from distbelief.core.lives import Lives
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
 from distbelief.server.dealing import Dealing
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.muster import Muster
 from distbelief.server.phases import PHASES, Phase
+from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
 
 
@@ -47,30 +43,25 @@ class Coordinator:
         self.plan: Plan | None = None
         self.data: Dealing | None = None
         self._evaluations = Evaluations(evaluator)
-        self._saving = Saving(number, checkpoint, position, samples)
+        self._saving = Saving(settings, number, checkpoint, position, samples)
         self._muster = Muster(settings.shards)
         self._describing: set[str] = set()
-        self._welcome: deque[str] = deque()
-        self._members: set[str] = set()
-        self._astray: set[str] = set()  # members that have lost a shard, and wait to be told where it is
-        self._estranged: set[str] = set()  # those of them who are to begin anew, and do not know it yet
-        self._lives = Lives(settings.restarts)
-        self._armed = False
+        self._reception = Reception(settings.restarts)
         self._outcome, self._reason = "done", ""
-        self._heard: set[tuple[str, type]] = set()
+        self._door = speakers.Doorkeeper()
         self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
-            messages.Here: self._on_here,
+            upkeep.Here: self._on_here,
             messages.Join: self._on_join,
             messages.Rejoin: self._on_rejoin,
             messages.Held: self._on_held,
-            messages.Restored: self._on_restored,
+            upkeep.Restored: self._on_restored,
             messages.Ready: self._on_ready,
             messages.Progress: self._on_progress,
-            messages.Leave: self._on_leave,
+            messages.Leave: lambda sender, _: self._without(sender, "it was done", -1, died=False),
             messages.Evaluated: self._on_evaluated,
-            messages.SnapshotDone: self._on_snapshot,
+            upkeep.SnapshotDone: self._on_snapshot,
             events.Saved: self._on_saved,
-            messages.Description: self._on_description,
+            upkeep.Description: self._on_description,
             messages.Stop: self._on_stop,
             events.Woke: self._on_woke,
             events.Lost: self._on_lost,
@@ -82,11 +73,8 @@ class Coordinator:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        said = (sender, type(event))
-        if said not in self._heard:
-            speakers.check(*said)
-            self._heard.add(said)
-        answer = self._answers.get(said[1])
+        self._door.check(sender, type(event))
+        answer = self._answers.get(type(event))
         if answer is None:
             raise RemoteProtocolError(f"the coordinator has no answer to {type(event).__name__}")
         return answer(sender, event)
@@ -101,15 +89,14 @@ class Coordinator:
         if self._muster.unready:
             who = [f"{role} is {'away' if role in self._muster.missing else 'loading'}" for role in self._muster.unready]
         elif self.phase in ("training", "leaving") and self.data is not None:
-            who = self.data.waiting(self._members) or sorted(self._members, key=roles.index_of)
+            who = self.data.waiting(self._reception.members) or sorted(self._reception.members, key=roles.index_of)
         elif self._evaluations.pending:
             who.append(roles.EVALUATOR)
         return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, Any]:
         """What it has dealt, by role."""
-        held = {role: {"minibatches": self.data.dealer.held(role) if self.data else 0} for role in self._members}
-        return {"phase": self.phase, "of": held}
+        return {"phase": self.phase, "of": {role: {"minibatches": self.data.dealer.held(role)} for role in self._reception.members if self.data}}
 
     @property
     def epochs(self) -> int:
@@ -118,31 +105,30 @@ class Coordinator:
 
     # joining
 
-    def _on_here(self, sender: str, event: messages.Here) -> list[Effect]:
-        self._lives.begin(sender, event.incarnation)
+    def _on_here(self, sender: str, event: upkeep.Here) -> list[Effect]:
+        self._reception.lives.begin(sender, event.incarnation)
         self._muster.here(sender, messages.Place(event.address, event.incarnation))
         return self._restore()
 
     def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
-        self._lives.begin(sender, event.incarnation)
+        self._reception.lives.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self._evaluations.comes()
-            self._welcome.append(sender)
+            self._reception.wait(sender)
             return self._greet() if self.phase in ("training", "leaving", "closing") else []
         try:
             if self.plan is None:
-                self.plan = self._make_plan(event)
-                self._welcome.append(sender)
+                self.plan = admission.plan(self.settings, event)
+                self.settings, self.data = self.plan.settings, Dealing(self.plan, self._saving.position, self._saving.samples)
+                self._reception.wait(sender)
                 return self._restore()
             admission.check(self.plan, sender, event)
         except (LayoutError, UsageError) as error:
             return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
         if self.phase in ("leaving", "closing"):
             return [Send(sender, messages.Finish("the job is ending"))]
-        self._welcome.append(sender)
-        if self.phase == "initialising" and not self._members:
-            return self._ask_to_initialise()
-        return self._greet() if self.phase == "training" else []
+        self._reception.wait(sender)
+        return self._greet() if self.phase == "training" else self._ask_to_initialise()
 
     def _restore(self) -> list[Effect]:
         """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
@@ -150,35 +136,22 @@ class Coordinator:
         if self.plan is None or (together and self._muster.missing):
             return []
         alone = not together and self.phase in ("training", "leaving")  # it takes the place of one that died
-        members = tuple((role, self._lives.here(role)) for role in sorted(self._members)) if alone else ()
+        members = tuple((role, self._reception.lives.here(role)) for role in sorted(self._reception.members)) if alone else ()
         ruler = self._muster.places[self.plan.ruler] if together else messages.Place("", 0)
-        restore = messages.Restore(self.plan, self._saving.newest, members, ruler)
+        restore = upkeep.Restore(self.plan, self._saving.newest, members, ruler)
         effects: list[Effect] = [Send(role, restore) for role in self._muster.tell()]
         if self.phase == "gathering":
             self.phase = "restoring"
-        return effects + [effect for role in sorted(self._lives.absent()) for effect in self._not_waited_for(role)]
+        return effects + [effect for role in sorted(self._reception.lives.absent()) for effect in self._not_waited_for(role)]
 
     def _not_waited_for(self, role: str) -> list[Effect]:
         """Have no shard wait for a replica that may have gone before it had heard of it."""
         if not self.settings.attends or self.plan is None or self.phase == "gathering" or not roles.is_replica(role):
             return []
         asked = [roles.shard(self.plan.ruler)] if self.settings.in_rounds else self._muster.roles
-        return [Send(shard, attendance.Gone(role, self._lives.absent()[role])) for shard in asked]
+        return [Send(shard, attendance.Gone(role, self._reception.lives.absent()[role])) for shard in asked]
 
-    def _make_plan(self, event: messages.Join) -> Plan:
-        if event.samples < 1:
-            raise UsageError("the training set is empty: there is nothing to train on")
-        if event.batch_size:
-            self.settings = msgspec.structs.replace(self.settings, batch_size=event.batch_size)
-        plan = Plan(self.settings, event.layout, cut(event.layout, self.settings.shards), event.samples)
-        self.data = self._data(event.samples)
-        return plan
-
-    def _data(self, size: int) -> Dealing:
-        """What is to be dealt, from where the newest checkpoint stands."""
-        return Dealing(self.settings, size, self._saving.position, self._saving.samples)
-
-    def _on_restored(self, sender: str, event: messages.Restored) -> list[Effect]:
+    def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
         if not self._muster.holds(sender) or not self._muster.ready:
             return []
         if self.phase == "restoring":
@@ -191,15 +164,8 @@ class Coordinator:
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins anew."""
-        if not self._muster.ready:
-            return []
-        if self._astray:
-            return self._greet_one(self._astray.pop(), initialise=True)
-        for role in self._welcome:
-            if roles.is_replica(role) and not self._members:
-                self._welcome.remove(role)
-                return self._greet_one(role, initialise=True)
-        return []
+        first = self._reception.initialiser() if self.phase == "initialising" and self._muster.ready else None
+        return self._greet_one(first, initialise=True) if first else []
 
     def _on_ready(self, sender: str, event: messages.Ready) -> list[Effect]:
         these = [place.incarnation for place in self._muster.places]
@@ -217,25 +183,14 @@ class Coordinator:
         return effects + (self._save() if s.snapshots and not self._saving.newest else [])
 
     def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
-        if sender not in self._members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
+        if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
-        self._astray.add(sender)
-        self._estranged.discard(sender)
-        if not self._muster.ready:
-            return []
+        self._reception.stray(sender)
         return self._ask_to_initialise() if self.phase == "initialising" else self._greet()
 
     def _greet(self) -> list[Effect]:
         """Welcome those who wait for it, once the shards are there."""
-        if not self._muster.ready:
-            return []
-        effects: list[Effect] = []
-        for role in sorted(self._astray):
-            effects += self._greet_one(role)
-        self._astray.clear()
-        while self._welcome:
-            effects += self._greet_one(self._welcome.popleft())
-        return effects
+        return [effect for role in (self._reception.callers() if self._muster.ready else ()) for effect in self._greet_one(role)]
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
@@ -246,17 +201,16 @@ class Coordinator:
             effects.append(Send(role, messages.Hold(self._saving.number)))
         if self.phase == "leaving":
             effects.append(Send(role, messages.Finish(self._reason)))
-        if role not in self._members:
-            self._members.add(role)
+        if self._reception.admit(role):
             effects.append(Record(records.Joined(role)))
         return effects
 
     # training
 
     def _on_progress(self, sender: str, event: messages.Progress) -> list[Effect]:
-        if sender not in self._members or self.data is None:
+        if sender not in self._reception.members or self.data is None:
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
-        if sender in self._estranged:
+        if not self._reception.heeds(sender):
             return []
         completed = self.data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
@@ -264,13 +218,16 @@ class Coordinator:
         effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts))]
         for _ in range(completed):
             effects += self._epoch_done(self.data)
-        if self.phase == "training":
-            effects += self._finish("done", "all epochs are done") if self.data.dealer.finished else [*self._deal(), *self._save_in_time()]
-        return effects
+        if self.phase != "training":
+            return effects
+        if self.data.dealer.finished:
+            return effects + self._finish("done", "all epochs are done")
+        armed, due = self._saving.in_time(self.data)
+        return [*effects, *self._deal(), *self._write(), *armed, *(self._save() if due else [])]
 
     def _deal(self) -> list[Effect]:
         assert self.data is not None
-        return self.data.deal(self._members, withheld=self._saving.holds and self.settings.in_rounds)
+        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.in_rounds)
 
     def _epoch_done(self, data: Dealing) -> list[Effect]:
         data.epochs += 1
@@ -279,7 +236,7 @@ class Coordinator:
             return effects
         if (every := self.settings.evaluate_every) and data.epochs % every == 0:
             effects += self._evaluations.measure(data.epochs)
-        if (every := self.settings.checkpoint_every) and data.epochs % every == 0:
+        if self.phase == "training" and (every := self.settings.checkpoint_every) and data.epochs % every == 0:
             effects += self._save()
         return effects
 
@@ -299,25 +256,12 @@ class Coordinator:
         """Begin a checkpoint, unless one is being made or a shard is away."""
         if self._saving.stage or not self._muster.ready or self.data is None:
             return []
-        self.data.pushes = 0
-        held = self._saving.hold(() if self.settings.in_rounds else self._members)
-        return [*held, *(self._deal() if self.phase == "training" else []), *self._write()]
-
-    def _save_in_time(self) -> list[Effect]:
-        """Begin a checkpoint where it is time for one; set the clock for the next where something has been done since."""
-        assert self.data is not None
-        s, effects = self.settings, self._write()
-        if s.snapshot_seconds and not self._armed and self.data.pushes:
-            self._armed = True
-            effects.append(Wake(s.snapshot_seconds, "snapshot"))
-        return effects + (self._save() if 0 < s.snapshot_pushes <= self.data.pushes else [])
+        begun = self._saving.begin(self.data, self._reception.members)
+        return [*begun, *(self._deal() if self.phase == "training" else []), *self._write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
-        if event.what == "snapshot":
-            self._armed = False
-            return self._save() if self.phase == "training" and self.data and self.data.pushes else []
-        self._saving.woke(event.what)
-        return self._write()
+        due = self._saving.woke(event.what) and self.data is not None and self.data.pushes
+        return self._save() if due and self.phase == "training" else self._write()
 
     def _on_held(self, sender: str, event: messages.Held) -> list[Effect]:
         self._saving.held(sender, event.number)
@@ -325,12 +269,9 @@ class Coordinator:
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
-        assert self.data is not None
-        if not self._saving.quiet or (self.settings.in_rounds and any(map(self.data.dealer.held, self._members))):
-            return []
-        return self._saving.write(self.data.dealer.position(), self.data.samples, self._muster.roles)
+        return self._saving.write(self.data, self._reception.members, self._muster.roles) if self.data else []
 
-    def _on_snapshot(self, sender: str, event: messages.SnapshotDone) -> list[Effect]:
+    def _on_snapshot(self, sender: str, event: upkeep.SnapshotDone) -> list[Effect]:
         assert self.plan is not None
         effects = self._saving.written(sender, event, self.plan)
         return (self._go() if effects else []) + effects
@@ -339,7 +280,7 @@ class Coordinator:
         """Let those go on whom a checkpoint has held up."""
         if self.settings.in_rounds:
             return self._deal() if self.phase == "training" else []
-        return [Send(role, messages.Go()) for role in sorted(self._members)]
+        return [Send(role, messages.Go()) for role in sorted(self._reception.members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         effects, error = self._saving.sealed(event)
@@ -354,7 +295,7 @@ class Coordinator:
         self.phase, self._outcome, self._reason = "leaving", outcome, reason
         self._evaluations.owed = False  # the last step measures
         self._closing = iter(("measure", "save", "describe", "stop"))
-        asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._members)]
+        asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._reception.members)]
         given_up = self._give_up(reason) if self._saving.stage == "holding" else []
         return [Record(records.Ending(outcome, reason)), *given_up, *asked, *self._close()]
 
@@ -362,9 +303,6 @@ class Coordinator:
         """Make nothing of a checkpoint that is being made."""
         holds = self._saving.holds
         return self._saving.abandon(why) + (self._go() if holds else [])
-
-    def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
-        return self._without(sender, "it was done", -1, died=False)
 
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
@@ -375,10 +313,10 @@ class Coordinator:
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
-        if self.phase == "leaving" and not self._members:
+        if self.phase == "leaving" and not self._reception.members:
             self.phase = "closing"
             if not self._muster.ready:
-                return self._end("failed", self._unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
+                return self._end("failed", self._saving.unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
         effects: list[Effect] = []
         while self.phase == "closing" and not (self._evaluations.pending or self._saving.stage or self._describing):
             step = next(self._closing)
@@ -388,19 +326,17 @@ class Coordinator:
                 effects += self._save()
             elif step == "describe":
                 self._describing = set(self._muster.roles)
-                effects += [Send(role, messages.Describe()) for role in self._muster.roles]
+                effects += [Send(role, upkeep.Describe()) for role in self._muster.roles]
             elif step == "stop":
                 return effects + self._end(self._outcome, self._reason)
         return effects
 
-    def _on_description(self, sender: str, event: messages.Description) -> list[Effect]:
+    def _on_description(self, sender: str, event: upkeep.Description) -> list[Effect]:
         self._describing.discard(sender)
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
-        everybody = [*self._muster.roles, *sorted(self._members), *self._welcome] + (
-            [roles.EVALUATOR] if self._evaluations.evaluator == "joined" else []
-        )
+        everybody = [*self._muster.roles, *self._reception.everybody, *([roles.EVALUATOR] if self._evaluations.evaluator == "joined" else [])]
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
         return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
 
@@ -413,11 +349,11 @@ class Coordinator:
 
     def _without_shard(self, role: str, event: events.Lost) -> list[Effect]:
         """Wait for its next life, which goes on from the newest checkpoint; or end, where there is none to come, or nothing to go on from."""
-        if not self._lives.end(role, event.incarnation, died=True):
+        if not self._reception.lives.end(role, event.incarnation, died=True):
             return []
         begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
-        if role in self._lives.over or self.phase == "closing" or (begun and not self._saving.newest):
-            return self._end("failed", self._unsaved(what))
+        if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
+            return self._end("failed", self._saving.unsaved(what))
         self._muster.gone(role)
         effects = self._give_up(what)
         if not begun:
@@ -425,51 +361,40 @@ class Coordinator:
         whose = f"checkpoint {self._saving.kept}"
         if not self.settings.in_rounds:
             return [Record(records.Note(f"{what}; another takes its place and goes on from {whose}")), *effects]
-        return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind()]
+        return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind(self._reception.lives.last(role))]
 
-    def _unsaved(self, what: str) -> str:
-        """The sentence for the end of a job that cannot go on."""
-        kept = f"what was applied since checkpoint {self._saving.kept} is lost: go on with --resume"
-        return f"{what}; {kept if self._saving.kept else 'there is no checkpoint yet: start anew'}"
-
-    def _rewind(self) -> list[Effect]:
+    def _rewind(self, incarnation: int) -> list[Effect]:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         assert self.plan is not None
-        self._muster.gone(*self._muster.roles)
-        self._estranged |= self._members - self._astray
-        self.data = self._data(self.plan.samples)
+        self._muster.fall(incarnation)
+        self._reception.estrange()
+        self.data = Dealing(self.plan, self._saving.position, self._saving.samples)
         if self.phase == "leaving" and self._outcome == "done":
             self.phase = "training"
         return [Record(records.Rewound(self.data.samples))]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""
-        if not self._lives.end(role, incarnation, died):
+        if not self._reception.part(role, incarnation, died):
             return []
-        if role in self._welcome:
-            self._welcome.remove(role)
-        self._astray.discard(role)
-        self._estranged.discard(role)
         return self._without_evaluator(reason) if role == roles.EVALUATOR else self._without_replica(role, reason, died)
 
     def _without_evaluator(self, reason: str) -> list[Effect]:
-        for_good = roles.EVALUATOR in self._lives.over
-        self._evaluations.gone(for_good)
-        then = "the job goes on without evaluations" if for_good else "another takes its place"
+        then = self._evaluations.gone(for_good=roles.EVALUATOR in self._reception.lives.over)
         return [Record(records.Note(f"the evaluator is gone ({reason}); {then}")), *self._close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; the job ends where all are gone and none will come back."""
-        member = role in self._members
-        self._members.discard(role)
+        member = role in self._reception.members
+        self._reception.members.discard(role)
         self._saving.held(role, self._saving.number)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.phase == "training" else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died)), *self._not_waited_for(role)]
-        if sum(map(roles.is_replica, self._lives.over)) >= self.settings.replicas and self.phase not in ("leaving", "closing"):
+        if self._reception.over >= self.settings.replicas and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
             outcome = "failed" if died else "left"
             return effects + (self._finish(outcome, end) if self.phase == "training" else self._end(outcome, end))
-        if self.phase == "initialising" and member:
+        if self.phase == "initialising":
             return effects + self._ask_to_initialise()
         return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())

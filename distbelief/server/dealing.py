@@ -8,16 +8,17 @@ from distbelief.core import messages, roles
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.portions import PORTION_LIMIT, Dealer, Position
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 
 
 class Dealing:
-    """Deals a training set of `size` samples, from a position at which `samples` are done."""
+    """Deals the training set of a plan, from a position at which `samples` are done."""
 
-    def __init__(self, settings: Settings, size: int, position: Position, samples: int) -> None:
+    def __init__(self, plan: Plan, position: Position, samples: int) -> None:
+        settings = plan.settings
         self.settings, self.samples = settings, samples
-        self.dealer = Dealer(-(-size // settings.batch_size), settings.epochs, settings.replicas, position)
+        self.dealer = Dealer(-(-plan.samples // settings.batch_size), settings.epochs, settings.replicas, position)
         self.epochs = self.dealer.completed
         self.pushes = 0
         """Reported since somebody last set it to 0."""

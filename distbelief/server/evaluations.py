@@ -41,7 +41,8 @@ class Evaluations:
         self.evaluator = "joined"
         return self.measure(epoch) if self.owed else []
 
-    def gone(self, for_good: bool) -> None:
-        """The evaluator is gone; what it was measuring its next life measures, or nobody."""
+    def gone(self, for_good: bool) -> str:
+        """The evaluator is gone; what it was measuring its next life measures, or nobody: returns which."""
         self.owed = not for_good and self.pending
         self.evaluator, self.measuring = "none" if for_good else "expected", False
+        return "the job goes on without evaluations" if for_good else "another takes its place"

@@ -33,10 +33,15 @@ class Muster:
         """A shard is there, or its next life is."""
         self._standing[role], self._places[role] = "here", place
 
-    def gone(self, *those: str) -> None:
-        """Shards are gone, or will be: what they say from now on is not theirs to say any more, until they come again."""
-        for role in those:
-            self._standing[role] = "away"
+    def gone(self, role: str) -> None:
+        """A shard is gone: what it says from now on is not its to say any more, until it comes again."""
+        self._standing[role] = "away"
+
+    def fall(self, incarnation: int) -> None:
+        """All shards up to this incarnation go together; some may have come again already."""
+        for role in self.roles:
+            if role not in self._places or self._places[role].incarnation <= incarnation:
+                self._standing[role] = "away"
 
     def tell(self) -> list[str]:
         """Those who are there and are to be told their ranges, now."""

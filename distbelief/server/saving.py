@@ -10,27 +10,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from distbelief.core import events, messages, records
+from distbelief.core import events, messages, records, upkeep
 from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
 from distbelief.core.portions import Position
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.dealing import Dealing
 
 HOLD_SECONDS = 2.0
 """How long replicas push nothing, at most, while one of them has not said that all it pushed is applied."""
+
+TIME = "time for a checkpoint"
 
 
 class Saving:
     """The checkpoints of one job.
 
     Args:
+        settings: of the job.
         number: of the next one.
         newest: where the newest is; "" where there is none.
         position: where the data of that stands.
         samples: that were done by it.
     """
 
-    def __init__(self, number: int, newest: str, position: Position, samples: int) -> None:
+    def __init__(self, settings: Settings, number: int, newest: str, position: Position, samples: int) -> None:
+        self.settings = settings
         self.number, self.newest, self.position, self.samples = number, newest, position, samples
         self.kept = number - 1
         """The number of the newest; 0 where there is none."""
@@ -39,10 +44,19 @@ class Saving:
         self._writing: set[str] = set()
         self._failed = ""
         self._cut = (position, samples)
+        self._armed = False
 
-    def hold(self, members: Iterable[str]) -> list[Effect]:
-        """Begin a checkpoint: have these push nothing more."""
-        self.stage, self._holding, self._failed = "holding", set(members), ""
+    def in_time(self, data: Dealing) -> tuple[list[Effect], bool]:
+        """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were made."""
+        seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
+        arm = bool(seconds and data.pushes and not self._armed)
+        self._armed |= arm
+        return [Wake(seconds, TIME)] if arm else [], 0 < pushes <= data.pushes
+
+    def begin(self, data: Dealing, members: Iterable[str]) -> list[Effect]:
+        """Begin a checkpoint: have replicas push nothing more."""
+        data.pushes = 0
+        self.stage, self._holding, self._failed = "holding", set() if self.settings.in_rounds else set(members), ""
         held: list[Effect] = [Send(role, messages.Hold(self.number)) for role in sorted(self._holding)]
         return [*held, Wake(HOLD_SECONDS, self._patience)] if held else []
 
@@ -55,27 +69,27 @@ class Saving:
         if number == self.number:
             self._holding.discard(role)
 
-    def woke(self, what: str) -> None:
-        """It has been waited for long enough."""
-        if what == self._patience:
+    def woke(self, what: str) -> bool:
+        """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the former."""
+        if what == TIME:
+            self._armed = False
+        elif what == self._patience:
             self._holding.clear()
+        return what == TIME
 
     @property
     def holds(self) -> bool:
         """Whether nothing new is to reach the shards."""
         return self.stage in ("holding", "writing")
 
-    @property
-    def quiet(self) -> bool:
-        """Whether the shards may be asked."""
-        return self.stage == "holding" and not self._holding
+    def write(self, data: Dealing, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
+        """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
+        if self.stage != "holding" or self._holding or (self.settings.in_rounds and any(map(data.dealer.held, members))):
+            return []
+        self.stage, self._cut, self._writing = "writing", (data.dealer.position(), data.samples), set(shards)
+        return [Send(role, upkeep.Snapshot(self.number)) for role in sorted(self._writing)]
 
-    def write(self, position: Position, samples: int, shards: Iterable[str]) -> list[Effect]:
-        """Call for the shards' parts, as of where the data stands."""
-        self.stage, self._cut, self._writing = "writing", (position, samples), set(shards)
-        return [Send(role, messages.Snapshot(self.number)) for role in sorted(self._writing)]
-
-    def written(self, sender: str, event: messages.SnapshotDone, plan: Plan) -> list[Effect]:
+    def written(self, sender: str, event: upkeep.SnapshotDone, plan: Plan) -> list[Effect]:
         """A shard's part is on disk, or could not be; the last one has the store seal them all.
 
         Raises:
@@ -100,6 +114,11 @@ class Saving:
         if not error:
             self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut
         return [Record(records.Checkpointed(event.number, error))], error
+
+    def unsaved(self, what: str) -> str:
+        """The sentence for the end of a job that cannot go on."""
+        kept = f"what was applied since checkpoint {self.kept} is lost: go on with --resume"
+        return f"{what}; {kept if self.kept else 'there is no checkpoint yet: start anew'}"
 
     def abandon(self, why: str) -> list[Effect]:
         """Give up the checkpoint that is being made, if one is."""

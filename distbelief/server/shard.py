@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import attendance, events, learning_rate, messages, records, roles, speakers
+from distbelief.core import attendance, events, learning_rate, messages, records, roles, speakers, upkeep
 from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
@@ -48,23 +48,23 @@ class Shard:
         self._others: list[str] = []
         self._plan: Plan | None = None
         self._slice: Slice | None = None
-        self._heard: set[tuple[str, type]] = set()
+        self._door = speakers.Doorkeeper()
         self._lives: dict[str, int] = {}
         self._latest: dict[str, tuple[int, int]] = {}
         self._answers: dict[type, Callable[[str, Any, Payload | None], list[Effect]]] = {
             messages.Push: self._push,
             messages.Fetch: self._fetch,
             messages.Initialise: self._initialise,
-            messages.Restore: self._restore,
+            upkeep.Restore: self._restore,
             events.Loaded: self._loaded,
             attendance.Attend: self._attend,
             attendance.SitOut: self._sit_out,
             attendance.Return: self._return,
             attendance.Gone: self._gone,
             attendance.Ruling: self._rule,
-            messages.Snapshot: self._snapshot,
+            upkeep.Snapshot: self._snapshot,
             events.Saved: self._saved,
-            messages.Describe: self._describe,
+            upkeep.Describe: self._describe,
             messages.Stop: self._stop,
             events.Lost: self._lost,
         }
@@ -75,21 +75,18 @@ class Shard:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        said = (sender, type(event))
-        if said not in self._heard:
-            speakers.check(*said)
-            self._heard.add(said)
-        answer = self._answers.get(said[1])
+        self._door.check(sender, type(event))
+        answer = self._answers.get(type(event))
         if answer is None:
             raise RemoteProtocolError(f"a shard has no answer to {type(event).__name__}")
         return answer(sender, event, payload)
 
-    def _restore(self, sender: str, event: messages.Restore, payload: Payload | None) -> list[Effect]:
+    def _restore(self, sender: str, event: upkeep.Restore, payload: Payload | None) -> list[Effect]:
         if self._slice is not None:
             raise RemoteProtocolError(f"shard {self.index} was told its range before: a shard begins once")
         self._plan, self._slice = event.plan, self._make(event.plan, self.index)
         self._range, self._frozen = event.plan.assignments[self.index].moving, event.plan.assignments[self.index].frozen
-        self._blank = {self._range, self._frozen}
+        self._blank = {part for part in (self._range, self._frozen) if part.size}
         settings = event.plan.settings
         if settings.in_rounds:
             self.policy = Rounds(settings, rules=self.index == event.plan.ruler)
@@ -105,7 +102,7 @@ class Shard:
         met: list[Effect] = [Connect(roles.shard(event.plan.ruler), event.ruler)] if settings.in_rounds and self.index != event.plan.ruler else []
         if event.checkpoint:
             return [*met, Load(event.checkpoint, event.plan, self.index)]
-        return [*met, Send(roles.COORDINATOR, messages.Restored(loaded=False))]
+        return [*met, Send(roles.COORDINATOR, upkeep.Restored(loaded=False))]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
@@ -116,7 +113,7 @@ class Shard:
             self.ledger.clocks = {who: (incarnation, clock) for who, (incarnation, clock) in event.facts.get("clocks", {}).items()}
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
-        return [Send(roles.COORDINATOR, messages.Restored(loaded=True))]
+        return [Send(roles.COORDINATOR, upkeep.Restored(loaded=True))]
 
     def _initialise(self, sender: str, event: messages.Initialise, payload: Payload | None) -> list[Effect]:
         frozen = self._which(sender, event.start, event.stop)
@@ -256,17 +253,17 @@ class Shard:
         self.policy.rule(event)
         return self._settle()
 
-    def _snapshot(self, sender: str, event: messages.Snapshot, payload: Payload | None) -> list[Effect]:
+    def _snapshot(self, sender: str, event: upkeep.Snapshot, payload: Payload | None) -> list[Effect]:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()},
                  "clocks": self.ledger.clocks}  # fmt: skip
         return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _saved(self, sender: str, event: events.Saved, payload: Payload | None) -> list[Effect]:
-        return [Send(roles.COORDINATOR, messages.SnapshotDone(event.number, event.error))]
+        return [Send(roles.COORDINATOR, upkeep.SnapshotDone(event.number, event.error))]
 
-    def _describe(self, sender: str, event: messages.Describe, payload: Payload | None) -> list[Effect]:
-        return [*self._settle(short=True), Send(sender, messages.Description(self.version, self.samples, dict(self.staleness)))]
+    def _describe(self, sender: str, event: upkeep.Describe, payload: Payload | None) -> list[Effect]:
+        return [*self._settle(short=True), Send(sender, upkeep.Description(self.version, self.samples, dict(self.staleness)))]
 
     def _stop(self, sender: str, event: messages.Stop, payload: Payload | None) -> list[Effect]:
         return [End(event.reason)]
@@ -278,7 +275,9 @@ class Shard:
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
-        return "" if self._slice is not None else "to be told its range"
+        if self._slice is None:
+            return "to be told its range"
+        return "to be sent its first parameters" if self._blank else ""
 
     def standing(self) -> dict[str, Any]:
         """What it has applied, and of whom."""

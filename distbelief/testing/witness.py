@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distbelief.core import attendance, messages
+from distbelief.core import attendance, messages, upkeep
 from distbelief.core.messages import Message
 from distbelief.core.records import Forgotten
 from distbelief.testing.checkers import attach
@@ -73,7 +73,7 @@ class Witness:
         elif isinstance(message, messages.Welcome):
             self.plan = message.plan
             self._welcomed(to, message)
-        elif isinstance(message, messages.Restored) and message.loaded:
+        elif isinstance(message, upkeep.Restored) and message.loaded:
             self._restored(sender)
         elif isinstance(message, messages.Deal):
             portion = message.portion
@@ -204,7 +204,9 @@ class Witness:
                 for shard in self.shards:
                     times = self.applied[shard][epoch, index]
                     lossy = fallen and not rounds and shard in died
-                    assert times == 1 or (times and (mortal or (fallen and not rounds))) or lossy, f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+                    assert times == 1 or (times and (mortal or (fallen and not rounds))) or lossy, (
+                        f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+                    )
 
 
 class Lead:

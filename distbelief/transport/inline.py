@@ -16,7 +16,7 @@ from distbelief.transport.base import Endpoint, checked
 class Inline:
     """A network of roles in one process; there is a link between two of them from the first message on.
 
-    >>> from distbelief.core.messages import Describe
+    >>> from distbelief.core.upkeep import Describe
     >>> network = Inline()
     >>> a, b = network.endpoint("a"), network.endpoint("b")
     >>> b.deliver = print

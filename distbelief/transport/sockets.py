@@ -86,8 +86,7 @@ class SocketEndpoint(NetworkEndpoint):
         """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this returns.
 
         Raises:
-            JobFailed: nobody answers there.
-            UsageError: the address is of another kind, or not allowed.
+            JobFailed: nobody answers there; UsageError: the address is of another kind, or not allowed.
         """
         if (old := self._links.get(role)) is not None:
             if incarnation <= old.hello.incarnation:

@@ -101,6 +101,8 @@ class VirtualEndpoint(Endpoint):
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
+        self.unreached: set[str] = set()
+        """Roles to which there is no link, because opening one has failed."""
         self.knocking: list[VirtualEndpoint] = []
         """Later lives of peers, whose first word is on its way."""
 
@@ -116,7 +118,9 @@ class VirtualEndpoint(Endpoint):
         """
         peer = self.network.endpoints.get(role)
         if peer is None or peer.closed or 0 <= incarnation != peer.incarnation:
+            self.unreached.add(role)
             raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
+        self.unreached.discard(role)
         if (before := self.peers.get(role)) is not peer:
             if before is not None:
                 self._lose((before, f"{role} came again, as incarnation {peer.incarnation}"))
@@ -136,7 +140,7 @@ class VirtualEndpoint(Endpoint):
         peer = self.peers.get(to)
         if peer is None:
             peer = network.endpoints.get(to)
-            if peer is None or peer.closed or self.closed:
+            if peer is None or peer.closed or self.closed or to in self.unreached:
                 return
             self._reach(peer)
         if self.closed or peer in self.cut:

@@ -16,7 +16,7 @@ JOB = {"task": "mnist", "strategy": "downpour", "settings": {"target_accuracy": 
 STARTED = r.Started(replicas=2, shards=2, parameters=100, samples_per_epoch=40, batch_size=10, epochs=2)
 CONTRACT = [
     "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes", "updates", "seconds",
-    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped", "history", "versions",
+    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped", "forgotten", "history", "versions",
 ]  # fmt: skip
 
 
@@ -55,7 +55,8 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     assert json.loads(folder.result.read_text()) == result
     expected = {
         "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0, "samples_per_second": 20.0,
-        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "outcome": "done", "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
+        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "forgotten": 0, "outcome": "done",
+        "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
         "target": {"accuracy": 0.9, "reached": True, "seconds": 4.5, "epochs": 2},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
         "bytes": {"pushed": 1200, "fetched": 900},

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from distbelief.core import events, messages, records
+from distbelief.core import events, messages, records, upkeep
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Tensor, lay_out
@@ -55,7 +55,7 @@ class Office:
 
     def gathered(self, role: str = "replica 0", **options: Any) -> Office:
         """All shards are there and know their ranges, which `role` has told."""
-        return self.shards(messages.Here()).join(role, **options).shards(messages.Restored(loaded=False))
+        return self.shards(upkeep.Here()).join(role, **options).shards(upkeep.Restored(loaded=False))
 
     def training(self, *more: str, **options: Any) -> Office:
         """Training with replica 0 and others."""
@@ -75,11 +75,11 @@ def gone(reason: str = "killed") -> events.Lost:
 
 
 def test_shards_are_told_their_ranges_once_all_are_there_and_a_replica_has_told_the_layout() -> None:
-    office = Office().join("replica 1").tell("shard 1", messages.Here())
-    assert office.said(messages.Restore) == []
-    assert office.tell("shard 0", messages.Here()).said(messages.Restore) == ["shard 0", "shard 1"]
-    assert office.tell("shard 0", messages.Restored(False)).said(messages.Welcome) == []
-    assert office.tell("shard 1", messages.Restored(False)).said(messages.Welcome, "replica 1")[0].initialise
+    office = Office().join("replica 1").tell("shard 1", upkeep.Here())
+    assert office.said(upkeep.Restore) == []
+    assert office.tell("shard 0", upkeep.Here()).said(upkeep.Restore) == ["shard 0", "shard 1"]
+    assert office.tell("shard 0", upkeep.Restored(False)).said(messages.Welcome) == []
+    assert office.tell("shard 1", upkeep.Restored(False)).said(messages.Welcome, "replica 1")[0].initialise
 
 
 def test_the_others_are_welcomed_when_the_first_has_initialised() -> None:
@@ -93,7 +93,7 @@ def test_a_replica_that_joins_when_the_one_that_initialised_has_died_is_asked_to
     office = Office().gathered()
     assert office.tell("replica 0", gone()).said(messages.Welcome) == ["replica 0"]
     assert office.join("replica 1").said(messages.Welcome, "replica 1")[0].initialise
-    before = Office().join("replica 0").tell("replica 0", gone()).shards(messages.Here()).shards(messages.Restored(loaded=False))
+    before = Office().join("replica 0").tell("replica 0", gone()).shards(upkeep.Here()).shards(upkeep.Restored(loaded=False))
     assert before.join("replica 1").said(messages.Welcome, "replica 1")[0].initialise
 
 
@@ -128,7 +128,7 @@ def test_the_first_replicas_batch_size_is_the_jobs() -> None:
 
 
 def test_an_empty_training_set_is_refused() -> None:
-    office = Office().shards(messages.Here()).join("replica 0", samples=0)
+    office = Office().shards(upkeep.Here()).join("replica 0", samples=0)
     assert "empty" in office.said(messages.Refused, "replica 0")[0].reason
 
 
@@ -163,9 +163,9 @@ def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
     failed = Office(msgspec.structs.replace(SETTINGS, restarts=0)).training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
     left = Office().training("replica 1").tell("replica 0", messages.Leave()).tell("replica 1", messages.Leave())
     for office, outcome in ((failed, "failed"), (left, "left")):
-        office.tell("shard 0", messages.SnapshotDone(1, "")).tell("shard 1", messages.SnapshotDone(1, ""))
+        office.tell("shard 0", upkeep.SnapshotDone(1, "")).tell("shard 1", upkeep.SnapshotDone(1, ""))
         assert any(isinstance(effect, Commit) for effect in office.effects)
-        office.tell("store", events.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
+        office.tell("store", events.Saved(1, "")).shards(upkeep.Description(VERSION, 0, {}))
         assert [record.outcome for record in office.recorded(records.Finished)] == [outcome]
         assert isinstance(office.effects[-1], End)
 
@@ -222,15 +222,15 @@ def test_a_warm_start_goes_on_with_another_when_its_replica_dies() -> None:
     assert office.said(messages.Deal) == ["replica 1"]
     office.tell("replica 1", progress(steps=1, wants=True), progress(steps=1))
     assert "replica 2" in office.said(messages.Deal)
-    assert office.coordinator.dealer is not None
-    assert office.coordinator.dealer.held("replica 2") == 1, "the others begin once the first steps are done"
+    assert office.coordinator.data is not None
+    assert office.coordinator.data.dealer.held("replica 2") == 1, "the others begin once the first steps are done"
 
 
 def test_a_resumed_job_does_not_warm_up_again() -> None:
     office = Office(
         msgspec.structs.replace(SETTINGS, warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4, ()), samples=4
     )  # fmt: skip
-    office.join("replica 0").join("replica 1").shards(messages.Here()).shards(messages.Restored(loaded=True))
+    office.join("replica 0").join("replica 1").shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     assert office.said(messages.Deal) == ["replica 0", "replica 1"]
 
@@ -265,7 +265,7 @@ def test_the_last_evaluation_is_of_the_end_whatever_was_owed() -> None:
     office = epoch(epoch(epoch(busy(epochs=3)))).tell("replica 0", messages.Leave())
     assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
     assert office.tell("evaluator", measured(1)).said(messages.Evaluate, "evaluator") == [messages.Evaluate(3)]
-    assert office.tell("evaluator", measured(3)).said(messages.Snapshot) == ["shard 0", "shard 1"]
+    assert office.tell("evaluator", measured(3)).said(upkeep.Snapshot) == ["shard 0", "shard 1"]
 
 
 def test_a_target_that_is_reached_ends_the_job() -> None:
@@ -277,7 +277,7 @@ def test_a_target_that_is_reached_ends_the_job() -> None:
 
 
 def close(office: Office) -> Sequence[str]:
-    office.shards(messages.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(messages.Description(VERSION, 0, {}))
+    office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(upkeep.Description(VERSION, 0, {}))
     return [record.outcome for record in office.recorded(records.Finished)]
 
 
@@ -315,7 +315,7 @@ def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
 def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1), evaluator=True).training(samples=1)
     epoch(office).tell("replica 0", messages.Leave())
-    assert office.said(messages.Snapshot) == []
+    assert office.said(upkeep.Snapshot) == []
     assert office.join("evaluator", samples=0).said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
     office.tell("evaluator", measured(1))
     assert close(office) == ["done"]
@@ -327,14 +327,14 @@ def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
 def test_epochs_of_a_resumed_job_are_counted_with_what_was_left_of_them() -> None:
     position = Position(1, 1, (Portion(0, 1, 1),))
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2)
-    office.join("replica 0", samples=2).shards(messages.Here()).shards(messages.Restored(loaded=True))
+    office.join("replica 0", samples=2).shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True), progress(steps=1, wants=True), progress(steps=1))
     assert [record.epoch for record in office.recorded(records.EpochDone)] == [1, 2]
 
 
 def test_a_job_resumed_at_its_end_ends() -> None:
     office = Office(SETTINGS, checkpoint="somewhere", position=Position(1, 0, ()), samples=8)
-    office.join("replica 0").shards(messages.Here()).shards(messages.Restored(loaded=True))
+    office.join("replica 0").shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
     assert office.said(messages.Finish) == ["replica 0"]
 
 
@@ -343,21 +343,23 @@ def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(steps=2, wants=True))
     assert office.said(messages.Hold) == ["replica 0", "replica 1"]
     office.tell("replica 1", messages.Held(1))
-    assert office.said(messages.Snapshot) == []
+    assert office.said(upkeep.Snapshot) == []
     office.tell("replica 0", progress(), messages.Held(1))
-    assert office.said(messages.Snapshot) == ["shard 0", "shard 1"]
+    assert office.said(upkeep.Snapshot) == ["shard 0", "shard 1"]
     assert office.said(messages.Go) == []
-    office.tell("replica 0", progress(steps=1, wants=True)).shards(messages.SnapshotDone(1, ""))
+    office.tell("replica 0", progress(steps=1, wants=True)).shards(upkeep.SnapshotDone(1, ""))
     assert office.said(messages.Go) == ["replica 0", "replica 1"]
     (commit,) = [effect for effect in office.effects if isinstance(effect, Commit)]
-    assert (commit.number, commit.position, commit.samples) == (1, Position(1, 0, ()), 2)
+    assert (commit.number, commit.position, commit.samples) == (1, Position(1, 1, (Portion(1, 0, 1),)), 2)
     office.tell("store", events.Saved(1, "the disk is full"))
     assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
 
 
 def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
-    epoch(office).tell("shard 0", messages.SnapshotDone(1, "the disk is full")).tell("shard 1", messages.SnapshotDone(1, ""))
+    epoch(office).tell("replica 0", messages.Held(1)).tell("shard 0", upkeep.SnapshotDone(1, "the disk is full")).tell(
+        "shard 1", upkeep.SnapshotDone(1, "")
+    )
     assert [effect for effect in office.effects if isinstance(effect, Commit | Discard)] == [Discard(1)]
     office.tell("store", events.Saved(1, ""))
     assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
@@ -376,7 +378,7 @@ def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest(
         ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
         ("replica 0", messages.Progress(-1, 0, 0, 0.0, 0, 0, 0, False), "replica 0 reports -1 steps"),
         ("replica 0", messages.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False), "replica 0 reports 18446744073709551615 samples"),
-        ("shard 0", messages.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
+        ("shard 0", upkeep.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
     ],
     ids=["stranger", "too many steps", "unknown", "not his to say", "not a replica", "less than nothing", "too many samples", "unasked checkpoint"],
 )

@@ -29,9 +29,9 @@ def test_one_step_delivers_the_oldest_message_of_all() -> None:
     seen = []
     for end in ends:
         end.deliver = lambda arrival, end=end: seen.append((arrival.sender, end.role))
-    ends[0].send("c", Ready())
-    ends[1].send("c", Ready())
-    ends[0].send("b", Ready())
+    ends[0].send("c", Ready(()))
+    ends[1].send("c", Ready(()))
+    ends[0].send("b", Ready(()))
     assert [network.step() for _ in range(4)] == [True, True, True, False]
     assert seen == [("a", "c"), ("b", "c"), ("a", "b")]
 

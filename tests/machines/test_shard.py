@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.core import attendance, events, messages
+from distbelief.core import attendance, events, messages, upkeep
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Range, Tensor, lay_out
@@ -42,7 +42,7 @@ def numbers(size: int, seed: int) -> torch.Tensor:
 
 def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
     one = Shard(0, TorchSlice)
-    one.handle("coordinator", messages.Restore(the_plan or plan(), ""), None)
+    one.handle("coordinator", upkeep.Restore(the_plan or plan(), ""), None)
     if not blank:
         one.handle("replica 0", messages.Initialise(0, 0, MOVING), numbers(MOVING, 0))
     return one
@@ -156,9 +156,9 @@ def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.T
     assert (one.version, one.samples, one.staleness) == (Version(0, 0), 0, {})
 
 
-@pytest.mark.parametrize("event", [push(1), messages.Fetch(0, 0, MOVING), messages.Initialise(0, 0, MOVING), messages.Snapshot(1)], ids=repr)
+@pytest.mark.parametrize("event", [push(1), messages.Fetch(0, 0, MOVING), messages.Initialise(0, 0, MOVING), upkeep.Snapshot(1)], ids=repr)
 def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
-    sender = "coordinator" if isinstance(event, messages.Snapshot) else "replica 0"
+    sender = "coordinator" if isinstance(event, upkeep.Snapshot) else "replica 0"
     with pytest.raises(RemoteProtocolError, match="shard 0"):
         Shard(0, TorchSlice).handle(sender, event, numbers(MOVING, 0))
 
@@ -175,13 +175,13 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
     one = shard(the_plan)
     for clock in range(1, 4):
         one.handle("replica 0", push(clock), numbers(MOVING, clock))
-    (save,) = one.handle("coordinator", messages.Snapshot(1), None)
+    (save,) = one.handle("coordinator", upkeep.Snapshot(1), None)
     assert isinstance(save, Save)
     arrays = {key: value.clone() for key, value in save.arrays.items()}
     other = Shard(0, TorchSlice)
-    (load,) = other.handle("coordinator", messages.Restore(the_plan, "checkpoint"), None)
+    (load,) = other.handle("coordinator", upkeep.Restore(the_plan, "checkpoint"), None)
     assert load == Load("checkpoint", the_plan, 0)
-    assert answer(other.handle("store", events.Loaded(arrays, save.facts), None)) == messages.Restored(loaded=True)
+    assert answer(other.handle("store", events.Loaded(arrays, save.facts), None)) == upkeep.Restored(loaded=True)
     other.handle("replica 9", messages.Initialise(0, 0, MOVING), numbers(MOVING, 77))
     for clock in range(1, 4):
         one.handle("replica 0", push(clock + 3), numbers(MOVING, 10 + clock))
@@ -191,19 +191,19 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
 
 
 def test_what_a_shard_tells_of_a_snapshot_is_what_the_store_said() -> None:
-    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == messages.SnapshotDone(3, "the disk is full")
+    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == upkeep.SnapshotDone(3, "the disk is full")
 
 
 def test_a_phantom_counts_as_the_real_one_does() -> None:
     real, phantom = shard(), Shard(0, PhantomSlice)
-    phantom.handle("coordinator", messages.Restore(plan(), ""), None)
+    phantom.handle("coordinator", upkeep.Restore(plan(), ""), None)
     for one, payload in ((real, numbers(MOVING, 1)), (phantom, Phantom(MOVING))):
         one.handle("replica 0", messages.Initialise(0, 0, MOVING), payload)
         one.handle("replica 0", push(1), payload)
-    assert real.handle("coordinator", messages.Describe(), None) == phantom.handle("coordinator", messages.Describe(), None)
+    assert real.handle("coordinator", upkeep.Describe(), None) == phantom.handle("coordinator", upkeep.Describe(), None)
     for part in ("moving", "frozen"):
         assert getattr(real.held, part)().nbytes == getattr(phantom.held, part)().nbytes
-    (save,) = phantom.handle("coordinator", messages.Snapshot(1), None)
+    (save,) = phantom.handle("coordinator", upkeep.Snapshot(1), None)
     assert isinstance(save, Save)
     assert save.arrays == {}
     phantom.handle("store", events.Loaded({}, save.facts), None)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distbelief.core import events, messages
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Compute, Computed, Effect, Measure, Measured, Send, Story
+from distbelief.core import events, messages, upkeep
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Compute, Computed, Connect, Effect, Measure, Measured, Send, Story
 from distbelief.core.events import Event
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
@@ -20,6 +20,7 @@ from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors
 
+PLACES = (messages.Place("unix:@a", 0), messages.Place("unix:@b", 0))
 LAYOUT = lay_out([Tensor("weight", (100,), "float32")])
 
 
@@ -46,7 +47,7 @@ class Reader:
             if effect is RECEIVE or isinstance(effect, Compute | Measure):
                 return self
             self.done.append(effect)
-            answer = None
+            answer = True if isinstance(effect, Connect) else None
 
     def tell(self, sender: str, event: Event) -> Reader:
         assert self.waits is RECEIVE
@@ -61,7 +62,7 @@ class Reader:
 def replica(**settings: Any) -> Reader:
     """A replica that computes its first minibatch of three."""
     reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story())
-    reader.tell("coordinator", messages.Welcome(plan(**settings), initialise=False))
+    reader.tell("coordinator", messages.Welcome(plan(**settings), False, PLACES[:1]))
     reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 5)))
     reader.tell("coordinator", messages.Deal(Portion(0, 0, 3)))
     while reader.waits is RECEIVE:
@@ -105,7 +106,7 @@ def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrive
     """While one shard is slow to acknowledge, the other's answer to the next fetch is here already."""
     two = Plan(Settings(shards=2, prefetch=1, fetch_every=3), LAYOUT, cut(LAYOUT, 2), samples=8)
     parts = [(f"shard {i}", a.moving.start, a.moving.stop) for i, a in enumerate(two.assignments)]
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", messages.Welcome(two, initialise=False))
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", messages.Welcome(two, False, PLACES[:2]))
     for role, start, stop in parts:
         reader.tell(role, messages.Fetched(0, start, stop, Version(0, 5)))
     reader.tell("coordinator", messages.Deal(Portion(0, 0, 5)))
@@ -133,7 +134,7 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
         ("coordinator", messages.Refused("there is nothing to train on"), UsageError, "nothing to train on"),
         ("coordinator", messages.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
         ("coordinator", events.Lost("killed"), JobFailed, r"replica 0: coordinator is gone \(killed\)"),
-        ("coordinator", messages.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
+        ("coordinator", upkeep.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
     ],
 )
 def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:
@@ -142,7 +143,7 @@ def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, err
 
 
 def evaluator() -> Reader:
-    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Welcome(plan(), initialise=False))
+    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Welcome(plan(), False, PLACES[:1]))
     assert any(isinstance(effect, Attach) for effect in reader.done)
     return reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 0)))
 
@@ -193,7 +194,7 @@ class Swapped(PhantomVectors):
 def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_ends_with_the_servers(prefetch: int, landings: list[int]) -> None:
     vectors = Swapped()
     reader = Reader(Downpour("replica 0", vectors, 8, keeps=True).story())
-    reader.tell("coordinator", messages.Welcome(plan(prefetch=prefetch), initialise=False))
+    reader.tell("coordinator", messages.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))
     mail: deque[tuple[str, Event]] = deque([("coordinator", messages.Deal(Portion(0, 0, 3)))])
     clock = 0
     while reader.waits is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distbelief.core import attendance, events, messages
+from distbelief.core import attendance, events, messages, upkeep
 from distbelief.core.attendance import Ruling
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Effect, Phantom, Send
@@ -27,7 +27,7 @@ class Told:
     def __init__(self, index: int = 0, attending: int = 3, **settings: Any) -> None:
         plan = Plan(Settings(replicas=3, **settings), LAYOUT, cut(LAYOUT, 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
-        self.hear("coordinator", messages.Restore(plan, ""))
+        self.hear("coordinator", upkeep.Restore(plan, ""))
         for replica in range(attending):
             self.hear(f"replica {replica}", attendance.Attend(0, 0))
 

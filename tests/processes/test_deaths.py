@@ -118,8 +118,9 @@ def test_a_replica_that_dies_in_every_life_is_gone_for_good(tmp_path: Path, watc
 def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: jobs.Watch, role: str, after: type, remedy: str) -> None:
     began: list[float] = []
     watch.once(after, lambda: began.append(monotonic()) or jobs.kill(role))
+    strategy = Single() if role == "single" else Downpour(restarts=0)
     with pytest.raises(JobFailed, match=rf"^{role} is gone: its process was killed by SIGKILL; .*{remedy}"):
-        jobs.run(tmp_path, Single() if role == "single" else Downpour(), epochs=jobs.MANY, checkpoint_every=1 if "resume" in remedy else 0)
+        jobs.run(tmp_path, strategy, epochs=jobs.MANY, checkpoint_every=1 if "resume" in remedy else 0, snapshot_every="0")
     assert monotonic() - began[0] < SECONDS
     assert len([record for record in watch.of(records.Finished) if record.outcome == "failed"]) >= 1
 

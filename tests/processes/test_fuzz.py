@@ -22,7 +22,7 @@ import torch
 from spoil import LAYOUT, PLAN, WIRED, Spoiler
 
 from distbelief.cluster.authority import Authority
-from distbelief.core import messages, wire
+from distbelief.core import messages, upkeep, wire
 from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Message, Ready
@@ -74,7 +74,7 @@ def test_a_spoilt_frame_is_a_message_or_the_peers_error() -> None:
 
 def shard() -> Shard:
     one = Shard(0, TorchSlice)
-    one.handle("coordinator", messages.Restore(PLAN, ""), None)
+    one.handle("coordinator", upkeep.Restore(PLAN, ""), None)
     for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
         one.handle("replica 0", messages.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
     return one
@@ -83,10 +83,10 @@ def shard() -> Shard:
 def coordinator() -> Coordinator:
     one = Coordinator(PLAN.settings)
     for index in range(2):
-        one.handle(f"shard {index}", messages.Here(), None)
+        one.handle(f"shard {index}", upkeep.Here(), None)
     one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
     for index in range(2):
-        one.handle(f"shard {index}", messages.Restored(False), None)
+        one.handle(f"shard {index}", upkeep.Restored(False), None)
     one.handle("replica 0", messages.Ready((0, 0)), None)
     return one
 
@@ -96,11 +96,12 @@ SAID = [
     wire.encode(message)
     for message in (
         messages.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), messages.Fetch(0, OWN.start, OWN.stop), messages.Leave(),
-        messages.Initialise(0, OWN.start, OWN.stop), messages.Progress(0, 16, 1, 0.5, 1, 100, 100, True), messages.Join(0, LAYOUT, 100, 64), Ready(),
-        messages.Evaluated(1, 0.5, 0.9), messages.Restored(True), messages.SnapshotDone(1, ""),
+        messages.Initialise(0, OWN.start, OWN.stop), messages.Progress(0, 16, 1, 0.5, 1, 100, 100, True), messages.Join(0, LAYOUT, 100, 64),
+    Ready(()),
+        messages.Evaluated(1, 0.5, 0.9), upkeep.Restored(True), upkeep.SnapshotDone(1, ""),
     )
 ]  # fmt: skip
-SENDERS = {messages.Restored: "shard 0", messages.SnapshotDone: "shard 0", messages.Evaluated: "evaluator"}
+SENDERS = {upkeep.Restored: "shard 0", upkeep.SnapshotDone: "shard 0", messages.Evaluated: "evaluator"}
 
 
 @pytest.mark.parametrize("make", [shard, coordinator])
@@ -166,10 +167,10 @@ class Target:
 
     def check_the_good_link(self) -> None:
         self.got.clear()
-        self.good.send("shard 0", Ready())
+        self.good.send("shard 0", Ready(()))
         self.good.poll(0)
         self.until(lambda: self.got)
-        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("evaluator", Ready())]
+        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("evaluator", Ready(()))]
 
     def close(self) -> None:
         self.good.close()

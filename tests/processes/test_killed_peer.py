@@ -60,7 +60,7 @@ def test_kill_9_of_a_peer_is_seen_and_leaves_nothing(carrier: type[SharedEndpoin
     assert not {name for name in set(os.listdir("/dev/shm")) - before if "distbelief" in name or str(child.pid) in name}
     with open("/proc/net/unix") as listing:
         assert address.removeprefix("unix:") not in listing.read()
-    shard.send("replica 0", Ready())
+    shard.send("replica 0", Ready(()))
     shard.poll(0)
     assert len(got) == 2
     shard.close()

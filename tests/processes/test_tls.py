@@ -89,10 +89,10 @@ class Shard:
     def goes_on(self) -> None:
         """Nobody was told of the stranger, and the good link works."""
         assert self.got == []
-        self.good.send("shard 0", Ready())
+        self.good.send("shard 0", Ready(()))
         self.good.poll(0)
         self.until(lambda: self.got)
-        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("replica 1", Ready())]
+        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("replica 1", Ready(()))]
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
 
     def speak(plain: socket.socket) -> None:
         with contextlib.suppress(OSError), context(identity).wrap_socket(plain) as stranger:
-            stranger.sendall(wire.encode(Hello("job", role, 7)) + wire.encode(Ready()))
+            stranger.sendall(wire.encode(Hello("job", role, 7)) + wire.encode(Ready(())))
             stranger.recv(1)
 
     speaking = threading.Thread(target=speak, args=(shard.raw(),))
@@ -152,10 +152,10 @@ def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
 def test_a_role_that_proves_itself_is_heard(shard: Shard) -> None:
     replica = end_of("replica 0")
     meet(replica, shard.endpoint, shard.address)
-    replica.send("shard 0", Ready())
+    replica.send("shard 0", Ready(()))
     replica.poll(0)
     shard.until(lambda: shard.got)
-    assert (shard.got[0].sender, shard.got[0].event) == ("replica 0", Ready())
+    assert (shard.got[0].sender, shard.got[0].event) == ("replica 0", Ready(()))
     replica.close()
 
 
@@ -168,7 +168,7 @@ def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(sha
 
 
 @pytest.mark.parametrize(
-    "said", [wire.encode(Hello("job", "replica 0", 0)) + wire.encode(Ready()), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" * 9]
+    "said", [wire.encode(Hello("job", "replica 0", 0)) + wire.encode(Ready(())), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" * 9]
 )
 def test_plain_bytes_to_a_port_of_tls_cost_their_link(shard: Shard, said: bytes) -> None:
     with shard.raw() as stranger:
@@ -252,7 +252,7 @@ def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Shard
     replica = end_of("replica 0")
     arena = replica.allocate(size, 0, 1)
     meet(replica, shard.endpoint, shard.address)
-    replica.send("shard 0", Ready())
+    replica.send("shard 0", Ready(()))
     replica.poll(0)
     shard.until(lambda: shard.got)
     parameters = torch.arange(size // 4, dtype=torch.int32).view(torch.uint8)

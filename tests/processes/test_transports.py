@@ -160,18 +160,18 @@ def test_garbage_costs_the_link_it_came_on_and_no_other(make: Callable[..., End]
     address = shard.endpoint.listen()
     good.endpoint.connect("shard 0", address)
     with raw(address) as bad:
-        bad.sendall(hello() + wire.encode(Ready()) + garbage + wire.encode(Ready()))
+        bad.sendall(hello() + wire.encode(Ready(())) + garbage + wire.encode(Ready()))
         shard.until(lambda: shard.lost)
         assert [type(arrival.event) for arrival in shard.got] == [Ready, Lost]
         assert shard.got[1].sender == "replica 0"
         assert closed(bad)
-    good.endpoint.send("shard 0", Ready())
+    good.endpoint.send("shard 0", Ready(()))
     shard.until(lambda: len(shard.got) == 3, good.endpoint)
-    assert (shard.got[2].sender, shard.got[2].event) == ("replica 1", Ready())
+    assert (shard.got[2].sender, shard.got[2].event) == ("replica 1", Ready(()))
 
 
 STRANGE = {
-    "no hello": wire.encode(Ready()),
+    "no hello": wire.encode(Ready(())),
     "another job": hello(job="other"),
     "our own name": hello(role="shard 0"),
     "no name": hello(role=""),
@@ -204,7 +204,7 @@ def test_a_link_that_ends_inside_a_message_is_lost(make: Callable[..., End], cut
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    pieces=st.lists(st.one_of(st.binary(min_size=1, max_size=64), st.sampled_from([wire.encode(Ready()), wire.encode(Fetch(0, 0, 0))])), max_size=6)
+    pieces=st.lists(st.one_of(st.binary(min_size=1, max_size=64), st.sampled_from([wire.encode(Ready(())), wire.encode(Fetch(0, 0, 0))])), max_size=6)
 )
 def test_no_bytes_stop_an_endpoint(carrier: Carrier, pieces: list[bytes]) -> None:
     shard = End(carrier("shard 0", "job"))
@@ -241,21 +241,21 @@ def test_who_spoke_in_time_to_somebody_busy_is_heard(make: Callable[..., End], m
     shard = make("shard 0")
     with raw(shard.endpoint.listen()) as peer:
         shard.until(lambda: shard.endpoint._strangers)
-        peer.sendall(hello() + wire.encode(Ready()))
+        peer.sendall(hello() + wire.encode(Ready(())))
         late = monotonic() + sockets.HELLO_SECONDS + 1
         monkeypatch.setattr(sockets, "monotonic", lambda: late)
         shard.endpoint.poll(0)
-        assert [arrival.event for arrival in shard.got] == [Ready()]
+        assert [arrival.event for arrival in shard.got] == [Ready(())]
 
 
 def test_a_slow_hello_in_pieces_is_heard(make: Callable[..., End]) -> None:
     shard = make("shard 0")
     with raw(shard.endpoint.listen()) as peer:
-        for byte in hello() + wire.encode(Ready()):
+        for byte in hello() + wire.encode(Ready(())):
             peer.sendall(bytes([byte]))
             shard.endpoint.poll(0.0001)
         shard.until(lambda: shard.got)
-        assert shard.got[0].event == Ready()
+        assert shard.got[0].event == Ready(())
 
 
 def test_only_a_higher_incarnation_replaces_a_link(make: Callable[..., End]) -> None:
@@ -271,9 +271,9 @@ def test_only_a_higher_incarnation_replaces_a_link(make: Callable[..., End]) -> 
     assert "incarnation 2" in shard.got[1].event.reason
     assert shard.got[2].event.slot == 2
     first.until(lambda: first.lost)
-    shard.endpoint.send("replica 0", Ready())
+    shard.endpoint.send("replica 0", Ready(()))
     second.until(lambda: second.got, shard.endpoint)
-    assert second.got[0].event == Ready()
+    assert second.got[0].event == Ready(())
 
 
 def test_a_peer_that_does_not_read_is_lost_when_the_queue_is_full(make: Callable[..., End]) -> None:
@@ -281,14 +281,14 @@ def test_a_peer_that_does_not_read_is_lost_when_the_queue_is_full(make: Callable
     address = shard.endpoint.listen()
     good.endpoint.connect("shard 0", address)
     with raw(address) as deaf:
-        deaf.sendall(hello() + wire.encode(Ready()))
+        deaf.sendall(hello() + wire.encode(Ready(())))
         shard.until(lambda: shard.got)
         long = Stop("x" * (8 << 20))
         for _ in range(40):
             shard.endpoint.send("replica 0", long)
         shard.until(lambda: shard.lost, good.endpoint)
         assert "does not read" in shard.lost[0].reason
-    good.endpoint.send("shard 0", Ready())
+    good.endpoint.send("shard 0", Ready(()))
     shard.until(lambda: len(shard.got) == 3, good.endpoint)
     assert len(shard.lost) == 1
 
@@ -296,9 +296,9 @@ def test_a_peer_that_does_not_read_is_lost_when_the_queue_is_full(make: Callable
 def test_what_was_sent_before_close_arrives_even_past_unread_messages(make: Callable[..., End]) -> None:
     a, b = make("replica 0"), make("shard 0")
     a.endpoint.connect("shard 0", b.endpoint.listen())
-    a.endpoint.send("shard 0", Ready())
+    a.endpoint.send("shard 0", Ready(()))
     b.until(lambda: b.got, a.endpoint)
-    b.endpoint.send("replica 0", Ready())
+    b.endpoint.send("replica 0", Ready(()))
     b.endpoint.poll(0)
     for clock in range(1000):
         a.endpoint.send("shard 0", Pushed(0, clock, NONE))
@@ -371,7 +371,7 @@ def test_an_endpoint_may_be_closed_by_what_it_is_told(make: Callable[..., End]) 
     shard.endpoint.deliver = deliver
     for end in (first, second):
         end.endpoint.connect("shard 0", address)
-        end.endpoint.send("shard 0", Ready())
+        end.endpoint.send("shard 0", Ready(()))
         shard.until(lambda: seen, end.endpoint)
     shard.until(lambda: len(seen) == 2, second.endpoint)
     assert [type(arrival.event) for arrival in seen] == [Ready, Lost]

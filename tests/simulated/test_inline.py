@@ -14,8 +14,9 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import roles, wire
 from distbelief.core.effects import Arrival, Batch, Computed, Measured
-from distbelief.core.messages import Here, Message
+from distbelief.core.messages import Message
 from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.upkeep import Here
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.replica.downpour import Downpour as Story

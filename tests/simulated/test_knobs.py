@@ -76,10 +76,11 @@ def test_every_option_of_training_has_its_test() -> None:
     """Beside the oracles: an option that is added needs a change above, or a test of its own named here."""
     tested = {name for change in CHANGES for name in change}
     elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts"}
+    elsewhere |= {"snapshot_seconds", "snapshot_pushes"}
     elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
     assert set(Settings.__struct_fields__) == tested | elsewhere
     offered = {f.name for kind in (Job, *STRATEGIES.values()) for f in dataclasses.fields(kind)}
-    assert offered - {*SHARED, "init_from"} == (tested | elsewhere) - {"consistency"}
+    assert offered - {*SHARED, "init_from", "snapshot_every"} == (tested | elsewhere) - {"consistency", "snapshot_seconds", "snapshot_pushes"}
 
 
 def test_shards_share_the_vector(plain: SimpleNamespace) -> None:
@@ -126,7 +127,14 @@ def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize(("every", "count"), [(1, 4), (2, 2), (0, 1)])
 def test_checkpoint_every(plain: SimpleNamespace, every: int, count: int) -> None:
-    run, _ = play(plain, epochs=4, checkpoint_every=every)
+    run, _ = play(plain, epochs=4, checkpoint_every=every, snapshot_every="0")
+    assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
+
+
+@pytest.mark.parametrize(("every", "count"), [("0", 1), ("60s", 2), ("10", 2 + 3), ("20", 2 + 1), ("4ms", 2 + 4), ("0.1min", 2)])
+def test_snapshot_every_so_many_pushes_or_so_long(plain: SimpleNamespace, every: str, count: int) -> None:
+    """One at the beginning and one at the end; those between are of 40 pushes in 20 ms."""
+    run, _ = play(plain, Simulated(pace=Pace(step=1e-3)), replicas=2, epochs=4, checkpoint_every=0, evaluate_every=0, snapshot_every=every)
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
 
 

@@ -1,0 +1,78 @@
+"""A replica's work: the minibatches that it was dealt, and what it reports of them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from distbelief.core.effects import Batch
+from distbelief.core.messages import Progress
+from distbelief.core.portions import Portion
+from distbelief.errors import TrainingError
+from distbelief.replica.pushes import Pushes
+
+
+class Work:
+    """The work of one replica.
+
+    >>> work = Work()
+    >>> work.deal(Portion(epoch=0, first=5, count=1)); work.next(), work.next()
+    (Batch(epoch=0, index=5), None)
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        """Whether more was asked for, and is not here."""
+        self.seconds = 0.0
+        """Of computing, since the last report."""
+        self.pushed = self.fetched = 0
+        """Bytes since the last report."""
+        self._portions: deque[Portion] = deque()
+        self._loss, self._losses = 0.0, 0
+
+    def deal(self, portion: Portion) -> None:
+        """More work is here."""
+        self._portions.append(portion)
+        self.asked = False
+
+    @property
+    def runs_out(self) -> bool:
+        """Whether it is time to ask for more: one portion is kept in reserve."""
+        return not self.asked and len(self._portions) < 2
+
+    def next(self) -> Batch | None:
+        """The next minibatch; None where there is none."""
+        if not self._portions:
+            return None
+        portion = self._portions.popleft()
+        if portion.count > 1:
+            self._portions.appendleft(Portion(portion.epoch, portion.first + 1, portion.count - 1))
+        return Batch(portion.epoch, portion.first)
+
+    def count(self, loss: float) -> None:
+        """The loss of a step goes into the next report."""
+        self._loss += loss
+        self._losses += 1
+
+    def report(self, pushes: Pushes, wants: bool) -> Progress:
+        """What was done since the last report; `wants` asks for more."""
+        self.asked |= wants
+        steps, samples, made, dropped = pushes.take()
+        report = Progress(steps, samples, made, self._loss, self._losses, self.pushed, self.fetched, wants, dropped)
+        self.seconds = self._loss = 0.0
+        self._losses = self.pushed = self.fetched = 0
+        return report
+
+
+def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str, lr: float) -> None:
+    """Refuse a loss, or the norm of a gradient, that is no finite number.
+
+    Raises:
+        TrainingError: naming role, step, minibatch and remedy.
+    """
+    if not math.isfinite(loss):
+        where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
+        raise TrainingError(
+            f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {lr:g}),"
+            " clip with --clip-norm, or look for a division by zero in the model"
+        )

@@ -1,0 +1,83 @@
+"""The reception of a job: who takes part, who waits to be welcomed, and which life of each it is."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from distbelief.core import roles
+from distbelief.core.lives import Lives
+
+
+class Reception:
+    """The replicas and the evaluator, as the coordinator knows them.
+
+    Args:
+        restarts: times that each is started anew.
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self.members: set[str] = set()
+        """The replicas that were welcomed, and have not left or died."""
+        self.lives = Lives(restarts)
+        self._new: deque[str] = deque()
+        self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
+        self._estranged: set[str] = set()  # they are to begin anew, and do not know it yet
+
+    def wait(self, role: str) -> None:
+        """One has joined, and waits to be welcomed."""
+        self._new.append(role)
+
+    def stray(self, role: str) -> None:
+        """One who was welcomed waits to be welcomed again."""
+        self._astray.add(role)
+        self._estranged.discard(role)
+
+    def estrange(self) -> None:
+        """All members are to begin anew: what they say until they ask where the shards are is of the past."""
+        self._estranged |= self.members - self._astray
+
+    def heeds(self, role: str) -> bool:
+        """Whether what a member says is of now."""
+        return role not in self._estranged
+
+    def initialiser(self) -> str | None:
+        """Who is to send the shards their first parameters: who had begun to, else the first replica that waits."""
+        if self._astray:
+            return self._astray.pop()
+        first = next((role for role in self._new if roles.is_replica(role) and not self.members), None)
+        if first:
+            self._new.remove(first)
+        return first
+
+    def callers(self) -> list[str]:
+        """All who wait; they are to be welcomed now."""
+        waiting = [*sorted(self._astray), *self._new]
+        self._astray.clear()
+        self._new.clear()
+        return waiting
+
+    def admit(self, role: str) -> bool:
+        """A replica is welcomed; whether it was no member before."""
+        new = role not in self.members
+        self.members.add(role)
+        return new
+
+    def part(self, role: str, incarnation: int, died: bool) -> bool:
+        """A life is over; whether that is news. Members are the caller's to discard."""
+        if not self.lives.end(role, incarnation, died):
+            return False
+        if role in self._new:
+            self._new.remove(role)
+        self._astray.discard(role)
+        self._estranged.discard(role)
+        return True
+
+    @property
+    def over(self) -> int:
+        """How many replicas have left, or have died in their last life."""
+        return sum(map(roles.is_replica, self.lives.over))
+
+    @property
+    def everybody(self) -> list[str]:
+        """Members, and those who wait to be."""
+        return [*sorted(self.members), *self._new]

@@ -1,0 +1,60 @@
+"""Shards that die and come again: real processes, killed at chosen and at random moments, under every consistency and over every carrier."""
+
+import random
+from pathlib import Path
+
+import jobs
+import pytest
+
+from distbelief.cluster.local import Local
+from distbelief.core import records
+from distbelief.core.records import Record
+from distbelief.errors import JobFailed
+from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
+
+EPOCHS = 12
+STRATEGIES = [
+    Downpour(2, 2), Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1), Synchronous(2, 2), Synchronous(3, 2, backup_workers=1),
+    Softsync(2, 2), Bounded(2, 2, staleness=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}")
+@pytest.mark.parametrize("role", ["shard 0", "shard 1"])
+def test_a_killed_shard_comes_again_and_the_job_does_its_work(tmp_path: Path, watch: jobs.Watch, strategy: Strategy, role: str) -> None:
+    chance = random.Random(f"{strategy}{role}")
+    reports = iter(range(10**6))
+    moment = chance.randint(3, 25)
+
+    def kill(record: Record) -> None:
+        if isinstance(record, records.Stepped) and next(reports) == moment:
+            jobs.kill(role)
+
+    watch.act = kill
+    result = jobs.run(tmp_path, strategy, epochs=EPOCHS, snapshot_every="20")
+    assert result["outcome"] == "done"
+    assert result["samples"] >= EPOCHS * jobs.SAMPLES
+    assert any(f"{role} is gone" in record.text for record in watch.of(records.Note)), "it died too late to be missed"
+    if strategy.name == "synchronous":
+        assert result["samples"] == EPOCHS * jobs.SAMPLES
+        assert result["forgotten"] == 0
+        assert watch.of(records.Rewound)
+
+
+@pytest.mark.parametrize("place", [Local("tcp"), Local("tcp", tls=True)], ids=["tcp", "tls"])
+@pytest.mark.parametrize("kind", [Downpour, Synchronous])
+def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, kind: type[Strategy], place: Local) -> None:
+    watch.once(records.EpochDone, lambda: jobs.kill("shard 1"))
+    result = jobs.run(tmp_path, kind(2, 2), place, epochs=EPOCHS)  # type: ignore[call-arg]
+    assert result["outcome"] == "done"
+    assert any("shard 1 is gone" in record.text for record in watch.of(records.Note))
+
+
+def test_a_shard_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:
+    def kill(record: Record) -> None:
+        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and not watch.of(records.Finished):
+            jobs.kill("shard 0")
+
+    watch.act = kill
+    with pytest.raises(JobFailed, match=r"^shard 0 is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume"):
+        jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
