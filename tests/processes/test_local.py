@@ -95,12 +95,17 @@ def test_a_job_begins_from_the_weights_it_is_given(tmp_path: Path, source: str) 
     assert all(torch.equal(value, given[name]) for name, value in weights(tmp_path / "next").items())
 
 
-def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path) -> None:
-    for name, transport, shards, prefetch in (("a", "shared", 1, 0), ("b", "tcp", 3, 0), ("c", "shared", 2, 1), ("d", "tcp", 1, 1)):
+CARRIERS = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path, prefetch: int) -> None:
+    assert {carrier.transport for carrier in CARRIERS.values()} == set(TRANSPORTS)
+    for shards, (name, carrier) in enumerate(CARRIERS.items(), 1):
         strategy = Downpour(replicas=1, shards=shards, prefetch=prefetch, push_every=1 + prefetch, optimizer=optim("adam", lr=0.01))
-        jobs.run(tmp_path / name, strategy, Local(transport=transport), epochs=EPOCHS)
-    first = weights(tmp_path / "a")
-    assert all(torch.equal(value, first[name]) for name, value in weights(tmp_path / "b").items())
+        jobs.run(tmp_path / name, strategy, carrier, epochs=EPOCHS)
+    first, *others = (weights(tmp_path / name) for name in CARRIERS)
+    assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
 
 
 def test_a_job_sees_the_folder_and_the_environment_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
