@@ -60,8 +60,12 @@ def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch
         assert max(one["steps"] for one in result["per_replica"]) >= min(options["warm_start_steps"], STEPS)
 
 
-def test_more_threads_give_the_same_job(tmp_path: Path) -> None:
-    assert jobs.run(tmp_path, Downpour(replicas=1, shards=1), threads=2, epochs=1)["samples"] == jobs.SAMPLES
+@pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
+def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any) -> None:
+    monkeypatch.setenv("THREADS", "2")
+    monkeypatch.setenv("JOBS_FOLDER", str(tmp_path))
+    result = jobs.run(tmp_path / "run", strategy, task="jobs:particular", threads=2, data_dir=str(tmp_path), epochs=1)
+    assert result["samples"] == jobs.SAMPLES
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
