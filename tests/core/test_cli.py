@@ -10,6 +10,7 @@ import pytest
 
 import distbelief as db
 from distbelief.cli import commands, main, options, words
+from distbelief.cluster import evaluate, status
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import Sitting
@@ -92,6 +93,19 @@ def test_the_options_of_a_process_reach_it() -> None:
     assert spec("--bind", "0.0.0.0", "--advertise", "node7", "--transport", "tcp").advertise == "node7"
     own = spec("--bind", "0.0.0.0", "--transport", "tcp").advertise
     assert own not in ("", "0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("args", "pace"),
+    [
+        ("", None),
+        ("--pad 50ms", db.Pace(step=0.05, spread="constant")),
+        ("--straggle 1:4", db.Pace(step=0.0, spread="constant", slow={1: 4.0})),
+        ("--pad 1s --straggle 0:2 5%x10", db.Pace(step=1.0, spread="constant", slow={0: 2.0}, straggle_chance=0.05, straggle_factor=10.0)),
+    ],
+)
+def test_the_pace_of_real_processes_reaches_them(args: str, pace: db.Pace | None) -> None:
+    assert spec(*args.split()).pace == pace
 
 
 @pytest.mark.parametrize(
@@ -265,6 +279,74 @@ def test_the_help_of_launch_says_whose_batch_size_wins(capsys: pytest.CaptureFix
     assert main.run(["launch", "downpour", "--help"]) in (0, 2)
     assert main.run(["launch", "downpour", "--help", "script.py"]) == 0
     assert "the script's own wins" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("args", "kept"), [([], False), (["--keep"], True), (["--out", "there"], True)])
+def test_a_simulation_leaves_a_folder_where_it_is_asked_to(
+    args: list[str], kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["simulate", "digits", "downpour", "--quiet", *args]) == 0
+    assert [str(path.parent) for path in Path().rglob("result.json")] == capsys.readouterr().out.split()
+    assert any(tmp_path.iterdir()) is kept
+
+
+def test_a_phantom_computes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracies = []
+    for args in ([], ["--phantom"]):
+        assert main.run(["simulate", "digits", "downpour", "--json", *args]) == 0
+        accuracies.append(json.loads(capsys.readouterr().out.splitlines()[-1])["test_accuracy"])
+    assert accuracies[0] > 0
+    assert accuracies[1] is None
+
+
+@pytest.mark.parametrize(("args", "shown"), [([], ["0"]), (["--watch"], ["0", "1", "2"])])
+def test_status_watches_a_job_to_its_end(
+    args: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter({"running": number < 2, "number": number} for number in range(3))
+    monkeypatch.setattr(status, "status", lambda _: next(found))
+    monkeypatch.setattr(status, "lines", lambda one: [str(one["number"])])
+    monkeypatch.setattr(commands.time, "sleep", lambda _: None)
+    assert main.run(["status", str(tmp_path), *args]) == 0
+    assert capsys.readouterr().out.split() == shown
+
+
+FOLDERED = """
+import pathlib, torch, distbelief as db
+
+def task(data_dir=None):
+    def data():
+        count = int(pathlib.Path(data_dir, "count").read_text())
+        return db.TensorData(torch.zeros(count, 4), torch.zeros(count, dtype=torch.long))
+    return db.Task(model=lambda: torch.nn.Linear(4, 2), train=data, test=data)
+"""
+"""A task with as many samples as stand in a file of its folder."""
+EVALUATED = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples": 360}
+
+
+def test_the_options_of_evaluate_reach_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), EVALUATED][1])
+    assert main.run(["evaluate", "run", "--data-dir", "there", "--device", "cuda:1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == EVALUATED
+    assert main.run(["evaluate", "run"]) == 0
+    assert capsys.readouterr().out == "digits: test accuracy 50.00 %, loss 1.0000 (360 samples)\n"
+    assert asked == [("run", "there", "cuda:1"), ("run", None, "cpu")]
+
+
+def test_evaluate_takes_the_data_and_the_device_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "foldered.py").write_text(FOLDERED)
+    for count in ("3", "5"):
+        (tmp_path / count).mkdir()
+        (tmp_path / count / "count").write_text(count)
+    job = db.Job("foldered:task", db.Downpour(replicas=1), data_dir=str(tmp_path / "3"), out=str(tmp_path / "run"))
+    assert db.run(job, on=db.Simulated())["samples"] == 3
+    measured = [evaluate.evaluate(tmp_path / "run", folder)["samples"] for folder in (None, str(tmp_path / "5"))]
+    assert measured == [3, 5]
+    with pytest.raises(UsageError, match="--device cuda:77"):
+        evaluate.evaluate(tmp_path / "run", device="cuda:77")
 
 
 def test_quiet_shows_nothing_but_the_run_folder(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,3 +156,18 @@ def placed() -> Task:
     if os.environ["JOBS_FOLDER"] != os.getcwd():
         raise FileNotFoundError(f"this is {os.getcwd()}, not {os.environ['JOBS_FOLDER']}")
     return tiny()
+
+
+class _Threaded(nn.Module):
+    """Computes with as many threads as `THREADS` says, or not at all."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert torch.get_num_threads() == int(os.environ["THREADS"])
+        return inputs
+
+
+def particular(data_dir: str | None = None) -> Task:
+    """Trains only in its folder, with its threads."""
+    if data_dir != os.environ["JOBS_FOLDER"]:
+        raise FileNotFoundError(f"the folder is {data_dir}, not {os.environ['JOBS_FOLDER']}")
+    return Task(model=lambda: nn.Sequential(_Threaded(), net()), train=data, test=lambda: data(100))

@@ -11,7 +11,7 @@ from typing import Any
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from distbelief.cluster.local import Local
@@ -74,6 +74,32 @@ def test_one_replica_is_the_plain_loop(tmp_path: Path) -> None:
     jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optim("sgd", lr=0.5)), epochs=2)
     trained = load_file(tmp_path / "task" / "model.safetensors")
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path).items())
+
+
+def test_a_script_has_the_threads_the_batch_size_and_the_weights_of_its_job(tmp_path: Path) -> None:
+    given = {name: value + 1 for name, value in jobs.net().state_dict().items()}
+    save_file(given, tmp_path / "given")
+    options = {"threads": 2, "init_from": str(tmp_path / "given"), "batch": "None", "inside": "assert torch.get_num_threads() == 2"}
+    assert launch(tmp_path, Downpour(replicas=2, optimizer=optim("sgd", lr=0.0)), **options)["steps"] == 21
+    assert all(torch.equal(value, given[name]) for name, value in weights(tmp_path).items())
+
+
+@pytest.mark.parametrize("change", [{}, {"clip_norm": 0.01}, {"seed": 1}], ids=str)
+def test_an_option_changes_what_a_script_trains(tmp_path: Path, change: dict[str, Any]) -> None:
+    trained = []
+    for number, options in enumerate(({}, change)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        launch(folder, Downpour(replicas=1, optimizer=optim("sgd", lr=0.1)), before="torch.manual_seed(3)", **options)
+        trained.append(torch.cat([value.flatten() for value in weights(folder).values()]))
+    assert torch.equal(*trained) is not bool(change)
+
+
+def test_a_script_begins_with_the_seed_of_its_job(tmp_path: Path) -> None:
+    launch(tmp_path, Downpour(replicas=1, optimizer=optim("sgd", lr=0.0)), seed=5)
+    torch.manual_seed(5)
+    right = jobs.net().state_dict()
+    assert all(torch.equal(value, right[name]) for name, value in weights(tmp_path).items())
 
 
 TIED = "tied = nn.Linear(8, 8); model = nn.Sequential(tied, nn.Tanh(), tied, nn.Linear(8, 4))"
@@ -176,6 +202,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "other data": ({"samples": "100 + replica.index"}, DistbeliefError, r"has 10\d training samples, the job has 10\d"),
     "another batch size": ({"batch": "16 + replica.index"}, DistbeliefError, r"asks for batches of 1\d, the job has 1\d"),
     "a dtype nobody trains": ({"model": "nn.Linear(8, 4, dtype=torch.complex64)"}, UsageError, "complex64"),
+    "a device that is not there": ({"device": "cuda:77"}, UsageError, "--device cuda:77"),
     "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),
     "a foreign group": ({"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"}, UsageError, "no parameter of the model"),
 }

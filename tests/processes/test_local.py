@@ -60,8 +60,12 @@ def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch
         assert max(one["steps"] for one in result["per_replica"]) >= min(options["warm_start_steps"], STEPS)
 
 
-def test_more_threads_give_the_same_job(tmp_path: Path) -> None:
-    assert jobs.run(tmp_path, Downpour(replicas=1, shards=1), threads=2, epochs=1)["samples"] == jobs.SAMPLES
+@pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
+def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any) -> None:
+    monkeypatch.setenv("THREADS", "2")
+    monkeypatch.setenv("JOBS_FOLDER", str(tmp_path))
+    result = jobs.run(tmp_path / "run", strategy, task="jobs:particular", threads=2, data_dir=str(tmp_path), epochs=1)
+    assert result["samples"] == jobs.SAMPLES
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
@@ -95,12 +99,17 @@ def test_a_job_begins_from_the_weights_it_is_given(tmp_path: Path, source: str) 
     assert all(torch.equal(value, given[name]) for name, value in weights(tmp_path / "next").items())
 
 
-def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path) -> None:
-    for name, transport, shards, prefetch in (("a", "shared", 1, 0), ("b", "tcp", 3, 0), ("c", "shared", 2, 1), ("d", "tcp", 1, 1)):
+CARRIERS = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path, prefetch: int) -> None:
+    assert {carrier.transport for carrier in CARRIERS.values()} == set(TRANSPORTS)
+    for shards, (name, carrier) in enumerate(CARRIERS.items(), 1):
         strategy = Downpour(replicas=1, shards=shards, prefetch=prefetch, push_every=1 + prefetch, optimizer=optim("adam", lr=0.01))
-        jobs.run(tmp_path / name, strategy, Local(transport=transport), epochs=EPOCHS)
-    first = weights(tmp_path / "a")
-    assert all(torch.equal(value, first[name]) for name, value in weights(tmp_path / "b").items())
+        jobs.run(tmp_path / name, strategy, carrier, epochs=EPOCHS)
+    first, *others = (weights(tmp_path / name) for name in CARRIERS)
+    assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
 
 
 def test_a_job_sees_the_folder_and_the_environment_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

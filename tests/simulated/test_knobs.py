@@ -258,6 +258,11 @@ def test_what_no_cluster_can_be_is_refused(plain: SimpleNamespace, cluster: Simu
         play(plain, cluster, **options)
 
 
+def test_replicas_compute_on_the_device_that_is_named(plain: SimpleNamespace) -> None:
+    with pytest.raises(UsageError, match="--device cuda:77"):
+        play(plain, device="cuda:77")
+
+
 def test_a_strategy_without_a_server_is_not_simulated(plain: SimpleNamespace) -> None:
     task: Task = plain.classes(plain.mlp)
     with pytest.raises(UsageError, match="strategy single has nothing to simulate"):

@@ -1,0 +1,90 @@
+"""What the documents tell a reader to type: every command is one that the command line takes, and every example in Python compiles."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distbelief as db
+from distbelief.bench import BENCHES, Bench
+from distbelief.cli import commands, main, options
+from distbelief.cluster import evaluate, forkserver, status
+from distbelief.core.settings import option
+from distbelief.strategy import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+TEXTS = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *RECIPES]}
+SPOKEN = {"TASK": "mnist", "STRATEGY": "downpour", "RUN": "run", "NAME": "wire"}
+"""Words that stand for one of the reader's own."""
+LINES = [
+    (name, " ".join(found.split()))
+    for name, text in TEXTS.items()
+    for found in re.findall(r"^\$ (distbelief .*)$|`(distbelief [^`]+)`|^(distbelief (?:train|launch|simulate) .*)$", text, re.MULTILINE)
+    for found in ["".join(found)]
+]
+BLOCKS = [(name, code) for name, text in TEXTS.items() for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+BLOCKS += [(path.name, path.read_text()) for path in RECIPES]
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands end where they would begin to work, and say what they would have run."""
+
+    def launched(self: db.Local, job: db.Job, script: list[str], _: object) -> None:
+        self._settings(job)
+        assert (ROOT / script[0]).is_file()
+
+    monkeypatch.setattr(forkserver, "start", bool)
+    monkeypatch.setattr(db.Local, "run", lambda self, job, _: self._settings(job))
+    monkeypatch.setattr(db.Local, "launch", launched)
+    monkeypatch.setattr(db.Simulated, "run", lambda self, job, _: self.settings(job))
+    monkeypatch.setattr(commands, "_show", lambda *_: 0)
+    monkeypatch.setattr(Bench, "run", lambda *_: {})
+    monkeypatch.setattr(evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0})
+    monkeypatch.setattr(status, "status", lambda _: {"running": False})
+    monkeypatch.setattr(status, "lines", lambda _: [])
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("line", [line for _, line in LINES], ids=[f"{name}: {line}" for name, line in LINES])
+def test_a_command_that_is_shown_is_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, *words = [SPOKEN.get(word, word) for word in shlex.split(line, comments=True)]
+    if words[1:]:
+        assert main.run(words) == 0, capsys.readouterr().err
+    else:
+        assert words[0] in (*commands.COMMANDS, "--help", "--version")
+
+
+@pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
+def test_an_example_compiles_and_names_what_there_is(name: str, code: str) -> None:
+    tree = ast.parse(code, name)
+    parts = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "db"]
+    assert all(hasattr(db, part.attr) for part in parts)
+
+
+def test_an_option_that_is_named_is_one() -> None:
+    known = {"--help", "--version"}
+    for command in ("train", "launch", "simulate"):
+        for strategy in STRATEGIES:
+            known |= set(options._names(options.groups(command, strategy)))
+    kinds: list[Any] = [commands.Evaluate, commands.Status, *(bench.options for bench in BENCHES.values())]
+    known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}
+    named = {word for text in TEXTS.values() for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)}
+    assert len(named) > 10
+    assert named <= known
+
+
+def test_a_goal_that_is_named_is_one() -> None:
+    goals = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {goal for text in TEXTS.values() for goal in re.findall(r"(?:`|\$ )make ([a-z-]+)", text)} <= goals
+
+
+def test_there_are_commands_and_examples_in_the_readme_and_in_every_recipe() -> None:
+    shown = {name for name, _ in LINES}
+    assert {"README.md", "bench.md", *(path.name for path in RECIPES)} <= shown
+    assert sum(name == "README.md" for name, _ in LINES) >= 8
+    assert sum(name == "README.md" for name, _ in BLOCKS) >= 3

@@ -1,0 +1,137 @@
+"""Every option of the plain loop does something; and what it leaves, a job with shards goes on with, and the other way round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.single import SingleLoop
+from distbelief.core import records
+from distbelief.core.records import Record
+from distbelief.core.settings import optim
+from distbelief.core.sharding import cut
+from distbelief.job import Job
+from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
+from distbelief.record.restore import load_part
+from distbelief.strategy import Downpour, Single
+from distbelief.tasks import Task
+from distbelief.tasks.worker import build_model
+
+
+def play(plain: SimpleNamespace, out: str = "", **options: Any) -> tuple[list[Record], torch.Tensor]:
+    """The records of a loop, and the parameters at its end."""
+    strategy = Single(optimizer=options.pop("optimizer", optim("sgd")))
+    job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **options})
+    told: list[Record] = []
+    model = build_model(job.task, 0, "cpu")
+    SingleLoop(job.task, model, job.settings(), told.append, lambda: None, out).run()
+    return told, torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"optimizer": optim("adam")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
+    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, change: dict[str, Any]) -> None:
+    assert not torch.equal(play(plain, **change)[1], play(plain)[1])
+
+
+@pytest.mark.parametrize("batch_size", [4, 5, 40])
+def test_a_step_is_of_so_many_samples(plain: SimpleNamespace, batch_size: int) -> None:
+    [stepped] = [record for record in play(plain, batch_size=batch_size)[0] if isinstance(record, records.Stepped)]
+    assert (stepped.steps, stepped.samples) == (40 // batch_size, 40)
+
+
+@pytest.mark.parametrize("target", [0.0, 1e-9])
+def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: float) -> None:
+    def tested(**options: Any) -> list[int]:
+        return [record.epoch for record in play(plain, target_accuracy=target, **options)[0] if isinstance(record, records.Tested)]
+
+    assert tested(epochs=4) == ([1] if target else [1, 2, 3, 4])
+    assert tested(epochs=4, evaluate_every=2) == ([2] if target else [2, 4])
+    assert tested(epochs=4, evaluate_every=3) == ([3] if target else [3, 4])
+    if not target:
+        assert tested(epochs=4, evaluate_every=0) == []
+
+
+@pytest.mark.parametrize(("every", "count"), [(1, 4), (2, 2), (0, 1)])
+@pytest.mark.parametrize("keep", [1, 3])
+def test_checkpoint_every_and_keep_checkpoints(plain: SimpleNamespace, tmp_path: Path, every: int, count: int, keep: int) -> None:
+    told, _ = play(plain, str(tmp_path), epochs=4, checkpoint_every=every, keep_checkpoints=keep)
+    assert sum(isinstance(record, records.Checkpointed) for record in told) == count
+    assert len(list((tmp_path / "checkpoints").iterdir())) == min(count, keep)
+
+
+def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
+    """The newest checkpoint of a run, what stands on it, and its arrays as one shard would hold them."""
+    latest = Checkpoints(folder).latest()
+    assert latest is not None
+    manifest = read_manifest(latest)
+    whole = msgspec.structs.replace(manifest.plan, assignments=cut(manifest.plan.layout, 1))
+    return latest, manifest, load_part(latest, whole, 0)[0]
+
+
+def oracle(plain: SimpleNamespace, task: Task, arrays: dict[str, torch.Tensor], optimizer: str, epoch: int, masters: bool) -> dict[str, torch.Tensor]:
+    """What a plain loop, with float32 masters or without, makes of the parameters and states of a checkpoint in one epoch more."""
+    [parameter] = task.model().parameters()
+    model, dtype, shape = task.model(), parameter.dtype, parameter.shape
+    values = arrays["vector.moving"].view(dtype)[: parameter.numel()]
+    flat = nn.Parameter(values.float() if masters and dtype is torch.bfloat16 else values.clone())
+    stepper = plain.optimizers[optimizer]([flat], lr=0.05)
+    if flat.dtype is torch.bfloat16:
+        stepper.param_groups[0]["fused"] = False  # torch's fused kernels step wrongly in bfloat16
+    states = {name.removeprefix("state.0."): value for name, value in arrays.items() if name.startswith("state.0.")}
+    assert states
+    stepper.load_state_dict({"state": {0: states}, "param_groups": stepper.state_dict()["param_groups"]})
+    data, [parameter] = task.train(), model.parameters()
+    for number, (_, numbers) in enumerate(plain.minibatches(len(data), 4, epoch + 1, 0)):
+        if number >= epoch * len(data) // 4:
+            parameter.data.copy_(flat.detach().view(shape))
+            model.zero_grad()
+            inputs, targets = data.batch(numbers)
+            task.loss(model(inputs), targets).backward()
+            flat.grad = parameter.grad.flatten().to(flat.dtype)
+            stepper.step()
+    return {"vector.moving": flat.detach().to(dtype), **{f"state.0.{name}": value for name, value in stepper.state[flat].items()}}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
+    plain: SimpleNamespace, tmp_path: Path, dtype: torch.dtype, optimizer: str, shards: int
+) -> None:
+    task = plain.classes(lambda: nn.Linear(16, 3, bias=False, dtype=dtype), samples=40, features=16, dtype=dtype)
+    chosen = optim(optimizer, lr=0.05)
+    strategies = [
+        Downpour(replicas=1, shards=shards, optimizer=chosen),
+        Single(optimizer=chosen),
+        Downpour(replicas=1, shards=shards, optimizer=chosen),
+    ]
+    before: dict[str, torch.Tensor] = {}
+    for epoch, strategy in enumerate(strategies):
+        job = Job(task, strategy, epochs=epoch + 1, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=epoch > 0)
+        if strategy.served:
+            Simulated().run(job)
+        else:
+            latest, manifest, _ = held(tmp_path)
+            loop = SingleLoop(task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path))
+            loop.run(str(latest), manifest.position, manifest.samples, manifest.number + 1)
+        _, manifest, arrays = held(tmp_path)
+        assert manifest.samples == 40 * (epoch + 1)
+        if before:
+            right = oracle(plain, task, before, optimizer, epoch, masters=strategy.served)
+            arrays["vector.moving"] = arrays["vector.moving"].view(dtype)[:48]
+            assert all(torch.equal(arrays[name], value.to(arrays[name].dtype)) for name, value in right.items())
+            arrays["vector.moving"] = arrays["vector.moving"].view(torch.uint8)
+        before = arrays
