@@ -42,6 +42,10 @@ class Failed(Word, frozen=True, tag=True):
     trace: str = ""
 
 
+class Over(Word, frozen=True, tag=True):
+    """The process has played its role to the end: without this word it died, whatever its status."""
+
+
 class World(Word, frozen=True, tag=True):
     """Where everybody listens, by role."""
 
@@ -84,7 +88,8 @@ class Standing(Word, frozen=True, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | World | Interrupt | Died | Explain | Ask | Standing).decode
+_WORDS = Listening | Noted | Failed | Over | World | Interrupt | Died | Explain | Ask | Standing
+_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(_WORDS).decode
 
 
 class Channel:

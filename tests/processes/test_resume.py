@@ -136,6 +136,20 @@ def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytes
             jobs.run(tmp_path, strategy, epochs=jobs.MANY)
 
 
+def test_an_interruption_while_processes_are_started_starts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = supervisor.Supervisor._start_process, []
+
+    def interrupted(self: supervisor.Supervisor, role: str, incarnation: int) -> None:
+        started.append(role)
+        start(self, role, incarnation)
+        interrupt()()
+
+    monkeypatch.setattr(supervisor.Supervisor, "_start_process", interrupted)
+    with pytest.raises(JobFailed, match=r"^interrupted before the job began"):
+        jobs.run(tmp_path, Downpour())
+    assert len(started) == 1
+
+
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--json", "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
