@@ -205,8 +205,32 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeyp
     changes, kind, words = OTHER[name]
     jobs.run("run", downpour(1), epochs=1)
     options = {"strategy": downpour(1), "task": "jobs:tiny", "out": "run", "resume": True, "epochs": 2, "batch_size": jobs.BATCH, **changes}
+    before = Path("run/result.json").read_bytes()
     with pytest.raises(kind, match=f"(?s){words}"):
         Local().run(jobs.Job(**options))
+    assert Path("run/result.json").read_bytes() == before
+
+
+def test_a_folder_in_which_a_job_runs_is_refused(tmp_path: Path, watch: jobs.Watch) -> None:
+    refused: list[str] = []
+
+    def resume() -> None:
+        with pytest.raises(UsageError, match="a job is running in this folder") as caught:
+            jobs.run(tmp_path, downpour(1), epochs=3, resume=True)
+        refused.append(str(caught.value))
+
+    watch.once(records.Checkpointed, resume)
+    assert jobs.run(tmp_path, downpour(1), epochs=3)["outcome"] == "done"
+    assert len(refused) == 1
+
+
+def test_a_resumed_job_has_no_result_before_its_end(tmp_path: Path, watch: jobs.Watch) -> None:
+    jobs.run(tmp_path, downpour(1), epochs=1)
+    there: list[bool] = []
+    watch.once(records.Started, lambda: there.append((tmp_path / "result.json").exists()))
+    jobs.run(tmp_path, downpour(1), epochs=2, resume=True)
+    assert there == [False]
+    assert (tmp_path / "result.json").exists()
 
 
 def test_a_job_that_never_reached_a_checkpoint_cannot_be_resumed(tmp_path: Path, watch: jobs.Watch) -> None:
