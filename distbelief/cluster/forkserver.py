@@ -42,14 +42,16 @@ def _ensure_running() -> None:
     """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file outlives us, however we end."""
     server: Any = multiprocessing.forkserver._forkserver
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    with _starting, tempfile.TemporaryDirectory(prefix="distbelief-") as folder:
-        before, config["tempdir"] = config.get("tempdir"), folder  # where multiprocessing makes its sockets
+    with _starting, tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
+        place = os.open(folder, os.O_PATH)  # whatever TMPDIR is: the name of a socket has room for 107 characters
+        before, config["tempdir"] = config.get("tempdir"), f"/proc/self/fd/{place}"  # where multiprocessing makes its sockets
         try:
             multiprocessing.forkserver.ensure_running()
+            if server._forkserver_address.startswith(f"/proc/self/fd/{place}/"):
+                server._forkserver_address = f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH)}"
         finally:
             config["tempdir"] = before
-        if server._forkserver_address.startswith(folder):
-            server._forkserver_address = f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH)}"
+            os.close(place)
 
 
 _starting = threading.Lock()

@@ -178,7 +178,7 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
     try:
         result = json.loads(folder.result.read_bytes())
     except (OSError, ValueError):
-        result = {"outcome": "unknown", "reason": "it is not running and has left no result: it was killed"}
+        result = {"outcome": "unknown", "reason": "it is not running and has left no result: it was killed, or had no room for one"}
     return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "reason", "samples", "seconds")}}
 
 

@@ -235,8 +235,8 @@ db.run(db.Job("jobs:tiny", db.Downpour(), epochs=100_000, out=sys.argv[1]), on=d
 
 @pytest.mark.parametrize("transport", local.TRANSPORTS)
 def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent), "TMPDIR": str(tmp_path / "tmp")}
-    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent), "TMPDIR": str(tmp_path / ("long" * 40))}
+    (tmp_path / ("long" * 40)).mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path / "run"), transport], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -251,5 +251,5 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> 
         poll.register(descriptor, select.POLLIN)
         assert poll.poll(max(0.0, deadline - monotonic()) * 1000), "a process outlived the supervisor by two seconds"
         os.close(descriptor)
-    assert not list((tmp_path / "tmp").iterdir())
+    assert not list((tmp_path / ("long" * 40)).iterdir())
     assert re.search(rb'"event":"Started"', (tmp_path / "run" / "metrics.jsonl").read_bytes())
