@@ -32,6 +32,7 @@ distbelief --version"""
 
 def main() -> NoReturn:
     """Run the command of this process, and end it."""
+    _open_standard_streams()
     status = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -57,6 +58,17 @@ def run(args: Sequence[str]) -> int:
         # whoever read our output has gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # of this machine: a full disk behind our output, no more descriptors, a folder that was deleted under us
+        return _complain(error, 1)
+
+
+def _open_standard_streams() -> None:
+    """Open those that the caller had closed on nothing, or the next socket would have their number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _complain(error: object, status: int) -> int:

@@ -42,6 +42,10 @@ class Failed(Word, frozen=True, tag=True):
     trace: str = ""
 
 
+class Over(Word, frozen=True, tag=True):
+    """The process has played its role to the end: without this word it died, whatever its status."""
+
+
 class Interrupt(Word, frozen=True, tag=True):
     """End the job in peace: the person who runs it wants it to."""
 
@@ -78,7 +82,8 @@ class Standing(Word, frozen=True, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(Listening | Noted | Failed | Interrupt | Died | Explain | Ask | Standing).decode
+_WORDS = Listening | Noted | Failed | Over | Interrupt | Died | Explain | Ask | Standing
+_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(_WORDS).decode
 
 
 class Channel:

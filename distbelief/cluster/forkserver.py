@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
+from typing import Any
 
 
 def context() -> ForkServerContext:
@@ -24,17 +27,34 @@ def start() -> None:
     """Start the forkserver, where it does not run yet; it imports torch while this process goes on."""
     context()
     if threading.current_thread() is not threading.main_thread():
-        multiprocessing.forkserver.ensure_running()
+        _ensure_running()
         return
     # a Ctrl-C reaches every process of the terminal, and so does its closing: those of a job leave them to their supervisor from their first moment
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
-        multiprocessing.forkserver.ensure_running()
+        _ensure_running()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
+def _ensure_running() -> None:
+    """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file outlives us, however we end."""
+    server: Any = multiprocessing.forkserver._forkserver
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    with _starting, tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
+        place = os.open(folder, os.O_PATH)  # whatever TMPDIR is: the name of a socket has room for 107 characters
+        before, config["tempdir"] = config.get("tempdir"), f"/proc/self/fd/{place}"  # where multiprocessing makes its sockets
+        try:
+            multiprocessing.forkserver.ensure_running()
+            if server._forkserver_address.startswith(f"/proc/self/fd/{place}/"):
+                server._forkserver_address = f"/proc/self/fd/{os.open(server._forkserver_address, os.O_PATH)}"
+        finally:
+            config["tempdir"] = before
+            os.close(place)
+
+
+_starting = threading.Lock()
 _main_lock = threading.Lock()
 
 

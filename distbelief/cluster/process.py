@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word
+from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
 from distbelief.cluster.settle import settle_process
@@ -55,6 +55,7 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     channel = Channel(connection)
     try:
         _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec), channel).play()
+        channel.say(Over())
     except DistbeliefError as error:
         whose = f"{role}: " if isinstance(error, TrainingError) and role not in str(error) else ""
         cause = error.__cause__ if isinstance(error, TrainingError) else None

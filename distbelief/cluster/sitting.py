@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from typing import Any
 
 import msgspec
 
+from distbelief.cluster import status
 from distbelief.core.portions import START, Position
 from distbelief.core.records import Record, Started
 from distbelief.core.settings import Settings
@@ -56,7 +58,7 @@ class Sitting:
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None
         self.checkpoint = ""
-        self.begun = job.resume
+        self.begun = False
         optimizers.check(settings.optimizer)
         description = self._describe(more or {})
         if job.resume:
@@ -82,6 +84,8 @@ class Sitting:
 
     def _resume(self, out: str) -> None:
         self.folder = RunFolder.open(out)
+        if status.runs(out):
+            raise UsageError(f"{out}: a job is running in this folder: end it first; `distbelief status {out}` shows it")
         before = self.folder.read_job()
         if before.get("task") != self.job.reference:
             raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
@@ -113,15 +117,19 @@ class Sitting:
     def record(self, moment: float, role: str, record: Record) -> None:
         """Write down and show what a role recorded at a moment."""
         seconds = moment - self._began
-        self.begun = self.begun or isinstance(record, Started)
+        if isinstance(record, Started) and not self.begun:
+            self.begun = True
+            if self.folder:
+                with contextlib.suppress(OSError):
+                    self.folder.result.unlink(missing_ok=True)  # of the sitting before: this one may be killed
         self.recorder.take(seconds, record)
         self.live.take(seconds, record)
 
     def finish(self) -> dict[str, Any]:
-        """End the view and write the result; a run that never began leaves no folder."""
+        """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the result it had."""
         self.live.close()
-        result = self.recorder.finish()
-        if self.folder and not self.begun:
+        result = self.recorder.finish(write=self.begun)
+        if self.folder and not self.begun and not self.job.resume:
             self.folder.remove()
             self.folder = None
         return {**result, "run": str(self.folder.path) if self.folder else None}

@@ -162,11 +162,23 @@ def status(run: str | Path) -> dict[str, Any]:
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
 
 
+def runs(run: str | Path) -> bool:
+    """Whether a job of this user runs in a folder."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        asked.settimeout(ASK_SECONDS)
+        try:
+            asked.connect(_address(run))
+            check_user(asked)
+        except OSError:
+            return False
+        return True
+
+
 def _ended(folder: RunFolder) -> dict[str, Any]:
     try:
         result = json.loads(folder.result.read_bytes())
     except (OSError, ValueError):
-        result = {"outcome": "unknown", "reason": "it is not running and has left no result: it was killed"}
+        result = {"outcome": "unknown", "reason": "it is not running and has left no result: it was killed, or had no room for one"}
     return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "reason", "samples", "seconds")}}
 
 

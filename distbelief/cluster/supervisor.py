@@ -19,7 +19,7 @@ import msgspec
 
 from distbelief import errors
 from distbelief.cluster import forkserver, status
-from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word
+from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -51,6 +51,8 @@ class _Child:
         self.open = True
         self.left = False
         """It has left the job in peace: what its script does after that takes as long as it takes."""
+        self.over = False
+        """It has played its role to the end."""
         self.stopped_at: float | None = None
         self.why = ""
         """Why the supervisor killed it."""
@@ -86,7 +88,7 @@ class Supervisor:
         """Start, watch and end the job."""
         with self._signals() as woken:
             try:
-                self._start()
+                self._start(woken)
                 while self.children and self.failure is None:
                     self._watch(woken)
             except BaseException:
@@ -131,11 +133,13 @@ class Supervisor:
 
     # starting
 
-    def _start(self) -> None:
+    def _start(self, woken: Connection) -> None:
         self._told = self._spec()
         self._certifier = self._authority(self._told.job)
         forkserver.start()
         for role in self._roles():
+            if self.failure or (self.children and woken.poll()):
+                return  # a Ctrl-C is acted on before the rest is started
             self._start_process(role, 0)
 
     def _start_process(self, role: str, incarnation: int) -> None:
@@ -146,8 +150,13 @@ class Supervisor:
         with forkserver.blank_main():
             ours, theirs = context.Pipe()
             process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
-            process.start()
-            theirs.close()
+            try:
+                process.start()
+            except (OSError, EOFError) as error:
+                self.failure = JobFailed(f"{role} cannot be started ({error}): this machine has no room for more processes; start fewer")
+                return
+            finally:
+                theirs.close()
         child = self.children[role] = _Child(role, incarnation, process, ours)
         if self._coordinator:
             child.channel.say(self._coordinator)
@@ -263,6 +272,8 @@ class Supervisor:
             self._note(word.record)
         elif isinstance(word, Standing):
             self.desk.take(word)
+        elif isinstance(word, Over):
+            child.over = True
         elif isinstance(word, Listening):
             self.listening, self._coordinator = True, word
             for other in self.children.values():
@@ -303,7 +314,7 @@ class Supervisor:
         child.channel.connection.close()
         del self.children[child.role]
         status = child.process.exitcode
-        if status == 0 and (child.role != roles.COORDINATOR or self.finished):
+        if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
         if status < 0 or not self.rumour:
@@ -332,11 +343,11 @@ class Supervisor:
             self._end_by = 0.0
             return
         coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
-        if self._interrupts > 1 or coordinator is None:
-            self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
-            return
         if not self.listening:
             self.failure = JobFailed("interrupted before the job began")
+            return
+        if self._interrupts > 1 or coordinator is None:
+            self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING

@@ -99,6 +99,10 @@ class Settings(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if not bound <= value < float("inf"):
                 raise UsageError(f"{option(name)} {value}: must be {bound} or more")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise UsageError(f"{option(name)} {value}: does not fit into 64 bits")
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.prefetch not in (0, 1):

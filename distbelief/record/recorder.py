@@ -107,10 +107,10 @@ class Recorder:
         """What `result.json` holds, or would hold if the run ended now."""
         return self.summary.result()
 
-    def finish(self) -> dict[str, Any]:
-        """Write `result.json` and the last of the curves, close the files, and return the result."""
+    def finish(self, write: bool = True) -> dict[str, Any]:
+        """Write `result.json` (where asked to) and the last of the curves, close the files, and return the result."""
         result = self.result()
-        if self.folder:
+        if self.folder and write:
             try:
                 write_atomically(self.folder.result, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
             except OSError as error:

@@ -114,10 +114,12 @@ class Replica:
             batch_size: samples in a minibatch; the job's (`--batch-size`) where None.
 
         Raises:
-            UsageError: no optimizer was made, or a minibatch was left without `optimizer.step()`.
+            UsageError: no optimizer was made, a batch size that is none, or a minibatch was left without `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
+        if batch_size is not None and not (isinstance(batch_size, int) and batch_size > 0):
+            raise UsageError(f"batch_size {batch_size!r}: must be a whole number of 1 or more, or None for the job's --batch-size")
         if self._story is not None:
             return
         data = as_data(dataset)

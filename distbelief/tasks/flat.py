@@ -40,6 +40,8 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
             raise UsageError(f"{type(part).__name__} {name!r} makes sparse gradients, and the flat vector is dense: make it with sparse=False")
     for kind, name, tensor in _named(module):
+        if nn.parameter.is_lazy(tensor):
+            raise UsageError(f"{kind} {name!r} has no shape yet: run the lazy model once on a minibatch before it is trained")
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
             aliases[name] = first[id(tensor)]

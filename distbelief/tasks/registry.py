@@ -71,7 +71,7 @@ def available(reference: str, data_dir: str | None = None) -> str | None:
         (task.test or task.train)()
     except DataError as error:
         return " ".join(str(error).split())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"the data of task {reference!r} cannot be loaded: {type(error).__name__}: {error}"
     return None
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.errors import DistbeliefError, TrainingError, UsageError
+from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Task, as_data
 
@@ -53,7 +53,7 @@ def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module
         model = task.model()
         if isinstance(model, nn.Module):
             return model.to(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TrainingError(f"the model of task {task.reference!r} cannot be built: {type(error).__name__}: {error}") from error
     raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")
 
@@ -75,12 +75,12 @@ class Trainer:
             self.data = as_data(task.train())
         except DistbeliefError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TrainingError(f"the training data of task {task.reference!r} cannot be loaded: {type(error).__name__}: {error}") from error
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device = next(model.parameters()).device
+        self._device = next((p.device for p in self._parameters), torch.device("cpu"))
 
     def compute(self, batch: Batch) -> Computed:
         """The mean loss of a minibatch, its gradient left in the parameters' `.grad`.
@@ -100,7 +100,7 @@ class Trainer:
             loss.backward()
         except DistbeliefError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f"epoch {batch.epoch + 1}, minibatch {batch.index}"
             raise TrainingError(f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}") from error
         if self.clip_norm:
@@ -124,11 +124,14 @@ def measure(task: Task, model: nn.Module) -> Measured:
 
     Raises:
         UsageError: the task has no test set.
+        DataError: the test set is empty, or holds something else than pairs.
         TrainingError: the user's model, loss or metric raised.
     """
     if task.test is None:
         raise UsageError(f"task {task.reference!r} has no test set: give it one, or train with --evaluate-every 0")
     data, device = as_data(task.test()), next(model.parameters()).device
+    if not len(data):
+        raise DataError(f"the test data of task {task.reference!r} hold 0 samples: give it some, or train with --evaluate-every 0")
     training = model.training
     model.eval()
     loss = correct = 0.0
@@ -140,7 +143,9 @@ def measure(task: Task, model: nn.Module) -> Measured:
                 output = model(inputs)
                 loss += float(task.loss(output, targets)) * len(numbers)
                 correct += float(task.metric(output, targets))
-    except Exception as error:
+    except DistbeliefError:
+        raise
+    except (Exception, SystemExit) as error:
         raise TrainingError(f"the model of task {task.reference!r} raised in evaluation: {type(error).__name__}: {error}") from error
     finally:
         model.train(training)

@@ -31,6 +31,7 @@ NAN, INF = float("nan"), float("inf")
         ({"local_lr": 0.1}, "--local-lr 0.1: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more"),
         ({"local_lr": 0.1, "prefetch": 1}, "--local-lr 0.1"),
         ({"prefetch": 2}, "--prefetch 2: is 0 or 1"),
+        *[({name: 2**63}, f"{option(name)} {2**63}: does not fit into 64 bits") for name in ("replicas", "epochs", "batch_size", "seed")],
         ({"optimizer": Optimizer(lr=-0.1)}, "--lr -0.1: must be 0 or more, and finite"),
         ({"optimizer": Optimizer(lr=NAN)}, "--lr nan"),
         ({"optimizer": Optimizer(lr=INF)}, "--lr inf"),

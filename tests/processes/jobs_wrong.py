@@ -1,6 +1,7 @@
 """Tasks with which something is wrong."""
 
 import os
+import sys
 
 import jobs
 import torch
@@ -24,6 +25,16 @@ class _Raises(nn.Module):
 class _Dies(nn.Linear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         os._exit(3)
+
+
+class _DiesWell(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        os._exit(0)
+
+
+class _Exits(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        sys.exit(0)
 
 
 class _Holes:
@@ -58,6 +69,26 @@ def model_raises() -> Task:
 
 def no_model() -> Task:
     return Task(model=lambda: "a model", train=jobs.data)  # type: ignore[arg-type, return-value]
+
+
+def dies_well() -> Task:
+    return Task(model=lambda: _DiesWell(8, 4), train=jobs.data)
+
+
+def exits() -> Task:
+    return Task(model=lambda: _Exits(8, 4), train=jobs.data)
+
+
+def nothing_to_test() -> Task:
+    return Task(model=jobs.net, train=jobs.data, test=lambda: jobs.data(0))
+
+
+def nothing_to_train() -> Task:
+    return Task(model=nn.Tanh, train=jobs.data)
+
+
+def lazy() -> Task:
+    return Task(model=lambda: nn.LazyLinear(4), train=jobs.data)
 
 
 def dies() -> Task:

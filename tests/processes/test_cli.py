@@ -160,3 +160,17 @@ def test_a_reader_that_leaves_ends_nothing_but_the_showing(tmp_path: Path) -> No
     process.wait(PATIENCE)
     assert "Traceback" not in said
     assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_job_runs_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    line = f"exec {shlex.quote(sys.executable)} -m distbelief train digits downpour --out {shlex.quote(str(tmp_path / 'run'))} {closed}"
+    ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"
+
+
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-u", "-m", "distbelief", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (1, "distbelief: [Errno 28] No space left on device\n")

@@ -1,6 +1,7 @@
 """Who dies, and what becomes of the job: real processes, killed at chosen and at random moments."""
 
 import contextlib
+import multiprocessing.forkserver
 import os
 import random
 import re
@@ -208,6 +209,15 @@ def test_an_error_of_the_supervisor_itself_leaves_nobody_behind(tmp_path: Path, 
         jobs.run(tmp_path, epochs=jobs.MANY)
 
 
+def test_a_machine_that_has_no_more_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", refuse)
+    with pytest.raises(JobFailed, match=r"^replica 0 cannot be started \(no more processes\)"):
+        jobs.run(tmp_path)
+
+
 SUPERVISOR = """
 import multiprocessing, sys
 import distbelief as db
@@ -226,7 +236,8 @@ db.run(db.Job("jobs:tiny", db.Downpour(), epochs=100_000, out=sys.argv[1]), on=d
 
 @pytest.mark.parametrize("transport", local.TRANSPORTS)
 def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent), "TMPDIR": str(tmp_path / ("long" * 40))}
+    (tmp_path / ("long" * 40)).mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path / "run"), transport], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -241,4 +252,5 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> 
         poll.register(descriptor, select.POLLIN)
         assert poll.poll(max(0.0, deadline - monotonic()) * 1000), "a process outlived the supervisor by two seconds"
         os.close(descriptor)
+    assert not list((tmp_path / ("long" * 40)).iterdir())
     assert re.search(rb'"event":"Started"', (tmp_path / "run" / "metrics.jsonl").read_bytes())

@@ -201,6 +201,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "another model": ({"model": "nn.Linear(8, 4 + replica.index)"}, LayoutError, r"replica \d does not fit .*'weight' is parameter \[\d, 8\]"),
     "other data": ({"samples": "100 + replica.index"}, DistbeliefError, r"has 10\d training samples, the job has 10\d"),
     "another batch size": ({"batch": "16 + replica.index"}, DistbeliefError, r"asks for batches of 1\d, the job has 1\d"),
+    "no batch size": ({"batch": "0"}, UsageError, "batch_size 0: must be a whole number of 1 or more"),
+    "a broken batch size": ({"batch": "2.5"}, UsageError, "batch_size 2.5: must be a whole number of 1 or more"),
     "a dtype nobody trains": ({"model": "nn.Linear(8, 4, dtype=torch.complex64)"}, UsageError, "complex64"),
     "a device that is not there": ({"device": "cuda:77"}, UsageError, "--device cuda:77"),
     "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),

@@ -136,6 +136,20 @@ def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytes
             jobs.run(tmp_path, strategy, epochs=jobs.MANY)
 
 
+def test_an_interruption_while_processes_are_started_starts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = supervisor.Supervisor._start_process, []
+
+    def interrupted(self: supervisor.Supervisor, role: str, incarnation: int) -> None:
+        started.append(role)
+        start(self, role, incarnation)
+        interrupt()()
+
+    monkeypatch.setattr(supervisor.Supervisor, "_start_process", interrupted)
+    with pytest.raises(JobFailed, match=r"^interrupted before the job began"):
+        jobs.run(tmp_path, Downpour())
+    assert len(started) == 1
+
+
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--json", "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
@@ -191,8 +205,32 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeyp
     changes, kind, words = OTHER[name]
     jobs.run("run", downpour(1), epochs=1)
     options = {"strategy": downpour(1), "task": "jobs:tiny", "out": "run", "resume": True, "epochs": 2, "batch_size": jobs.BATCH, **changes}
+    before = Path("run/result.json").read_bytes()
     with pytest.raises(kind, match=f"(?s){words}"):
         Local().run(jobs.Job(**options))
+    assert Path("run/result.json").read_bytes() == before
+
+
+def test_a_folder_in_which_a_job_runs_is_refused(tmp_path: Path, watch: jobs.Watch) -> None:
+    refused: list[str] = []
+
+    def resume() -> None:
+        with pytest.raises(UsageError, match="a job is running in this folder") as caught:
+            jobs.run(tmp_path, downpour(1), epochs=3, resume=True)
+        refused.append(str(caught.value))
+
+    watch.once(records.Checkpointed, resume)
+    assert jobs.run(tmp_path, downpour(1), epochs=3)["outcome"] == "done"
+    assert len(refused) == 1
+
+
+def test_a_resumed_job_has_no_result_before_its_end(tmp_path: Path, watch: jobs.Watch) -> None:
+    jobs.run(tmp_path, downpour(1), epochs=1)
+    there: list[bool] = []
+    watch.once(records.Started, lambda: there.append((tmp_path / "result.json").exists()))
+    jobs.run(tmp_path, downpour(1), epochs=2, resume=True)
+    assert there == [False]
+    assert (tmp_path / "result.json").exists()
 
 
 def test_a_job_that_never_reached_a_checkpoint_cannot_be_resumed(tmp_path: Path, watch: jobs.Watch) -> None:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from distbelief.core import records
 from distbelief.core.settings import optim
-from distbelief.errors import JobFailed, TrainingError
+from distbelief.errors import JobFailed, TrainingError, UsageError
 from distbelief.strategy import Downpour, Single
 from distbelief.tasks.order import Order
 
@@ -89,13 +89,18 @@ WRONG = {
     "model_raises": "the model of task 'jobs_wrong:model_raises' cannot be built: RuntimeError: no model today",
     "no_model": "must return a torch.nn.Module",
     "dies": "single: killed|every replica is gone|is gone: its process ended with status 3|ended with status 3",
+    "dies_well": "ended with status 0",
+    "exits": r"minibatch \d+: SystemExit: 0",
+    "nothing_to_test": "the test data of task 'jobs_wrong:nothing_to_test' hold 0 samples",
+    "nothing_to_train": "the model has no parameter with requires_grad=True",
+    "lazy": "parameter 'weight' has no shape yet: run the lazy model once",
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("strategy", [Single(), Downpour(replicas=2)], ids=lambda s: s.name)
 def test_what_a_users_task_raises_is_one_clear_error(tmp_path: Path, strategy: Any, name: str) -> None:
-    with pytest.raises((TrainingError, JobFailed, jobs.DataError), match=WRONG[name]) as caught:
+    with pytest.raises((TrainingError, JobFailed, UsageError, jobs.DataError), match=WRONG[name]) as caught:
         jobs.run(tmp_path, strategy, task=f"jobs_wrong:{name}", epochs=2)
     assert "\n" not in str(caught.value)
     if name == "raising":
