@@ -128,6 +128,59 @@ def status(args: list[str]) -> int:
         time.sleep(1.0)
 
 
+@dataclass(frozen=True)
+class Join:
+    """Add a replica on this machine to a job that was started elsewhere with --listen, which wrote the ticket."""
+
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1."""
+    threads: int = 1
+    """Torch threads of the replica."""
+    quiet: bool = False
+    """Show nothing but errors."""
+
+
+def join(args: list[str]) -> int:
+    """`distbelief join TICKET [options] [script.py [args...]]`."""
+    known = [option(field.name) for field in fields(Join)]
+    prog, valued = "distbelief join TICKET", [name for name in known if name != "--quiet"]
+    if not args or args[0] in ("--help", "-h"):
+        if args:
+            options.call_tyro(Join, prog, str(Join.__doc__), ["--help"])
+        raise UsageError(f"which ticket? Write its file: {prog}")
+    if args[0].startswith("-"):
+        raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py [args...]]")
+    own, script = options.until_word(args[1:], valued)
+    options.refuse(prog, own, known)
+    asked = options.call_tyro(Join, prog, str(Join.__doc__), own)
+    from distbelief.cluster.guest import Guest
+
+    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, _nothing if asked.quiet else _tell).run()
+    return 0
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
+
+
+def _nothing(_: str) -> None:
+    """Quiet."""
+
+
+def leave(args: list[str]) -> int:
+    """`distbelief leave TICKET`."""
+    if len(args) != 1 or args[0].startswith("-"):
+        print("usage: distbelief leave TICKET\n\nThe replicas that joined with this ticket from this machine finish what they have begun, and go.")
+        return 0 if args and args[0] in ("--help", "-h") else 2
+    from distbelief.cluster.guest import leave as ask
+
+    asked = ask(args[0])
+    print(f"asked {asked} replica{'' if asked == 1 else 's'} to leave" if asked else "no replica on this machine has joined with this ticket")
+    return 0 if asked else 1
+
+
 def bench(args: list[str]) -> int:
     """`distbelief bench NAME [options]`."""
     if not args or args[0] in ("--help", "-h"):
@@ -143,7 +196,7 @@ def bench(args: list[str]) -> int:
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[list[str]], int]] = {f.__name__: f for f in (train, launch, simulate, evaluate, status, bench)}
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, bench)}
 """Every command, by name."""
 
 

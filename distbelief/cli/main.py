@@ -19,6 +19,8 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   evaluate RUN [options]                           measure the model of a run folder on its task's test set
+  join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
+  leave TICKET                                     let the replicas that joined from this machine finish what they began, and go
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
   bench NAME [options]                             measure: {benches}
 

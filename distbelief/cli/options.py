@@ -247,6 +247,18 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
     return list(args[:at]), list(args[at:])
 
 
+def until_word(args: Sequence[str], valued: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options that come first, and the rest from the first word that is neither one nor the value of one.
+
+    >>> until_word(["--device", "cpu", "--quiet", "mine.py", "--quiet"], ["--device"])
+    (['--device', 'cpu', '--quiet'], ['mine.py', '--quiet'])
+    """
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        at += 2 if args[at].replace("_", "-") in valued else 1
+    return list(args[:at]), list(args[at:])
+
+
 @dataclass(frozen=True)
 class Options:
     """What was asked for."""

@@ -7,7 +7,9 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +22,8 @@ from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
 
 if TYPE_CHECKING:
+    from distbelief.cluster.authority import Authority
+    from distbelief.cluster.gate import Gate, Knock, Part, Sorry
     from distbelief.cluster.sitting import View
 
 TRANSPORTS = ("shared", "tcp")
@@ -43,15 +47,42 @@ class Local:
     """Plain TCP on any network, to be read and forged by whoever is there; else links beyond loopback are encrypted, and closed to others."""
     tls: bool = False
     """With tcp, encrypt links on loopback too."""
+    listen: str = ""
+    """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The coordinator and the shards
+    listen at the ports after it. It implies --transport tcp."""
     pace: Pace | None = None
     """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
 
     @property
+    def carrier(self) -> str:
+        """The transport, with what --listen implies."""
+        return "tcp" if self.listen else self.transport
+
+    @property
+    def bound(self) -> str:
+        """Where the roles listen: as `bind`, or after the gate of --listen."""
+        if not self.listen:
+            return self.bind
+        host, port = _host_and_port(self.listen, "--listen")
+        shown = f"[{host}]" if ":" in host else host
+        return f"{shown}:{port + 1}" if port else shown
+
+    def gate(self, job: str, authority: Authority | None, admit: Callable[[Knock], Part | Sorry], run: Path) -> Gate:
+        """Open the gate of --listen.
+
+        Raises:
+            UsageError: it cannot listen there.
+        """
+        from distbelief.cluster.gate import Gate
+
+        return Gate(job, _host_and_port(self.listen, "--listen"), told_host(self.bound, self.advertise), authority, admit, run)
+
+    @property
     def encrypted(self) -> bool:
         """Whether the links are TLS: where that was asked for, and on any network but loopback, unless `insecure`."""
-        if self.transport != "tcp" or self.insecure:
+        if self.carrier != "tcp" or self.insecure:
             return False
-        return self.tls or not (_is_loopback(_host_and_port(self.bind)[0]) and _is_loopback(told_host(self.bind, self.advertise)))
+        return self.tls or not (_is_loopback(_host_and_port(self.bound)[0]) and _is_loopback(told_host(self.bound, self.advertise)))
 
     def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
         """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
@@ -102,15 +133,19 @@ class Local:
         if self.transport not in TRANSPORTS:
             raise unknown("transport", self.transport, TRANSPORTS)
         given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(self, name) != getattr(Local, name)]
-        if given and self.transport != "tcp":
+        if self.listen and self.bind != Local.bind:
+            raise UsageError(f"--listen {self.listen} says where everybody listens: leave off --bind {self.bind}")
+        if given and self.carrier != "tcp":
             raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
         if self.tls and self.insecure:
             raise UsageError("--tls and --insecure exclude each other: leave one of them off")
         settings = job.settings()
+        if self.listen and not job.strategy.served:
+            raise UsageError(f"--listen {self.listen}: strategy {job.strategy.name} has no replicas that could join")
         if self.pace:
             self.pace.check(settings.replicas)
-        listen_at(self.bind, roles.shard(settings.shards - 1))
-        if settings.read_in_place and self.transport != "shared":
+        listen_at(self.bound, roles.shard(settings.shards - 1))
+        if settings.read_in_place and self.carrier != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
         return settings
 
@@ -158,7 +193,7 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback for *_, where in found)
 
 
-def _host_and_port(bind: str) -> tuple[str, int]:
+def _host_and_port(bind: str, where: str = "--bind") -> tuple[str, int]:
     if found := _BIND.fullmatch(bind):
         return found["six"] or found["host"] or found["bare"], int(found["port"] or 0)
-    raise UsageError(f"--bind {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number")
+    raise UsageError(f"{where} {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number")

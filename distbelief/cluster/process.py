@@ -156,7 +156,8 @@ class _Process:
 
     def _obey(self, word: Word) -> None:
         if isinstance(word, Interrupt):
-            self.driver.tell(self.role, "supervisor", messages.Stop(word.reason))
+            word_of: events.Event = messages.Finish(word.reason) if roles.is_replica(self.role) else messages.Stop(word.reason)
+            self.driver.tell(self.role, roles.SUPERVISOR, word_of)
         elif isinstance(word, Died):
             self.driver.tell(self.role, word.role, events.Lost(word.reason, word.incarnation))
         elif isinstance(word, Explain) and self.player is not None:

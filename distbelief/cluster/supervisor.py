@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import secrets
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from distbelief import errors
-from distbelief.cluster import forkserver, status
+from distbelief.cluster import forkserver, signals, status
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
+from distbelief.cluster.gate import Guests, Knock, Part, Sorry
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -27,6 +26,7 @@ from distbelief.job import Job
 
 if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority
+    from distbelief.cluster.gate import Gate
     from distbelief.cluster.local import Local
     from distbelief.cluster.sitting import Sitting
     from distbelief.cluster.spec import Spec
@@ -81,12 +81,14 @@ class Supervisor:
         self._script = script or []
         self._coordinator: Listening | None = None
         self._ending = False
+        self._gate: Gate | None = None
+        self._guests = Guests(settings.replicas, settings.restarts)
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
         self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
 
     def run(self) -> dict[str, Any]:
         """Start, watch and end the job."""
-        with self._signals() as woken:
+        with signals.waitable() as woken:
             try:
                 self._start(woken)
                 while self.children and self.failure is None:
@@ -97,6 +99,8 @@ class Supervisor:
             finally:
                 self._end_all()
                 self.desk.close()
+                if self._gate:
+                    self._gate.close()
                 if self._memory >= 0:
                     os.close(self._memory)
             return self._conclude()
@@ -136,6 +140,10 @@ class Supervisor:
     def _start(self, woken: Connection) -> None:
         self._told = self._spec()
         self._certifier = self._authority(self._told.job)
+        if self.cluster.listen and self.sitting.folder:
+            self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
+            told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
+            self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         forkserver.start()
         for role in self._roles():
             if self.failure or (self.children and woken.poll()):
@@ -185,9 +193,9 @@ class Supervisor:
             settings=self.settings,
             device=job.device,
             threads=job.threads,
-            transport=self.cluster.transport,
-            bind=self.cluster.bind,
-            advertise=told_host(self.cluster.bind, self.cluster.advertise),
+            transport=self.cluster.carrier,
+            bind=self.cluster.bound,
+            advertise=told_host(self.cluster.bound, self.cluster.advertise),
             insecure=self.cluster.insecure,
             pace=self.cluster.pace,
             identity=None,
@@ -205,6 +213,24 @@ class Supervisor:
             script=self._script,
             evaluator=self.evaluates,
         )
+
+    def _admit(self, knock: Knock) -> Part | Sorry:
+        """What a guest is told who holds the ticket; called by threads of the gate."""
+        if self._coordinator is None:
+            return Sorry("it has not begun yet", soon=True)
+        if self._ending or self.finished is not None:
+            return Sorry("the job is ending")
+        if knock.script != bool(self._script):
+            named = os.path.basename(self._script[0]) if self._script else ""
+            return Sorry(f"every replica runs a script, {named}: name your copy of it" if named else "it trains a task, not a script: name none")
+        given = self._guests.give(knock)
+        if isinstance(given, Sorry):
+            return given
+        spec = msgspec.structs.replace(
+            self._told, identity=self._certifier.issue(given[0]) if self._certifier else None, run="", memory=-1, path=[], directory="",
+            environment={}, init_from=None, pace=None,
+        )  # fmt: skip
+        return Part(*given, self._coordinator.address, self.settings.restarts, msgspec.msgpack.encode(spec))
 
     # watching
 
@@ -246,7 +272,7 @@ class Supervisor:
                 self._kill(child, "the job was over and it did not end")
             elif now > self._leave_by and roles.is_replica(child.role) and not child.left:
                 self._kill(child, f"it did not leave within {PATIENCE:.0f} s of being asked to, and was killed")
-            elif not _stopped(child.process.pid):
+            elif not signals.is_stopped(child.process.pid):
                 child.stopped_at = None
             elif child.stopped_at is None:
                 child.stopped_at = now
@@ -365,32 +391,3 @@ class Supervisor:
                 child.process.join()
             child.channel.connection.close()
         self.children.clear()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[Connection]:
-        """Turn Ctrl-C, SIGTERM and the closing of the terminal into something that can be waited for, where this is the main thread."""
-        woken, wake = multiprocessing.Pipe(duplex=False)
-        if threading.current_thread() is not threading.main_thread():
-            yield woken
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-            del before[signal.SIGHUP]
-        for number in before:
-            signal.signal(number, lambda *_: wake.send_bytes(b"!"))
-        try:
-            yield woken
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            woken.close()
-            wake.close()
-
-
-def _stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, and can do nothing until it is told to go on."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False

@@ -38,7 +38,8 @@ class Rounds(Policy):
     def __init__(self, settings: Settings, rules: bool) -> None:
         super().__init__()
         self._batch_size, self._rules = settings.batch_size, rules
-        self._most = settings.replicas - settings.backup_workers
+        self._backup = settings.backup_workers
+        self._most = settings.replicas - self._backup
         self._decided = 0
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too
         self._members = {roles.replica(i) for i in range(settings.replicas)}
@@ -63,6 +64,7 @@ class Rounds(Policy):
         self._known[who] = incarnation
         self._dead.pop(who, None)
         self._members.add(who)
+        self._most = max(self._most, len(self._members) - self._backup)  # others may join
         return self._decided if self._rules else self.floor
 
     def leave(self, who: str, incarnation: int, died: bool) -> None:

@@ -145,9 +145,9 @@ class Driver:
         return player.since if player is not None and player.waits else None
 
     def tell(self, role: str, sender: str, event: events.Event) -> None:
-        """Tell a machine something that came by no transport, such as the supervisor's word."""
-        if role in self._players:
-            self._handle(self._players[role], Arrival(sender, event))
+        """Tell a role something that came by no transport, such as the supervisor's word."""
+        if (player := self._players.get(role)) is not None:
+            (self._handle if player.machine else self._arrive)(player, Arrival(sender, event))
 
     def remove(self, role: str) -> None:
         """Stop playing a role at once, as if its process had been killed; its endpoint is the caller's to close."""

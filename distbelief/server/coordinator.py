@@ -377,10 +377,9 @@ class Coordinator:
         """Go on without a replica or the evaluator."""
         if not self._reception.part(role, incarnation, died):
             return []
-        return self._without_evaluator(reason) if role == roles.EVALUATOR else self._without_replica(role, reason, died)
-
-    def _without_evaluator(self, reason: str) -> list[Effect]:
-        then = self._evaluations.gone(for_good=roles.EVALUATOR in self._reception.lives.over)
+        if role != roles.EVALUATOR:
+            return self._without_replica(role, reason, died)
+        then = self._evaluations.gone(for_good=role in self._reception.lives.over)
         return [Record(records.Note(f"the evaluator is gone ({reason}); {then}")), *self._close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
@@ -391,7 +390,7 @@ class Coordinator:
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.phase == "training" else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died)), *self._not_waited_for(role)]
-        if self._reception.over >= self.settings.replicas and self.phase not in ("leaving", "closing"):
+        if self._reception.deserted(self.settings.replicas) and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
             outcome = "failed" if died else "left"
             return effects + (self._finish(outcome, end) if self.phase == "training" else self._end(outcome, end))

@@ -72,10 +72,9 @@ class Reception:
         self._estranged.discard(role)
         return True
 
-    @property
-    def over(self) -> int:
-        """How many replicas have left, or have died in their last life."""
-        return sum(map(roles.is_replica, self.lives.over))
+    def deserted(self, replicas: int) -> bool:
+        """Whether nobody takes part, and none of the job's own replicas will come (again)."""
+        return not self.members and not any(map(roles.is_replica, self._new)) and {roles.replica(i) for i in range(replicas)} <= self.lives.over
 
     @property
     def everybody(self) -> list[str]:

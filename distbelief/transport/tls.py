@@ -55,8 +55,8 @@ class TlsEndpoint(TcpEndpoint):
 
     def __init__(self, role: str, job: str, incarnation: int = 0, *, identity: Identity, congestion: str = "cubic") -> None:
         super().__init__(role, job, incarnation, insecure=False, congestion=congestion)
-        self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
-        self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+        self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)
+        self._accepting = context(ssl.PROTOCOL_TLS_SERVER, identity)
         self._accepting.num_tickets = 0  # nobody resumes a session
 
     def _check_network(self, address: str, host: str) -> None:
@@ -178,18 +178,18 @@ def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:
         yield joined
 
 
-def _context(purpose: int, identity: Identity) -> ssl.SSLContext:
+def context(purpose: int, identity: Identity) -> ssl.SSLContext:
     """What a handshake needs: our certificate, and whose others we believe."""
-    context = ssl.SSLContext(purpose)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # certificates are of roles, which may run anywhere
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.sslsocket_class = TlsSocket
-    context.load_verify_locations(cadata=identity.authority)
+    made = ssl.SSLContext(purpose)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False  # certificates are of roles, which may run anywhere
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.sslsocket_class = TlsSocket
+    made.load_verify_locations(cadata=identity.authority)
     secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)  # `ssl` reads keys from files only, and no disk is to see this one
     try:
         os.write(secret, (identity.certificate + identity.key).encode())
-        context.load_cert_chain(f"/proc/self/fd/{secret}")
+        made.load_cert_chain(f"/proc/self/fd/{secret}")
     finally:
         os.close(secret)
-    return context
+    return made

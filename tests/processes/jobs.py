@@ -91,6 +91,7 @@ class Watch:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self._record = Sitting.record
+        self.interrupted = False
         self.rest()
 
     def rest(self) -> None:
@@ -102,6 +103,12 @@ class Watch:
         self._record(sitting, moment, role, record)
         self.records.append(record)
         self.act(record)
+
+    def interrupt(self) -> None:
+        """Ctrl-C for the job, once."""
+        if not self.interrupted:
+            self.interrupted = True
+            os.kill(os.getpid(), signal.SIGINT)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """The records of a kind."""

@@ -20,8 +20,8 @@ from distbelief.core.messages import Fetched, Hello, Pushed, Ready, Version
 from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour
 from distbelief.testing import Pair, check_transport
-from distbelief.transport import sockets
-from distbelief.transport.tls import Identity, TlsEndpoint, _chunks, _context
+from distbelief.transport import sockets, tls
+from distbelief.transport.tls import Identity, TlsEndpoint, _chunks
 
 PATIENCE = 30.0
 AUTHORITY = Authority("job")
@@ -115,9 +115,9 @@ def closed(connection: socket.socket) -> bool:
     return True
 
 
-def context(identity: Identity | None) -> ssl.SSLContext:
+def stranger(identity: Identity | None) -> ssl.SSLContext:
     """What a stranger opens a link with, who believes everybody."""
-    made = _context(ssl.PROTOCOL_TLS_CLIENT, identity) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made = tls.context(ssl.PROTOCOL_TLS_CLIENT, identity) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.sslsocket_class, made.check_hostname, made.verify_mode = ssl.SSLSocket, False, ssl.CERT_NONE
     return made
 
@@ -138,9 +138,9 @@ def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
     identity, role = STRANGERS[name]
 
     def speak(plain: socket.socket) -> None:
-        with contextlib.suppress(OSError), context(identity).wrap_socket(plain) as stranger:
-            stranger.sendall(wire.encode(Hello("job", role, 7)) + wire.encode(Ready(())))
-            stranger.recv(1)
+        with contextlib.suppress(OSError), stranger(identity).wrap_socket(plain) as speaker:
+            speaker.sendall(wire.encode(Hello("job", role, 7)) + wire.encode(Ready(())))
+            speaker.recv(1)
 
     speaking = threading.Thread(target=speak, args=(shard.raw(),))
     speaking.start()
@@ -180,7 +180,7 @@ def test_plain_bytes_to_a_port_of_tls_cost_their_link(shard: Shard, said: bytes)
 def client_hello() -> bytes:
     sent = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        context(IDENTITIES["replica 0"]).wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+        stranger(IDENTITIES["replica 0"]).wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
     return sent.read()
 
 

@@ -1,0 +1,228 @@
+"""The gate of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what goes through it."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from distbelief.core import roles
+from distbelief.errors import JobFailed, UsageError
+from distbelief.transport.tls import Identity, TlsSocket, context
+
+if TYPE_CHECKING:
+    from distbelief.cluster.authority import Authority
+
+GUEST = "guest"
+"""What the certificate in a ticket names: not yet a replica."""
+TICKET = "ticket.json"
+PATIENCE = 5.0
+"""Seconds that one at the gate may take to say what he wants."""
+CROWD = 16
+"""Most who may be served at once; more are turned away."""
+WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
+"""Longest words of a guest, and longest answer, in bytes."""
+_LENGTH = struct.Struct("<I")
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """What lets its holder take part in a job: keep it as you keep a password."""
+
+    job: str
+    host: str
+    port: int
+    secret: str
+    identity: Identity | None
+    """A certificate of the job's authority and its key, where links are TLS."""
+
+
+class Knock(msgspec.Struct, frozen=True):
+    """A guest asks for a part, or for the next life of one that he has."""
+
+    job: str
+    secret: str
+    role: str = ""
+    incarnation: int = -1
+    script: bool = False
+    """Whether he has a script of his own to run."""
+
+
+class Part(msgspec.Struct, frozen=True, tag=True):
+    """The part of a guest: which life of which role, where the coordinator is, and the rest that a process must know, encoded."""
+
+    role: str
+    incarnation: int
+    coordinator: str
+    restarts: int
+    spec: bytes
+
+
+class Sorry(msgspec.Struct, frozen=True, tag=True):
+    """There is no part for him; `soon` where there may be one in a moment."""
+
+    reason: str
+    soon: bool = False
+
+
+_answers = msgspec.msgpack.Decoder(Part | Sorry)
+_knocks = msgspec.msgpack.Decoder(Knock)
+
+
+class Gate:
+    """Listens, in threads of its own, until it is closed.
+
+    Args:
+        job: the job's name.
+        host, port: where to listen; port 0 is any that is free.
+        advertise: the host that the ticket names.
+        authority: who certifies the roles, where links are TLS.
+        admit: answers a guest who has proved that he holds the ticket.
+        run: the run folder, which the ticket is written to.
+    """
+
+    def __init__(
+        self, job: str, where: tuple[str, int], advertise: str, authority: Authority | None, admit: Callable[[Knock], Part | Sorry], run: Path
+    ) -> None:
+        self._admit, self._room = admit, threading.Semaphore(CROWD)
+        self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR)) if authority else None
+        try:
+            self._listener = socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET, backlog=CROWD)
+        except OSError as error:
+            raise UsageError(f"--listen {where[0]}:{where[1]}: {error}; choose another port, or another host of this machine") from error
+        guest = authority.issue(GUEST) if authority else None
+        self.ticket = Ticket(job, advertise, self._listener.getsockname()[1], secrets.token_hex(16), guest)
+        self.path = run / TICKET
+        with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self.ticket)) + b"\n")
+        threading.Thread(target=self._serve, name="gate", daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more; the ticket is worth nothing and goes."""
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._answer, args=(connection,), name="guest", daemon=True).start()
+            else:
+                connection.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(PATIENCE)
+            if self._context:
+                connection = self._context.wrap_socket(connection, server_side=True)
+                connection.greet()  # type: ignore[attr-defined]
+            knock = _knocks.decode(_hear(connection, WORD_LIMIT))
+            known = hmac.compare_digest(knock.secret.encode(), self.ticket.secret.encode()) and knock.job == self.ticket.job
+            if self._context and connection.peer != GUEST:  # type: ignore[attr-defined]
+                return
+            _say(connection, self._admit(knock) if known else Sorry("the ticket is of another job"))
+        except (OSError, msgspec.MsgspecError):
+            return  # he has to come again, and say it well
+        finally:
+            connection.close()
+            self._room.release()
+
+
+class Guests:
+    """Which lives of which replicas were given to guests; they are numbered after those of the job itself.
+
+    >>> guests = Guests(replicas=2, restarts=1)
+    >>> guests.give(Knock("", "")), guests.give(Knock("", "", "replica 2", 0)), guests.give(Knock("", "", "replica 2", 1))
+    (('replica 2', 0), ('replica 2', 1), Sorry(reason='replica 2 has no life left', soon=False))
+    """
+
+    def __init__(self, replicas: int, restarts: int) -> None:
+        self._next, self._restarts = replicas, restarts
+        self._lives: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def give(self, knock: Knock) -> tuple[str, int] | Sorry:
+        """A role that nobody has, or the next life of one."""
+        with self._lock:
+            if not knock.role:
+                role, self._next = roles.replica(self._next), self._next + 1
+                self._lives[role] = 0
+                return role, 0
+            if self._lives.get(knock.role) != knock.incarnation:
+                return Sorry(f"{knock.role} is not this guest's")
+            if knock.incarnation >= self._restarts:
+                return Sorry(f"{knock.role} has no life left")
+            self._lives[knock.role] += 1
+            return knock.role, self._lives[knock.role]
+
+
+def read_ticket(path: str) -> Ticket:
+    """A ticket from its file.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Ticket)
+    except OSError as error:
+        raise UsageError(
+            f"no ticket can be read from {path}: {error.strerror}; a job that was started with --listen writes it to its run folder, as {TICKET}"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path} is no ticket: {error}; copy the file {TICKET} of the run folder as it is") from error
+
+
+def knock(ticket: Ticket, word: Knock) -> Part | Sorry:
+    """Ask at the gate that a ticket names.
+
+    Raises:
+        JobFailed: nobody answers there, or not as a gate does.
+    """
+    where = f"{ticket.host}:{ticket.port}"
+    try:
+        with socket.create_connection((ticket.host, ticket.port), PATIENCE) as plain:
+            connection: socket.socket = plain
+            if ticket.identity:
+                connection = context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(plain)
+                assert isinstance(connection, TlsSocket)
+                connection.greet()
+                if connection.peer != roles.SUPERVISOR:
+                    raise PermissionError(f"the certificate there is of {connection.peer!r}")
+            _say(connection, word)
+            answer: Part | Sorry = _answers.decode(_hear(connection, ANSWER_LIMIT))
+            return answer
+    except (OSError, msgspec.MsgspecError) as error:
+        raise JobFailed(f"the job at {where} does not answer: {error}; is it still running, and is that its address from here?") from error
+
+
+def _say(connection: socket.socket, word: msgspec.Struct) -> None:
+    data = msgspec.msgpack.encode(word)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _hear(connection: socket.socket, limit: int) -> bytes:
+    [length] = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > limit:
+        raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = connection.recv(length - len(data))
+        if not piece:
+            raise ConnectionError("the link was closed")
+        data += piece
+    return data

@@ -1,0 +1,40 @@
+"""Signals: Ctrl-C, SIGTERM and the closing of the terminal as something to wait for, and whether a process was stopped by one."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+
+@contextlib.contextmanager
+def waitable() -> Iterator[Connection]:
+    """A connection from which a word can be received for each signal that comes, where this is the main thread."""
+    woken, wake = multiprocessing.Pipe(duplex=False)
+    if threading.current_thread() is not threading.main_thread():
+        yield woken
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, lambda *_: wake.send_bytes(b"!"))
+    try:
+        yield woken
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        woken.close()
+        wake.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and can do nothing until it is told to go on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False

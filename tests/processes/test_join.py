@@ -1,0 +1,215 @@
+"""Replicas that join a job from elsewhere and leave it again: real processes, over plain TCP and TLS."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import jobs
+import pytest
+
+from distbelief.cluster import gate
+from distbelief.cluster.local import Local
+from distbelief.core import records
+from distbelief.core.records import Record
+from distbelief.errors import JobFailed
+from distbelief.strategy import Bounded, Downpour, Strategy, Synchronous
+
+SECONDS = 60.0
+PLAIN, TLS, OPEN = Local(listen="127.0.0.1"), Local(listen="127.0.0.1", tls=True), Local(listen="0.0.0.0", advertise="127.0.0.1", insecure=True)
+
+
+class Guests:
+    """Commands `distbelief join` that run beside a job."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[str]] = []
+
+    def join(self, run: Path, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "distbelief", "join", str(run / gate.TICKET), *more]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])}
+        one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=Path(jobs.__file__).parent)
+        self.started.append(one)
+        return one
+
+    def ended(self) -> list[tuple[int, str]]:
+        """The status and the words of each."""
+        return [(one.wait(SECONDS), one.communicate()[0]) for one in self.started]
+
+
+@pytest.fixture
+def guests() -> Iterator[Guests]:
+    guests = Guests()
+    yield guests
+    for one in guests.started:
+        one.kill()
+        one.wait()
+        assert one.stdout
+        one.stdout.close()
+
+
+def worked(record: Record) -> bool:
+    """Whether a record tells of steps of a guest."""
+    return isinstance(record, records.Stepped) and record.role in ("replica 1", "replica 2") and record.steps > 0
+
+
+@pytest.mark.parametrize("place", [PLAIN, TLS, OPEN], ids=["plain", "tls", "insecure"])
+@pytest.mark.parametrize("strategy", [Downpour(1, 2), Synchronous(1, 2), Bounded(1, 2, staleness=0)], ids=lambda s: s.name)
+def test_a_guest_does_its_share_and_every_sample_is_trained_once(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests, strategy: Strategy, place: Local
+) -> None:
+    if place is not PLAIN and strategy.name == "bounded":
+        pytest.skip("two consistencies are enough over these")
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+        elif isinstance(record, records.Joined) and record.role == "replica 1":
+            assert (tmp_path / gate.TICKET).stat().st_mode & 0o777 == 0o600
+        elif worked(record):
+            watch.interrupt()
+
+    watch.act = act
+    result = jobs.run(tmp_path, strategy, place, epochs=jobs.MANY)
+    assert result["outcome"] == "interrupted"
+    assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == {0: True, 1: True}  # type: ignore[attr-defined]
+    [(status, said)] = guests.ended()
+    assert (status, said.splitlines()[0]) == (0, "joined as replica 1"), said
+    assert not (tmp_path / gate.TICKET).exists()
+
+
+@pytest.mark.parametrize("how", ["leave", "Ctrl-C"])
+def test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others(tmp_path: Path, watch: jobs.Watch, guests: Guests, how: str) -> None:
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+        elif worked(record) and not asked:
+            asked.append(record)
+            if how == "leave":
+                left = subprocess.run(
+                    [sys.executable, "-m", "distbelief", "leave", str(tmp_path / gate.TICKET)],
+                    capture_output=True,
+                    text=True,
+                    timeout=SECONDS,
+                    check=False,
+                )
+                assert left.stdout == "asked 1 replica to leave\n", left
+            else:
+                guests.started[0].send_signal(signal.SIGINT)
+        elif isinstance(record, records.Gone):
+            watch.interrupt()
+
+    asked: list[Record] = []
+    watch.act = act
+    jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)
+    assert next((gone.role, gone.died) for gone in watch.of(records.Gone)) == ("replica 1", False)
+    [(status, said)] = guests.ended()
+    assert status == 0
+    assert "leaving, once what has begun is applied" in said
+
+
+def test_a_guest_that_is_killed_is_a_death_like_any_other(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+        elif worked(record):
+            guests.started[0].kill()  # its replica ends with it
+        elif isinstance(record, records.Gone):
+            watch.interrupt()
+
+    watch.act = act
+    assert jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)["outcome"] == "interrupted"
+    assert next((gone.role, gone.died) for gone in watch.of(records.Gone)) == ("replica 1", True)
+
+
+def test_a_guests_replica_that_is_killed_has_a_next_life(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+        elif worked(record) and not killed:
+            [child] = [int(pid) for pid in subprocess.check_output(["pgrep", "-f", "distbelief: replica 1"], text=True).split()]
+            killed.append(child)
+            os.kill(child, signal.SIGKILL)
+        elif isinstance(record, records.Joined) and record.role == "replica 1" and killed:
+            watch.interrupt()
+
+    killed: list[int] = []
+    watch.act = act
+    assert jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)["outcome"] == "interrupted"
+    [(status, said)] = guests.ended()
+    assert status == 0
+    assert "replica 1 died; another takes its place\njoined as replica 1\n" in said
+
+
+def test_a_script_is_run_by_guests_too(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(SCRIPT)
+    run = tmp_path / "run"
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(run)
+            guests.join(run, str(script))
+        elif worked(record):
+            watch.interrupt()
+
+    watch.act = act
+    PLAIN.launch(jobs.job(run, Downpour(1, 1), epochs=jobs.MANY), [str(script)])
+    (refused, said), (status, _) = guests.ended()
+    assert (refused, status) == (1, 0)
+    assert "every replica runs a script, loop.py: name your copy of it" in said
+
+
+SCRIPT = """
+import torch, distbelief as db
+replica = db.join()
+model = torch.nn.Linear(4, 2)
+optimizer = replica.optimizer(model)
+data = [(torch.randn(4), 0) for _ in range(64)]
+for x, y in replica.batches(data):
+    optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()
+"""
+
+
+def test_who_has_no_ticket_or_another_is_turned_away_and_garbage_costs_nothing(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    def stranger() -> None:
+        ticket = gate.read_ticket(str(tmp_path / gate.TICKET))
+        other = gate.Knock("another job", ticket.secret)
+        assert gate.knock(ticket, other) == gate.Sorry("the ticket is of another job")
+        assert gate.knock(ticket, gate.Knock(ticket.job, "a guess")) == gate.Sorry("the ticket is of another job")
+        for garbage in (b"", b"\0", b"\xff" * 100, b"\x04\0\0\0\xff\xff\xff\xff", b"\0\0\1\0" + bytes(200)):
+            with socket.create_connection((ticket.host, ticket.port)) as link:
+                link.sendall(garbage)
+        silent.extend(socket.create_connection((ticket.host, ticket.port)) for _ in range(8))
+        guests.join(tmp_path)
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            threading.Thread(target=stranger).start()
+        elif isinstance(record, records.Joined) and record.role == "replica 1":
+            watch.interrupt()
+
+    silent: list[socket.socket] = []
+    watch.act = act
+    assert jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)["outcome"] == "interrupted"
+    for link in silent:
+        link.close()
+
+
+def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ticket.json").write_text(json.dumps({"job": 3}))
+    for path, says in ((tmp_path / "nowhere", "no ticket can be read"), (tmp_path / "ticket.json", "is no ticket")):
+        with pytest.raises(gate.UsageError, match=says):
+            gate.read_ticket(str(path))
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+    began = monotonic()
+    with pytest.raises(JobFailed, match=f"the job at 127.0.0.1:{port} does not answer"):
+        gate.knock(gate.Ticket("job", "127.0.0.1", port, "", None), gate.Knock("job", ""))
+    assert monotonic() - began < SECONDS
