@@ -79,7 +79,8 @@ class Replica:
         self._pump, self._carried = pump, contextlib.ExitStack()
         self._samples = 0
         self._began = 0.0
-        self._reports = False
+        self._reported: Batch | None = None
+        self._known_order: Order | None = None
 
     @property
     def joined(self) -> bool:
@@ -149,7 +150,7 @@ class Replica:
         """
         if loss is not None and self._story is not None:
             batch, step = self._handed
-            self._reports = True
+            self._reported = batch
             self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
     def step(self) -> None:
@@ -158,22 +159,24 @@ class Replica:
             raise UsageError("optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push")
         if self._handed[0] is not self._batch:
             raise UsageError("optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step")
-        assert self._vectors is not None
-        if self.clip_norm:
-            nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm)
-        if not self._reports:
-            self._refuse_nan(*self._handed)
+        self._clip_and_check(*self._handed)
         if self._padding:
             time.sleep(self._padding.rest(time.perf_counter() - self._began))
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
 
-    def _refuse_nan(self, batch: Batch | None, step: int) -> None:
-        """A loop that reports no loss would push its NaNs unseen."""
+    def _clip_and_check(self, batch: Batch | None, step: int) -> None:
+        """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which would be pushed unseen."""
         assert self._vectors is not None
         assert self._story is not None
+        known = batch is not None and self._reported is batch
         gradients = [p.grad for p in self._vectors.module.parameters() if p.grad is not None]
-        norm = float(nn.utils.get_total_norm(gradients))
-        if not math.isfinite(norm):
+        dense = [gradient for gradient in gradients if gradient.layout is torch.strided]  # what is not is refused as it is accrued
+        if self.clip_norm:
+            norm = float(nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm))
+        else:
+            norm = 0.0 if known else float(nn.utils.get_total_norm(dense))
+        # the norm of finite numbers may be more than their dtype can hold
+        if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
 
     def _begin(self, data: Data, batch_size: int) -> None:
@@ -195,10 +198,9 @@ class Replica:
             self._go_on(None)
 
     def _order(self, samples: int, batch_size: int, seed: int) -> Order:
-        known = getattr(self, "_known_order", None)
-        if known is None:
-            known = self._known_order = Order(samples, batch_size, seed)
-        return known
+        if self._known_order is None:
+            self._known_order = Order(samples, batch_size, seed)
+        return self._known_order
 
     # what the driver asks of a worker
 

@@ -171,7 +171,21 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "raises before it joins": ({"before": "import nowhere"}, TrainingError, r"line 6, raised ModuleNotFoundError"),
     "no python": ({"before": "for"}, TrainingError, r"raised SyntaxError"),
     "ends itself": ({"inside": "sys.exit('enough')"}, TrainingError, r"replica \d: .*ended itself with sys.exit\('enough'\)"),
-    "not a number": ({"inside": "x = x / 0 if number == 3 else x"}, TrainingError, r"replica \d: the loss is nan at step 3 .*lower --lr"),
+    "not a number": (
+        {"inside": "x = x / 0 if number == 3 else x"},
+        TrainingError,
+        r"replica \d: the norm of the gradient is nan at step 3 .*lower --lr",
+    ),
+    "not a number, clipped": (
+        {"inside": "x = x / 0 if number == 3 else x", "clip_norm": 1.0},
+        TrainingError,
+        r"replica \d: the norm of the gradient is nan at step 3 ",
+    ),
+    "a loss that is not a number, told first": (
+        {"inside": "replica.report(loss=float('nan') if number == 3 else 1.0)"},
+        TrainingError,
+        r"replica \d: the loss is nan at step 3 .*lower --lr",
+    ),
     "another model": ({"model": "nn.Linear(8, 4 + replica.index)"}, LayoutError, r"replica \d does not fit .*'weight' is parameter \[\d, 8\]"),
     "other data": ({"samples": "100 + replica.index"}, DistbeliefError, r"has 10\d training samples, the job has 10\d"),
     "another batch size": ({"batch": "16 + replica.index"}, DistbeliefError, r"asks for batches of 1\d, the job has 1\d"),
