@@ -22,8 +22,8 @@ from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
-    "--optimizer --lr --weight-decay --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --keep-checkpoints"
-    " --device --threads --init-from --out --resume --quiet --json"
+    "--optimizer --lr --weight-decay --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --snapshot-every"
+    " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
 CADENCE = "--replicas --shards --restarts --push-every --fetch-every --local-lr --prefetch --warm-start-steps --staleness-scaling"
@@ -67,13 +67,13 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     args = (
         "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --restarts 2 --optimizer adam"
         " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule cosine --clip-norm 10"
-        " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --keep-checkpoints 14 --init-from there --device cuda"
-        " --threads 15 --data-dir here --out out --resume"
+        " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --snapshot-every 500 --keep-checkpoints 14 --init-from there"
+        " --device cuda --threads 15 --data-dir here --out out --resume"
     )
     job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
-    assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, 14, "there", "cuda", 15, "here", "out", True)
+    assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, "500", 14, "there", "cuda", 15, "here", "out", True)
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
     assert options.parse("train", "mnist", "downpour", words).local() == db.Local("tcp", "10.0.0.1:7000", "node7", True, True)
 

@@ -16,7 +16,7 @@ JOB = {"task": "mnist", "strategy": "downpour", "settings": {"target_accuracy": 
 STARTED = r.Started(replicas=2, shards=2, parameters=100, samples_per_epoch=40, batch_size=10, epochs=2)
 CONTRACT = [
     "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes", "updates", "seconds",
-    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped", "history", "versions",
+    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped", "forgotten", "history", "versions",
 ]  # fmt: skip
 
 
@@ -73,6 +73,11 @@ def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
     assert played(None, job={**JOB, "settings": {"batch_size": 64, "replicas": 2}})["settings"] == {"batch_size": 10, "replicas": 2}
 
 
+def test_the_one_process_of_single_is_replica_0():
+    run = [(0.0, r.Started(1, 0, 100, 40, 10, 2)), (1.0, r.Stepped("single", 4, 40, 0, 0.5, 0, 0))]
+    assert played(None, run)["per_replica"] == [{"id": 0, "steps": 4, "samples": 40, "pushes": 0, "lost": 0}]
+
+
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished("failed", "no replica came"))])
     assert list(result) == [*CONTRACT, "outcome", "reason"]
@@ -106,7 +111,7 @@ def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
     assert math.isnan(list(read_metrics(folder.metrics))[-1][1].loss)
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"seconds":5.1,"event":"Step', b"\xff\xff\n"])
+@pytest.mark.parametrize("torn", [b"", b'{"seconds":5.1,"event":"Step', b"x" * 200_000, b"\xff\xff\n"], ids=["", "torn", "long", "garbage"])
 def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     """The second sitting goes on from 40 samples; what the first did after that is forgotten, its training time too."""
     folder = RunFolder.create(tmp_path, "x")
@@ -118,6 +123,8 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     expected = played(None)
     assert result == expected
     assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 7
+    whole = 8 + 2 + 7 + torn.count(b"\n")
+    assert len(folder.metrics.read_bytes().splitlines()) == whole, "a line that is empty or torn is left"
 
 
 def test_a_resumed_run_whose_metrics_are_gone_counts_its_samples_and_not_their_time(tmp_path):
