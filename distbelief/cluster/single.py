@@ -57,10 +57,10 @@ class SingleLoop:
     ) -> None:
         self.task, self.model, self.settings, self._note, self._stopped = task, model, settings, note, stopped
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
+        self._flat = FlatModule(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = optimizers.build(settings.optimizer, [{"params": self._parameters}])
         self._update = torch.no_grad()(optimizers.stepper(self._optimizer))
-        self._flat = FlatModule(model)
         self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
         self._steps = self._samples = 0

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.errors import DistbeliefError, TrainingError, UsageError
+from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Task, as_data
 
@@ -124,11 +124,14 @@ def measure(task: Task, model: nn.Module) -> Measured:
 
     Raises:
         UsageError: the task has no test set.
+        DataError: it is empty.
         TrainingError: the user's model, loss or metric raised.
     """
     if task.test is None:
         raise UsageError(f"task {task.reference!r} has no test set: give it one, or train with --evaluate-every 0")
     data, device = as_data(task.test()), next(model.parameters()).device
+    if not len(data):
+        raise DataError(f"the test set of task {task.reference!r} is empty: give it samples, or train with --evaluate-every 0")
     training = model.training
     model.eval()
     loss = correct = 0.0

@@ -66,3 +66,11 @@ def dies() -> Task:
 
 def training_data_raise() -> Task:
     return Task(model=jobs.net, train=lambda: _raise(FileNotFoundError("no such file")), test=jobs.data)  # type: ignore[arg-type, return-value]
+
+
+def nothing_to_test() -> Task:
+    return Task(model=jobs.net, train=jobs.data, test=list)
+
+
+def lazy() -> Task:
+    return Task(model=lambda: nn.Sequential(nn.LazyLinear(4)), train=jobs.data)

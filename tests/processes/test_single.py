@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from distbelief.core import records
 from distbelief.core.settings import optim
-from distbelief.errors import JobFailed, TrainingError
+from distbelief.errors import JobFailed, TrainingError, UsageError
 from distbelief.strategy import Downpour, Single
 from distbelief.tasks.order import Order
 
@@ -87,6 +87,8 @@ WRONG = {
     "training_data_raise": "the training data of task 'jobs_wrong:training_data_raise' cannot be loaded: FileNotFoundError: no such file",
     "loading_raises": "the data of task 'jobs_wrong:loading_raises' cannot be loaded: FileNotFoundError: no such file",
     "model_raises": "the model of task 'jobs_wrong:model_raises' cannot be built: RuntimeError: no model today",
+    "nothing_to_test": "the test set of task 'jobs_wrong:nothing_to_test' is empty: give it samples, or train with --evaluate-every 0",
+    "lazy": "parameter '0.weight' has no shape yet: it is of a lazy module; run a minibatch through the model first",
     "no_model": "must return a torch.nn.Module",
     "dies": "single: killed|every replica is gone|is gone: its process ended with status 3|ended with status 3",
 }
@@ -95,7 +97,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("strategy", [Single(), Downpour(replicas=2)], ids=lambda s: s.name)
 def test_what_a_users_task_raises_is_one_clear_error(tmp_path: Path, strategy: Any, name: str) -> None:
-    with pytest.raises((TrainingError, JobFailed, jobs.DataError), match=WRONG[name]) as caught:
+    with pytest.raises((TrainingError, JobFailed, UsageError, jobs.DataError), match=WRONG[name]) as caught:
         jobs.run(tmp_path, strategy, task=f"jobs_wrong:{name}", epochs=2)
     assert "\n" not in str(caught.value)
     if name == "raising":
