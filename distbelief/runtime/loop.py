@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -81,6 +82,7 @@ class Replica:
         self._began = 0.0
         self._reported: Batch | None = None
         self._known_order: Order | None = None
+        self._asked = False
 
     @property
     def joined(self) -> bool:
@@ -94,6 +96,9 @@ class Replica:
 
     def optimizer(self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> ServerOptimizer:
         """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch on.
+
+        Its learning rate is that of the job, and falls with the samples applied by all replicas as `--lr-schedule` says: a
+        `torch.optim.lr_scheduler`, which counts the steps of one, cannot be used with it.
 
         Args:
             model: on its device, the same in every replica.
@@ -115,15 +120,20 @@ class Replica:
             batch_size: samples in a minibatch; the job's (`--batch-size`) where None.
 
         Raises:
-            UsageError: no optimizer was made, or a minibatch was left without `optimizer.step()`.
+            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more, or a minibatch was left
+                without `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
-        if self._story is not None:
-            return
-        data = as_data(dataset)
-        device = self._vectors.device
-        self._begin(data, batch_size or 0)
+        if self._asked:
+            raise UsageError("batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); drop the outer loop")
+        self._asked = True
+        if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
+            raise UsageError(f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of --batch-size")
+        return self._batches(as_data(dataset), self._vectors.device, operator.index(batch_size or 0))
+
+    def _batches(self, data: Data, device: torch.device, batch_size: int) -> Iterator[tuple[Any, Any]]:
+        self._begin(data, batch_size)
         assert self._plan is not None or self._batch is None
         while self._batch is not None and self._plan is not None:
             batch, settings = self._batch, self._plan.settings
@@ -223,7 +233,7 @@ class Replica:
 
 
 class ServerOptimizer:
-    """What a user's loop calls instead of a `torch.optim` optimizer."""
+    """What a user's loop calls instead of a `torch.optim` optimizer; the learning rate is set with `--lr` and `--lr-schedule`."""
 
     def __init__(self, replica: Replica, vectors: FlatModule) -> None:
         self._replica, self._vectors = replica, vectors
@@ -235,6 +245,12 @@ class ServerOptimizer:
     def step(self) -> None:
         """Push the gradients and fetch parameters, as the job's settings have it."""
         self._replica.step()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the server's optimizer has no {name!r} here: its state is on the shards; set the learning rate with --lr, how it falls with"
+            " --lr-schedule instead of torch.optim.lr_scheduler, and what a parameter group has of its own in replica.optimizer(model, groups)"
+        )
 
 
 current: Replica | None = None
