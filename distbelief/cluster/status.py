@@ -163,6 +163,10 @@ def status(run: str | Path) -> dict[str, Any]:
 
 
 def _ended(folder: RunFolder) -> dict[str, Any]:
+    """The state of a job that nobody answers for."""
+    if folder.locked:
+        reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
+        return {"run": str(folder.path), "running": True, "outcome": None, "reason": reason, "samples": None, "seconds": None, "members": []}
     try:
         result = json.loads(folder.result.read_bytes())
     except (OSError, ValueError):
@@ -178,6 +182,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """
     if not found["running"]:
         return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}"]
+    if not found["members"]:
+        return [f"{found['run']}: running; {found['reason']}"]
     whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
     told = [f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "to do", "waits for"]]
