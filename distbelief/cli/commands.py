@@ -29,6 +29,7 @@ def train(args: list[str]) -> int:
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)
     place = asked.local()
+    place.settings(job)
     forkserver.start()
     return _show(place.run(job, _view(asked)), asked, ["train", *args])
 
@@ -44,6 +45,7 @@ def launch(args: list[str]) -> int:
         raise UsageError(f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} script.py")
     job = asked.job("script")
     place = asked.local()
+    place.settings(job)
     forkserver.start()
     return _show(place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 

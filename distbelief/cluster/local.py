@@ -21,11 +21,16 @@ from distbelief.job import Job
 
 if TYPE_CHECKING:
     from distbelief.cluster.sitting import View
+    from distbelief.tasks import Task
 
 TRANSPORTS = ("shared", "tcp")
 ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
 """Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
 PORTS = 65535
+PROCESSES = 4096
+"""Most replicas and most shards on one machine, each of them a process."""
+MANY = 16
+"""More shards than this are held against the parameters of the model before any process is started; fewer, when the first replica has made it."""
 _BIND = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)")
 
 
@@ -60,7 +65,7 @@ class Local:
             DistbeliefError: the job could not begin, or failed; its processes are ended in any case.
         """
         began = time.monotonic()
-        settings = self._settings(job)
+        settings = self.settings(job)
         from distbelief.cluster.sitting import Sitting, View, evaluates
         from distbelief.cluster.supervisor import Supervisor
         from distbelief.tasks import available, resolve
@@ -72,7 +77,10 @@ class Local:
             )
         if why := available(job.reference, job.data_dir):
             raise errors.DataError(why)
-        evaluated = evaluates(settings, resolve(job.reference, job.data_dir))
+        task = resolve(job.reference, job.data_dir)
+        evaluated = evaluates(settings, task)
+        if settings.shards > MANY:
+            _check_cut(task, settings)
         return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), evaluated).run()
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
@@ -88,7 +96,7 @@ class Local:
             DistbeliefError: as `run`.
         """
         began = time.monotonic()
-        settings = msgspec.structs.replace(self._settings(job), evaluate_every=0, target_accuracy=0.0)
+        settings = msgspec.structs.replace(self.settings(job), evaluate_every=0, target_accuracy=0.0)
         if not os.path.isfile(script[0]):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
         if not job.strategy.served:
@@ -98,7 +106,12 @@ class Local:
 
         return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run()
 
-    def _settings(self, job: Job) -> Settings:
+    def settings(self, job: Job) -> Settings:
+        """What every role of a job is told here.
+
+        Raises:
+            UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
+        """
         if self.transport not in TRANSPORTS:
             raise unknown("transport", self.transport, TRANSPORTS)
         given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(self, name) != getattr(Local, name)]
@@ -107,12 +120,27 @@ class Local:
         if self.tls and self.insecure:
             raise UsageError("--tls and --insecure exclude each other: leave one of them off")
         settings = job.settings()
+        for name in ("replicas", "shards"):
+            if (count := getattr(settings, name)) > PROCESSES:
+                raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
         if self.pace:
             self.pace.check(settings.replicas)
         listen_at(self.bind, roles.shard(settings.shards - 1))
         if settings.read_in_place and self.transport != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
         return settings
+
+
+def _check_cut(task: Task, settings: Settings) -> None:
+    """Refuse more shards than the model of a task has parameters."""
+    import torch
+
+    from distbelief.core.sharding import cut
+    from distbelief.tasks.flat import layout_of
+    from distbelief.tasks.worker import build_model
+
+    with torch.random.fork_rng(devices=[]):
+        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
 
 
 def listen_at(bind: str, role: str) -> str:

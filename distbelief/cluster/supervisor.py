@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import secrets
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ import msgspec
 from distbelief import errors
 from distbelief.cluster import forkserver, status
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Standing, Word
+from distbelief.cluster.signals import signals
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -84,7 +83,7 @@ class Supervisor:
 
     def run(self) -> dict[str, Any]:
         """Start, watch and end the job."""
-        with self._signals() as woken:
+        with signals() as woken:
             try:
                 self._start()
                 while self.children and self.failure is None:
@@ -136,21 +135,40 @@ class Supervisor:
         self._certifier = self._authority(self._told.job)
         forkserver.start()
         for role in self._roles():
-            self._start_process(role, 0)
+            if self.failure is None:
+                self._start_process(role, 0)
 
     def _start_process(self, role: str, incarnation: int) -> None:
+        """Start the process of a role; where the machine refuses, the job fails."""
+        try:
+            process, ours = self._forked(role, incarnation)
+        except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
+            self.failure = JobFailed(
+                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); {self._remedy()}, with"
+                " fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
+            )
+            return
+        child = self.children[role] = _Child(role, incarnation, process, ours)
+        if self._coordinator:
+            child.channel.say(self._coordinator)
+
+    def _forked(self, role: str, incarnation: int) -> tuple[Any, Connection]:
+        """A process that plays a role, and our end of the channel to it."""
         from distbelief.cluster.process import main
 
         own = msgspec.structs.replace(self._told, identity=self._certifier.issue(role) if self._certifier else None)
         context = forkserver.context()
         with forkserver.blank_main():
             ours, theirs = context.Pipe()
-            process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
-            process.start()
-            theirs.close()
-        child = self.children[role] = _Child(role, incarnation, process, ours)
-        if self._coordinator:
-            child.channel.say(self._coordinator)
+            try:
+                process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        return process, ours
 
     def _authority(self, job: str) -> Authority | None:
         """Who certifies the roles, where links are TLS."""
@@ -356,26 +374,6 @@ class Supervisor:
                 child.process.join()
             child.channel.connection.close()
         self.children.clear()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[Connection]:
-        """Turn Ctrl-C, SIGTERM and the closing of the terminal into something that can be waited for, where this is the main thread."""
-        woken, wake = multiprocessing.Pipe(duplex=False)
-        if threading.current_thread() is not threading.main_thread():
-            yield woken
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-            del before[signal.SIGHUP]
-        for number in before:
-            signal.signal(number, lambda *_: wake.send_bytes(b"!"))
-        try:
-            yield woken
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            woken.close()
-            wake.close()
 
 
 def _stopped(pid: int) -> bool:

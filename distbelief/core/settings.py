@@ -39,6 +39,9 @@ def optim(name: str, lr: float | None = None, **options: float | bool | tuple[fl
     return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options)
 
 
+MOST = 1 << 16
+"""Most replicas and most shards of a job, be it simulated."""
+
 STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
@@ -99,6 +102,9 @@ class Settings(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if not bound <= value < float("inf"):
                 raise UsageError(f"{option(name)} {value}: must be {bound} or more")
+        for name in ("replicas", "shards"):
+            if (value := getattr(self, name)) > MOST:
+                raise UsageError(f"{option(name)} {value}: must be at most {MOST}")
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.prefetch not in (0, 1):
