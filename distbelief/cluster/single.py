@@ -132,7 +132,7 @@ class SingleLoop:
     def _report(self) -> None:
         since, self._since = self._since, _Since()
         if since.steps:
-            self._note(records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0))
+            self._note(records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0, 0, since.steps))
 
     def _test(self, epoch: int, last: bool) -> float | None:
         every = self.settings.evaluate_every

@@ -39,6 +39,10 @@ class Spec(msgspec.Struct, frozen=True):
     path: list[str]
     directory: str
     environment: dict[bytes, bytes]
+    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was started, and what a
+    user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody here can know. It goes no further than this
+    machine, over the pipe that starts the process.
+    """
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True

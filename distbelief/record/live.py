@@ -85,8 +85,8 @@ class Live:
         elif self._joined and (now - self._last >= FRAME or not isinstance(record, records.Stepped)):
             self._tell_joined()
         if isinstance(record, records.Stepped) and record.loss is not None:
-            self._loss.add(record.loss, max(record.steps, 1))
-            self._recent.add(record.loss, max(record.steps, 1))
+            self._loss.add(record.loss, record.losses)
+            self._recent.add(record.loss, record.losses)
         text = self._told(record)
         if text:
             self._print(text)

@@ -122,7 +122,7 @@ class Summary:
         self.dropped += record.dropped
         self.seconds = self._training(seconds)
         if record.loss is not None:
-            self._loss.add(record.loss, max(record.steps, 1))
+            self._loss.add(record.loss, record.losses)
 
     def _tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record.loss, record.accuracy)

@@ -138,8 +138,8 @@ def test_the_defaults_are_those_of_the_python_api() -> None:
         assert job.strategy.optimizer.lr == rate
     assert options.parse("train", "mnist", "single", []).job("mnist") == db.Job("mnist", db.Single())
     asked = options.parse("simulate", "mnist", "downpour", [])
-    assert db.Weather(**words.network(asked.network)) == db.Weather()
-    assert db.Pace(**words.compute(asked.compute)) == db.Pace()
+    assert db.Weather(**words.network(asked.virtual.network)) == db.Weather()
+    assert db.Pace(**words.compute(asked.virtual.compute)) == db.Pace()
 
 
 def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from distbelief import errors
 from distbelief.cluster import supervisor
 from distbelief.cluster.local import TRANSPORTS, Local
 from distbelief.core import records
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.settings import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.strategy import Downpour, Single
@@ -210,6 +211,30 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_pat
     assert "ulimit -n" in str(caught.value)
     assert began == ["replica 0", "replica 1", "coordinator"]
     assert not (tmp_path / "run").exists()
+
+
+SPARED = """
+import sys
+import distbelief as db
+from distbelief.cluster import process  # all that the processes of a job are forked with
+from distbelief.cluster.single import SingleLoop
+import jobs
+assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
+for name in {optimizers}:
+    job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(optimizer=db.optim(name)))
+    assert db.run(job, on=db.Simulated())["outcome"] == "done"
+    assert "torch._dynamo" not in sys.modules, name
+    SingleLoop(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None).run()
+    assert "torch._dynamo" not in sys.modules, name + ", single"
+"""
+
+
+def test_no_process_of_a_job_imports_dynamo() -> None:
+    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator and the loop of single."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", SPARED.format(optimizers=sorted(LEARNING_RATES))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_job_leaves_what_the_house_promises(tmp_path: Path) -> None:
