@@ -250,6 +250,10 @@ class Supervisor:
         if now < self._looked + TICK:
             return
         self._looked = now
+        if self.started and self.sitting.live.curious:
+            for child in self.children.values():
+                if roles.kind(child.role) == "shard":
+                    child.channel.say(Ask())
         for child in self.children.values():
             if now > self._end_by:
                 self._kill(child, "the job was over and it did not end")
@@ -275,12 +279,14 @@ class Supervisor:
             child.process.kill()
 
     def _take(self, child: _Child, word: Word) -> None:
-        self._heard = time.monotonic()
+        if not isinstance(word, Standing):  # which answers us, and is no sign that the job goes on
+            self._heard = time.monotonic()
         if isinstance(word, Noted):
             self.sitting.record(word.moment, word.role, word.record)
             self._note(word.record)
         elif isinstance(word, Standing):
             self.desk.take(word)
+            self.sitting.live.stands(word.role, word.facts)
         elif isinstance(word, Listening):
             self.listening, self._coordinator = True, word
             for other in self.children.values():

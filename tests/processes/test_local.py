@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from distbelief import errors
 from distbelief.cluster import supervisor
 from distbelief.cluster.local import TRANSPORTS, Local
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.sitting import View
 from distbelief.core import records
 from distbelief.core.settings import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
@@ -211,6 +214,14 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_pat
     assert "ulimit -n" in str(caught.value)
     assert began == ["replica 0", "replica 1", "coordinator"]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("on", [Local(), Simulated()], ids=["processes", "simulated"])
+def test_staleness_is_shown_while_a_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Any) -> None:
+    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    on.run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=40), View(quiet=False))
+    lines = [line for line in capsys.readouterr().out.splitlines() if " done: " in line]
+    assert re.search(r"samples/s, train loss \d\.\d+, staleness \d+\.\d\d$", lines[-2])
 
 
 SPARED = """
