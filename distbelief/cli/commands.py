@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ def train(args: list[str]) -> int:
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)
     place = asked.local()
+    place.settings(job)
     forkserver.start()
     return _show(place.run(job, _view(asked)), asked, ["train", *args])
 
@@ -44,6 +45,7 @@ def launch(args: list[str]) -> int:
         raise UsageError(f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} script.py")
     job = asked.job("script")
     place = asked.local()
+    place.settings(job)
     forkserver.start()
     return _show(place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
@@ -53,14 +55,15 @@ def simulate(args: list[str]) -> int:
     task, strategy, rest = _task_and_strategy("simulate", args)
     asked = options.parse("simulate", task, strategy, rest)
     job = asked.job(task)
-    network, pace = words.network(asked.network), {**words.compute(asked.compute), **words.stragglers(asked.stragglers)}
-    crashes, delays, restarting = words.faults(asked.faults)
+    virtual = asked.virtual
+    network, pace = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
+    crashes, delays, restarting = words.faults(virtual.faults)
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
     from distbelief.transport.virtual import Weather
 
     crashed = tuple(Crash(*crash) for crash in crashes)
-    place = Simulated(Weather(**network, **delays), Pace(**pace), crashed, phantom=asked.phantom, keep=asked.keep, **restarting)
+    place = Simulated(Weather(**network, **delays), Pace(**pace), crashed, phantom=virtual.phantom, keep=virtual.keep, **restarting)
     return _show(place.run(job, _view(asked)), asked, ["simulate", *args])
 
 
@@ -78,17 +81,10 @@ class Evaluate:
 
 def evaluate(args: list[str]) -> int:
     """`distbelief evaluate RUN [options]`."""
-    if not args or args[0] in ("--help", "-h"):
-        if args:
-            options.call_tyro(Evaluate, "distbelief evaluate RUN", str(Evaluate.__doc__), ["--help"])
-        raise UsageError("which run? Write its folder: distbelief evaluate RUN")
-    if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write the run folder first: distbelief evaluate RUN [options]")
-    options.refuse("distbelief evaluate RUN", args[1:], [option(field.name) for field in fields(Evaluate)])
-    asked = options.call_tyro(Evaluate, "distbelief evaluate RUN", str(Evaluate.__doc__), args[1:])
+    run, asked = _of_a_run("evaluate", Evaluate, args)
     from distbelief.cluster.evaluate import evaluate as measure
 
-    result = measure(args[0], asked.data_dir, asked.device)
+    result = measure(run, asked.data_dir, asked.device)
     if asked.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -107,25 +103,34 @@ class Status:
     """Show it as JSON, one line each time."""
 
 
+Asked = TypeVar("Asked", Evaluate, Status)
+
+
 def status(args: list[str]) -> int:
     """`distbelief status RUN [options]`."""
-    if not args or args[0] in ("--help", "-h"):
-        if args:
-            options.call_tyro(Status, "distbelief status RUN", str(Status.__doc__), ["--help"])
-        raise UsageError("which run? Write its folder: distbelief status RUN")
-    if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write the run folder first: distbelief status RUN [options]")
-    options.refuse("distbelief status RUN", args[1:], [option(field.name) for field in fields(Status)])
-    asked = options.call_tyro(Status, "distbelief status RUN", str(Status.__doc__), args[1:])
+    run, asked = _of_a_run("status", Status, args)
     from distbelief.cluster.status import lines
     from distbelief.cluster.status import status as ask
 
     while True:
-        found = ask(args[0])
+        found = ask(run)
         print(msgspec.json.encode(found).decode() if asked.json else "\n".join(lines(found)), flush=True)
         if not (asked.watch and found["running"]):
             return 0
         time.sleep(1.0)
+
+
+def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
+    """The run folder and the options of a command on one."""
+    prog = f"distbelief {command} RUN"
+    if args and args[0] in ("--help", "-h"):
+        options.call_tyro(kind, prog, str(kind.__doc__), ["--help"])
+    if not args:
+        raise UsageError(f"which run? Write its folder: {prog}")
+    if args[0].startswith("-"):
+        raise UsageError(f"{args[0]}: write the run folder first: {prog} [options]")
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])
+    return args[0], options.call_tyro(kind, prog, str(kind.__doc__), args[1:])
 
 
 @dataclass(frozen=True)
@@ -245,15 +250,15 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
 def _view(asked: options.Options) -> Any:
     from distbelief.cluster.sitting import View
 
-    return View(quiet=asked.quiet, json=asked.json and not asked.quiet)
+    return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 
 
 def _show(result: dict[str, Any], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
     """Print the end of a job, and how to go on where it was interrupted."""
     run = result.get("run")
-    if asked.json:
+    if asked.showing.json:
         print(msgspec.json.encode(result).decode())
-    elif asked.quiet:
+    elif asked.showing.quiet:
         print(run or "")
     else:
         from distbelief.record.live import summary

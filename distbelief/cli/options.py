@@ -266,11 +266,18 @@ class Options:
     kind: type[Strategy]
     values: Mapping[str, Any]
 
-    def __getattr__(self, name: str) -> Any:
-        return self.values[name]
+    def _of(self, kind: type, without: str = "optimizer") -> dict[str, Any]:
+        return {field.name: self.values[field.name] for field in dataclasses.fields(kind) if field.name in self.values and field.name != without}
 
-    def _of(self, kind: type) -> dict[str, Any]:
-        return {field.name: self.values[field.name] for field in dataclasses.fields(kind) if field.name in self.values and field.name != "optimizer"}
+    @property
+    def showing(self) -> Showing:
+        """What is shown."""
+        return Showing(**self._of(Showing))
+
+    @property
+    def virtual(self) -> Virtual:
+        """The virtual cluster."""
+        return Virtual(**self._of(Virtual))
 
     def optimizer(self) -> Optimizer:
         """The optimizer.
@@ -278,13 +285,14 @@ class Options:
         Raises:
             UsageError: no such one, or an option that is none.
         """
-        options = words.optimizer_options(self.optimizer_options)
-        if self.weight_decay:
-            options["weight_decay"] = self.weight_decay
+        asked = Stepping(**self._of(Stepping, without=""))
+        options = words.optimizer_options(asked.optimizer_options)
+        if asked.weight_decay:
+            options["weight_decay"] = asked.weight_decay
         for name, instead in (("name", "--optimizer"), ("lr", "--lr")):
             if name in options:
                 raise UsageError(f"--optimizer-options {name}: is an option of its own, {instead}")
-        return optim(str(self.values["optimizer"]), self.lr, **options)
+        return optim(asked.optimizer, asked.lr, **options)
 
     def job(self, task: str) -> Job:
         """The job, its settings checked.
@@ -302,5 +310,6 @@ class Options:
         Raises:
             UsageError: a pace that is none.
         """
-        slow = {"step": words.duration(self.values.get("pad", "0s"), "--pad"), **words.stragglers(self.values.get("straggle", ()), "--straggle")}
+        padded = Padded(**self._of(Padded))
+        slow = {"step": words.duration(padded.pad, "--pad"), **words.stragglers(padded.straggle, "--straggle")}
         return Local(**self._of(Local), pace=Pace(**slow, spread="constant") if any(slow.values()) else None)

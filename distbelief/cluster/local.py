@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority
     from distbelief.cluster.gate import Gate, Knock, Part, Sorry
     from distbelief.cluster.sitting import View
+    from distbelief.tasks import Task
 
 TRANSPORTS = ("shared", "tcp")
 ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
 """Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
 PORTS = 65535
+PROCESSES = 4096
+"""Most replicas and most shards on one machine, each of them a process."""
+MANY = 16
+"""More shards than this are held against the parameters of the model before any process is started; fewer, when the first replica has made it."""
 _BIND = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)")
 
 
@@ -67,6 +72,11 @@ class Local:
         shown = f"[{host}]" if ":" in host else host
         return f"{shown}:{port + 1}" if port else shown
 
+    @property
+    def advertised(self) -> str:
+        """The host that others are told."""
+        return told_host(self.bound, self.advertise)
+
     def gate(self, job: str, authority: Authority | None, admit: Callable[[Knock], Part | Sorry], run: Path) -> Gate:
         """Open the gate of --listen.
 
@@ -75,14 +85,14 @@ class Local:
         """
         from distbelief.cluster.gate import Gate
 
-        return Gate(job, _host_and_port(self.listen, "--listen"), told_host(self.bound, self.advertise), authority, admit, run)
+        return Gate(job, _host_and_port(self.listen, "--listen"), self.advertised, authority, admit, run)
 
     @property
     def encrypted(self) -> bool:
         """Whether the links are TLS: where that was asked for, and on any network but loopback, unless `insecure`."""
         if self.carrier != "tcp" or self.insecure:
             return False
-        return self.tls or not (_is_loopback(_host_and_port(self.bound)[0]) and _is_loopback(told_host(self.bound, self.advertise)))
+        return self.tls or not (_is_loopback(_host_and_port(self.bound)[0]) and _is_loopback(self.advertised))
 
     def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
         """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
@@ -91,7 +101,7 @@ class Local:
             DistbeliefError: the job could not begin, or failed; its processes are ended in any case.
         """
         began = time.monotonic()
-        settings = self._settings(job)
+        settings = self.settings(job)
         from distbelief.cluster.sitting import Sitting, View, evaluates
         from distbelief.cluster.supervisor import Supervisor
         from distbelief.tasks import available, resolve
@@ -103,7 +113,10 @@ class Local:
             )
         if why := available(job.reference, job.data_dir):
             raise errors.DataError(why)
-        evaluated = evaluates(settings, resolve(job.reference, job.data_dir))
+        task = resolve(job.reference, job.data_dir)
+        evaluated = evaluates(settings, task)
+        if settings.shards > MANY:
+            _check_cut(task, settings)
         return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), evaluated).run()
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
@@ -119,7 +132,7 @@ class Local:
             DistbeliefError: as `run`.
         """
         began = time.monotonic()
-        settings = msgspec.structs.replace(self._settings(job), evaluate_every=0, target_accuracy=0.0)
+        settings = msgspec.structs.replace(self.settings(job), evaluate_every=0, target_accuracy=0.0)
         if not os.path.isfile(script[0]):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
         if not job.strategy.served:
@@ -129,7 +142,12 @@ class Local:
 
         return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run()
 
-    def _settings(self, job: Job) -> Settings:
+    def settings(self, job: Job) -> Settings:
+        """What every role of a job is told here.
+
+        Raises:
+            UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
+        """
         if self.transport not in TRANSPORTS:
             raise unknown("transport", self.transport, TRANSPORTS)
         given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(self, name) != getattr(Local, name)]
@@ -142,12 +160,27 @@ class Local:
         settings = job.settings()
         if self.listen and not job.strategy.served:
             raise UsageError(f"--listen {self.listen}: strategy {job.strategy.name} has no replicas that could join")
+        for name in ("replicas", "shards"):
+            if (count := getattr(settings, name)) > PROCESSES:
+                raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
         if self.pace:
             self.pace.check(settings.replicas)
         listen_at(self.bound, roles.shard(settings.shards - 1))
         if settings.read_in_place and self.carrier != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
         return settings
+
+
+def _check_cut(task: Task, settings: Settings) -> None:
+    """Refuse more shards than the model of a task has parameters."""
+    import torch
+
+    from distbelief.core.sharding import cut
+    from distbelief.tasks.flat import layout_of
+    from distbelief.tasks.worker import build_model
+
+    with torch.random.fork_rng(devices=[]):
+        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
 
 
 def listen_at(bind: str, role: str) -> str:

@@ -79,7 +79,9 @@ class Simulated:
         clock = VirtualClock()
         try:
             with _interrupts() as stopped:
-                Simulation(job, settings, self, sitting.record, sitting, clock, stopped=stopped).run()
+                simulation = Simulation(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
+                sitting.live.ask = lambda: _tell_shards(simulation, sitting)
+                simulation.run()
         except BaseException as error:
             sitting.record(clock.now(), roles.SUPERVISOR, Finished("failed", str(error)))
             sitting.finish()
@@ -123,6 +125,12 @@ class Simulated:
                 raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
                 raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
+
+
+def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:
+    """Tell whoever shows the job how its shards stand."""
+    for shard in simulation.shards:
+        sitting.live.stands(roles.shard(shard.index), shard.standing())
 
 
 @contextlib.contextmanager

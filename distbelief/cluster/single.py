@@ -58,10 +58,10 @@ class SingleLoop:
     ) -> None:
         self.task, self.model, self.settings, self._note, self._stopped = task, model, settings, note, stopped
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
+        self._flat = FlatModule(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = optimizers.build(settings.optimizer, [{"params": self._parameters}])
         self._update = torch.no_grad()(optimizers.stepper(self._optimizer))
-        self._flat = FlatModule(model)
         self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
         self._steps = self._samples = 0
@@ -137,7 +137,7 @@ class SingleLoop:
     def _report(self) -> None:
         since, self._since = self._since, _Since()
         if since.steps:
-            self._note(records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0))
+            self._note(records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0, 0, since.steps))
 
     def _test(self, epoch: int, last: bool) -> float | None:
         every = self.settings.evaluate_every

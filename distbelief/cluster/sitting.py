@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from distbelief.cluster import status
 from distbelief.core.portions import START, Position
-from distbelief.core.records import Record, Started
+from distbelief.core.records import Note, Record, Started
+from distbelief.core.roles import SUPERVISOR
 from distbelief.core.settings import Settings
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -59,15 +59,23 @@ class Sitting:
         self.manifest: Manifest | None = None
         self.checkpoint = ""
         self.begun = False
+        self._before = job.strategy.name
+        """The strategy of the sitting before."""
         optimizers.check(settings.optimizer)
-        description = self._describe(more or {})
-        if job.resume:
-            self._resume(str(job.out))
-        elif kept:
-            self.folder = RunFolder.create(job.out, f"{job.reference.replace(':', '.')}-{job.strategy.name}")
-            self.folder.write_job(description)
-        self.live = Live(sys.stdout, view.quiet, view.json, f"{job.strategy.name} on {job.reference}")
-        self.recorder = Recorder(self.folder, description)
+        self._description = self._describe(more or {})
+        try:
+            if job.resume:
+                self._resume(str(job.out))
+            elif kept:
+                self.folder = RunFolder.create(job.out, f"{job.reference.replace(':', '.')}-{job.strategy.name}")
+                self.folder.lock()
+                self.folder.write_job(self._description)
+            self.live = Live(sys.stdout, view.quiet, view.json, f"{job.strategy.name} on {job.reference}")
+            self.recorder = Recorder(self.folder, self._description)
+        except BaseException:
+            if self.folder:
+                self.folder.unlock()
+            raise
 
     def _describe(self, more: dict[str, Any]) -> dict[str, Any]:
         own = {field.name: getattr(self.job, field.name) for field in dataclasses.fields(self.job) if field.name not in ("task", "strategy")}
@@ -84,8 +92,7 @@ class Sitting:
 
     def _resume(self, out: str) -> None:
         self.folder = RunFolder.open(out)
-        if status.runs(out):
-            raise UsageError(f"{out}: a job is running in this folder: end it first; `distbelief status {out}` shows it")
+        self.folder.lock()
         before = self.folder.read_job()
         if before.get("task") != self.job.reference:
             raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
@@ -93,6 +100,7 @@ class Sitting:
         if newest is None:
             raise CheckpointError(f"{out} has no checkpoint to resume from: train anew into another folder")
         self.checkpoint, self.manifest = str(newest), read_manifest(newest)
+        self._before = str(before.get("strategy"))
         kept = before.get("settings", {})  # what was asked for: a script may have named another batch size, and will again
         for name in ("batch_size", "seed"):
             was, asked = kept.get(name), getattr(self.settings, name)
@@ -124,12 +132,26 @@ class Sitting:
                     self.folder.result.unlink(missing_ok=True)  # of the sitting before: this one may be killed
         self.recorder.take(seconds, record)
         self.live.take(seconds, record)
+        if isinstance(record, Started) and self._before != self.job.strategy.name:
+            self._switch(moment)
+
+    def _switch(self, moment: float) -> None:
+        """The run goes on under another strategy: write that down."""
+        told, self._before = f"this run was trained with {self._before} before, and goes on with {self.job.strategy.name}", self.job.strategy.name
+        assert self.folder is not None
+        try:
+            self.folder.write_job(self._description)
+        except UsageError as error:
+            told += f"; {error}"
+        self.record(moment, SUPERVISOR, Note(told))
 
     def finish(self) -> dict[str, Any]:
         """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the result it had."""
         self.live.close()
-        result = self.recorder.finish(write=self.begun)
-        if self.folder and not self.begun and not self.job.resume:
-            self.folder.remove()
+        result, folder = self.recorder.finish(write=self.begun), self.folder
+        if folder and not self.begun and not self.job.resume:
+            folder.remove()
             self.folder = None
+        if folder:
+            folder.unlock()
         return {**result, "run": str(self.folder.path) if self.folder else None}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from distbelief.cluster.pace import Pace
 from distbelief.core.portions import Position
 from distbelief.core.settings import Settings
 from distbelief.transport.tls import Identity
+
+if TYPE_CHECKING:
+    from distbelief.cluster.local import Local
+    from distbelief.cluster.sitting import Sitting
+    from distbelief.job import Job
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -39,6 +49,41 @@ class Spec(msgspec.Struct, frozen=True):
     path: list[str]
     directory: str
     environment: dict[bytes, bytes]
+    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was started, and what a
+    user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody here can know. It goes no further than this
+    machine, over the pipe that starts the process.
+    """
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True
+
+
+def tell(cluster: Local, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool, memory: int) -> Spec:
+    """What the processes of a job are told, but for what each proves itself with."""
+    return Spec(
+        job=secrets.token_hex(16),
+        task=job.reference,
+        data_dir=job.data_dir,
+        settings=settings,
+        device=job.device,
+        threads=job.threads,
+        transport=cluster.carrier,
+        bind=cluster.bound,
+        advertise=cluster.advertised,
+        insecure=cluster.insecure,
+        pace=cluster.pace,
+        identity=None,
+        run=str(sitting.folder.path if sitting.folder else ""),
+        checkpoint=sitting.checkpoint,
+        position=sitting.position,
+        samples=sitting.samples,
+        number=sitting.number,
+        init_from=job.init_from,
+        supervisor=os.getpid(),
+        memory=memory,
+        path=[os.getcwd(), *sys.path],
+        directory=os.getcwd(),
+        environment=dict(os.environb),
+        script=script,
+        evaluator=evaluator,
+    )

@@ -24,7 +24,9 @@ ANSWER_SECONDS = 0.5
 ASK_SECONDS = 5.0
 """How long the supervisor of a job may take to answer."""
 CLIENTS = 8
-"""Most who may wait for an answer at once; more are turned away."""
+"""Most who may wait for an answer or read one at once; more are turned away."""
+READING_SECONDS = 0.02
+"""Time between two looks whether somebody who reads his answer slowly can take more of it."""
 ANSWER_LIMIT = 16 << 20
 """Longest answer in bytes."""
 
@@ -47,6 +49,8 @@ class Desk:
         self._clients: list[socket.socket] = []
         self._said: dict[str, Standing] = {}
         self._asked, self._deadline = 0, 0.0
+        self._readers: list[tuple[socket.socket, memoryview, float]] = []
+        """Who has not taken all of his answer yet, the rest of it, and until when he may."""
         self.listener: socket.socket | None = None
         if run is not None:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -66,12 +70,10 @@ class Desk:
                 client, _ = self.listener.accept()
                 self._admit(client)
         if self._clients and (len(self._said) >= self._asked or time.monotonic() > self._deadline):
-            data = json.dumps(self._answer(self._said.values())).encode()
-            for client in self._clients:
-                with contextlib.suppress(OSError), client:
-                    client.settimeout(ANSWER_SECONDS)
-                    client.sendall(data)
+            data, until = memoryview(json.dumps(self._answer(self._said.values())).encode()), time.monotonic() + ANSWER_SECONDS
+            self._readers += [(client, data, until) for client in self._clients]
             self._clients.clear()
+        self._readers = [reader for reader in map(_told, self._readers) if reader]
 
     def _admit(self, client: socket.socket) -> None:
         try:
@@ -79,9 +81,10 @@ class Desk:
         except OSError:
             client.close()
             return
-        if len(self._clients) >= CLIENTS:
+        if len(self._clients) + len(self._readers) >= CLIENTS:
             client.close()
             return
+        client.setblocking(False)
         if not self._clients:
             self._said.clear()
             self._asked, self._deadline = self._ask(), time.monotonic() + ANSWER_SECONDS
@@ -94,14 +97,32 @@ class Desk:
     @property
     def due(self) -> float:
         """Seconds until somebody must be answered, at most; infinite where nobody waits."""
-        return max(0.0, self._deadline - time.monotonic()) if self._clients else float("inf")
+        reading = READING_SECONDS if self._readers else float("inf")
+        return min(reading, max(0.0, self._deadline - time.monotonic()) if self._clients else float("inf"))
 
     def close(self) -> None:
         """Let go of everything."""
-        for client in self._clients:
+        for client in [*self._clients, *(client for client, _, _ in self._readers)]:
             client.close()
         if self.listener is not None:
             self.listener.close()
+
+
+def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socket, memoryview, float] | None:
+    """Tell somebody as much of his answer as he can take now; None where he needs no more, or has had his time."""
+    client, rest, until = reader
+    try:
+        rest = rest[client.send(rest) :]
+    except BlockingIOError:
+        if time.monotonic() < until:
+            return reader
+        rest = rest[:0]
+    except OSError:
+        rest = rest[:0]
+    if rest:
+        return client, rest, until
+    client.close()
+    return None
 
 
 def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> dict[str, Any]:
@@ -162,19 +183,11 @@ def status(run: str | Path) -> dict[str, Any]:
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
 
 
-def runs(run: str | Path) -> bool:
-    """Whether a job of this user runs in a folder."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-        asked.settimeout(ASK_SECONDS)
-        try:
-            asked.connect(_address(run))
-            check_user(asked)
-        except OSError:
-            return False
-        return True
-
-
 def _ended(folder: RunFolder) -> dict[str, Any]:
+    """The state of a job that nobody answers for."""
+    if folder.locked:
+        reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
+        return {"run": str(folder.path), "running": True, "outcome": None, "reason": reason, "samples": None, "seconds": None, "members": []}
     try:
         result = json.loads(folder.result.read_bytes())
     except (OSError, ValueError):
@@ -190,6 +203,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """
     if not found["running"]:
         return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}"]
+    if not found["members"]:
+        return [f"{found['run']}: running; {found['reason']}"]
     whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
     told = [f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "to do", "waits for"]]

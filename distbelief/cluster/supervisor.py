@@ -5,9 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
-import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
@@ -19,6 +17,7 @@ from distbelief import errors
 from distbelief.cluster import forkserver, signals, status
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.gate import Guests, Knock, Part, Sorry
+from distbelief.cluster.spec import tell
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from distbelief.cluster.gate import Gate
     from distbelief.cluster.local import Local
     from distbelief.cluster.sitting import Sitting
-    from distbelief.cluster.spec import Spec
 
 PATIENCE = 30.0
 """Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
@@ -138,7 +136,7 @@ class Supervisor:
     # starting
 
     def _start(self, woken: Connection) -> None:
-        self._told = self._spec()
+        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory)
         self._certifier = self._authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:
             self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
@@ -151,23 +149,36 @@ class Supervisor:
             self._start_process(role, 0)
 
     def _start_process(self, role: str, incarnation: int) -> None:
+        """Start the process of a role; where the machine refuses, the job fails."""
+        try:
+            process, ours = self._forked(role, incarnation)
+        except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
+            self.failure = JobFailed(
+                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); {self._remedy()}, with"
+                " fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
+            )
+            return
+        child = self.children[role] = _Child(role, incarnation, process, ours)
+        if self._coordinator:
+            child.channel.say(self._coordinator)
+
+    def _forked(self, role: str, incarnation: int) -> tuple[Any, Connection]:
+        """A process that plays a role, and our end of the channel to it."""
         from distbelief.cluster.process import main
 
         own = msgspec.structs.replace(self._told, identity=self._certifier.issue(role) if self._certifier else None)
         context = forkserver.context()
         with forkserver.blank_main():
             ours, theirs = context.Pipe()
-            process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
             try:
+                process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
                 process.start()
-            except (OSError, EOFError) as error:
-                self.failure = JobFailed(f"{role} cannot be started ({error}): this machine has no room for more processes; start fewer")
-                return
+            except BaseException:
+                ours.close()
+                raise
             finally:
                 theirs.close()
-        child = self.children[role] = _Child(role, incarnation, process, ours)
-        if self._coordinator:
-            child.channel.say(self._coordinator)
+        return process, ours
 
     def _authority(self, job: str) -> Authority | None:
         """Who certifies the roles, where links are TLS."""
@@ -180,39 +191,6 @@ class Supervisor:
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
         return [*strategy.cast(), *([roles.EVALUATOR] if self.evaluates and strategy.served else [])]
-
-    def _spec(self) -> Spec:
-        from distbelief.cluster.local import told_host
-        from distbelief.cluster.spec import Spec
-
-        job, sitting = self.job, self.sitting
-        return Spec(
-            job=secrets.token_hex(16),
-            task=job.reference,
-            data_dir=job.data_dir,
-            settings=self.settings,
-            device=job.device,
-            threads=job.threads,
-            transport=self.cluster.carrier,
-            bind=self.cluster.bound,
-            advertise=told_host(self.cluster.bound, self.cluster.advertise),
-            insecure=self.cluster.insecure,
-            pace=self.cluster.pace,
-            identity=None,
-            run=str(sitting.folder.path if sitting.folder else ""),
-            checkpoint=sitting.checkpoint,
-            position=sitting.position,
-            samples=sitting.samples,
-            number=sitting.number,
-            init_from=job.init_from,
-            supervisor=os.getpid(),
-            memory=self._memory,
-            path=[os.getcwd(), *sys.path],
-            directory=os.getcwd(),
-            environment=dict(os.environb),
-            script=self._script,
-            evaluator=self.evaluates,
-        )
 
     def _admit(self, knock: Knock) -> Part | Sorry:
         """What a guest is told who holds the ticket; called by threads of the gate."""
@@ -267,6 +245,10 @@ class Supervisor:
         if now < self._looked + TICK:
             return
         self._looked = now
+        if self.started and self.sitting.live.curious:
+            for child in self.children.values():
+                if roles.kind(child.role) == "shard":
+                    child.channel.say(Ask())
         for child in self.children.values():
             if now > self._end_by:
                 self._kill(child, "the job was over and it did not end")
@@ -292,12 +274,14 @@ class Supervisor:
             child.process.kill()
 
     def _take(self, child: _Child, word: Word) -> None:
-        self._heard = time.monotonic()
+        if not isinstance(word, Standing):  # which answers us, and is no sign that the job goes on
+            self._heard = time.monotonic()
         if isinstance(word, Noted):
             self.sitting.record(word.moment, word.role, word.record)
             self._note(word.record)
         elif isinstance(word, Standing):
             self.desk.take(word)
+            self.sitting.live.stands(word.role, word.facts)
         elif isinstance(word, Over):
             child.over = True
         elif isinstance(word, Listening):

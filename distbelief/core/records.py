@@ -28,7 +28,7 @@ class Joined(Record, frozen=True, tag=True, gc=False):
 
 
 class Stepped(Record, frozen=True, tag=True, gc=False):
-    """A replica reports steps that are applied at all shards; `loss` is the mean over the steps it computed since, None where unknown."""
+    """A replica reports steps that are applied at all shards; `loss` is the mean over the `losses` steps it computed since, None where unknown."""
 
     role: str
     steps: int
@@ -39,6 +39,8 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
     fetched: int
     dropped: int = 0
     """Pushes that were too late for their round, and whose minibatches are dealt again."""
+    losses: int = 0
+    """Steps whose losses are known: those computed, which need not be those applied."""
 
 
 class Rewound(Record, frozen=True, tag=True, gc=False):

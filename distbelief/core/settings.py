@@ -39,6 +39,9 @@ def optim(name: str, lr: float | None = None, **options: float | bool | tuple[fl
     return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options)
 
 
+MOST = 1 << 16
+"""Most replicas and most shards of a job, be it simulated."""
+
 STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
@@ -103,6 +106,9 @@ class Settings(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise UsageError(f"{option(name)} {value}: does not fit into 64 bits")
+        for name in ("replicas", "shards"):
+            if (value := getattr(self, name)) > MOST:
+                raise UsageError(f"{option(name)} {value}: must be at most {MOST}")
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.prefetch not in (0, 1):

@@ -51,7 +51,7 @@ class Curves:
                 self._seconds = seconds
             case records.Stepped():
                 if record.loss is not None:
-                    self._loss.add(record.loss, max(record.steps, 1))
+                    self._loss.add(record.loss, record.losses)
                 self._samples = summary.samples
                 per_epoch = summary.started.samples_per_epoch if summary.started else 0
                 if (self._samples - self._from) * POINTS >= per_epoch:

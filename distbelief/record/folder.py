@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ import msgspec
 import torch
 
 from distbelief.errors import CheckpointError, UsageError
+
+LOOKS, LOOK_SECONDS = 5, 0.02
+"""How often a job looks whether another has its folder, and the time between: whoever asks for its status holds it for a moment."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -75,6 +80,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
+        self._let_go: Callable[[], object] = bool
 
     @classmethod
     def create(cls, path: str | Path | None, name: str) -> RunFolder:
@@ -109,6 +115,42 @@ class RunFolder:
             raise UsageError(f"{path} is not a run folder: {missing}; name the folder that `distbelief train` made (by default under runs/)")
         return folder
 
+    def lock(self) -> None:
+        """Keep every other job from writing here, until `unlock` or the end of this process, however it ends.
+
+        It is an advisory lock on the folder itself; where the file system has none, nobody is kept from anything.
+
+        Raises:
+            UsageError: another job writes here.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            held = _locked(descriptor, fcntl.LOCK_EX, LOOKS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if held:
+            os.close(descriptor)
+            raise UsageError(
+                f"{self.path} is the run folder of a job that is running: wait for its end or end it with Ctrl-C, then go on with --resume;"
+                f" or name another folder with --out. `distbelief status {self.path}` shows it"
+            )
+        self._let_go = weakref.finalize(self, _release, descriptor)
+        self._let_go.atexit = False  # a process that was forked from this one must not let go of it at its end
+
+    def unlock(self) -> None:
+        """Let other jobs write here."""
+        self._let_go()
+
+    @property
+    def locked(self) -> bool:
+        """Whether a job writes here."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return _locked(descriptor, fcntl.LOCK_SH, 1)
+        finally:
+            os.close(descriptor)
+
     def remove(self) -> None:
         """Take away a run that never began, and so can neither be looked at nor gone on with."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -136,6 +178,27 @@ class RunFolder:
             raise CheckpointError(f"{self.job} cannot be read: {error.strerror}; is {self.path} a run that got that far?") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{self.job} is corrupt: {error}; restore it from a backup, or train anew into another folder") from error
+
+
+def _locked(descriptor: int, kind: int, looks: int) -> bool:
+    """Lock a folder, unless another holds it at every one of some looks; says whether that is so."""
+    for look in range(looks):
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if look + 1 < looks:
+                time.sleep(LOOK_SECONDS)
+        except OSError:  # a network file system without locks
+            return False
+        else:
+            return False
+    return True
+
+
+def _release(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would leave it to a process that was forked from this one
+    os.close(descriptor)
 
 
 def _fresh(name: str) -> Path:

@@ -39,6 +39,10 @@ class Live:
         self._summary = Summary({})
         self._loss = Mean()
         self._recent, self._recent_loss = Mean(), ""
+        self._staleness: dict[str, float] = {}
+        """By shard, the mean over the replicas of what their latest push there had."""
+        self.ask: Callable[[], object] = bool
+        """Is called before a picture or a line of progress: whoever can tell at once how the shards stand does so with `stands`."""
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._last = now()
@@ -64,6 +68,25 @@ class Live:
         except (OSError, ValueError):  # the pipe is closed, the terminal is gone
             self._silent, self._table = True, None
 
+    @property
+    def curious(self) -> bool:
+        """Whether it shows how the shards stand."""
+        return not (self._silent or self._json)
+
+    def stands(self, shard: str, facts: Mapping[str, Any]) -> None:
+        """Take how a shard stands: `facts["of"]` is what it knows of each replica."""
+        latest = [one["staleness"] for one in facts.get("of", {}).values() if one.get("staleness") is not None]
+        if latest:
+            self._staleness[shard] = sum(latest) / len(latest)
+
+    def _stale(self) -> str:
+        """The staleness, once it is known: over the whole job at its end, of the latest pushes before."""
+        self.ask()
+        mean = self._summary.staleness()["mean"]
+        if mean is None and self._staleness:
+            mean = sum(self._staleness.values()) / len(self._staleness)
+        return "" if mean is None else f"staleness {mean:.2f}"
+
     def close(self) -> None:
         """Leave the last picture standing and give the terminal back."""
         if self._silent or self._json:
@@ -85,8 +108,8 @@ class Live:
         elif self._joined and (now - self._last >= FRAME or not isinstance(record, records.Stepped)):
             self._tell_joined()
         if isinstance(record, records.Stepped) and record.loss is not None:
-            self._loss.add(record.loss, max(record.steps, 1))
-            self._recent.add(record.loss, max(record.steps, 1))
+            self._loss.add(record.loss, record.losses)
+            self._recent.add(record.loss, record.losses)
         text = self._told(record)
         if text:
             self._print(text)
@@ -140,8 +163,9 @@ class Live:
         epochs = started.epochs if started else 0
         where = f"epoch {epoch}/{epochs} done" if epoch else f"epoch {min(self._summary.samples // max(per_epoch, 1) + 1, max(epochs, 1))}/{epochs}"
         share = f"{self._summary.samples:,}/{per_epoch * epochs:,} samples"
-        trained = "" if loss is None else f", train loss {loss:.4f}"
-        return f"{where}: {share}, {_time(self._summary.seconds)}, {self._summary.rate:,.0f} samples/s{trained}"
+        trained = "" if loss is None else f"train loss {loss:.4f}"
+        told = [share, _time(self._summary.seconds), f"{self._summary.rate:,.0f} samples/s", trained, self._stale()]
+        return f"{where}: {', '.join(filter(None, told))}"
 
     def _print(self, text: str) -> None:
         if self._terminal:
@@ -174,7 +198,6 @@ class Live:
         bar = Table.grid(padding=(0, 2))
         row = summary.history[-1] if summary.history else {}
         accuracy = row.get("test_accuracy")
-        staleness = summary.staleness()["mean"]  # known once the shards have told, at the end
         loss = self._recent.take()
         self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
         bar.add_row(
@@ -184,7 +207,7 @@ class Live:
             _time(summary.seconds),
             self._recent_loss,
             "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
-            "" if staleness is None else f"staleness {staleness:.2f}",
+            self._stale(),
         )
         table = Table.grid(padding=(0, 2))
         total, fair = max(summary.steps, 1), 1 / max(len(summary.replicas), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,9 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.summary import Summary, course
 
 _encode = msgspec.json.Encoder().encode
+
+BLOCK = 1 << 16
+"""Bytes that are read at a time, from the end of the metrics of an earlier sitting, to find their last whole line."""
 
 
 def line(seconds: float, record: records.Record) -> bytes:
@@ -70,8 +74,8 @@ class Recorder:
     def _open(self, path: Path) -> None:
         try:
             self._earlier = list(read_metrics(path)) if path.exists() else []
-            self._torn = bool(self._earlier)
             self._file = path.open("ab", buffering=0)
+            self._file.truncate(_whole(path))
         except OSError as error:
             self._complain(error)
 
@@ -121,6 +125,20 @@ class Recorder:
         if self._curves:
             self._curves.close()
         return result
+
+
+def _whole(path: Path) -> int:
+    """The length in bytes of the whole lines of a file: a kill may have torn the last one."""
+    with path.open("rb") as file:
+        position = file.seek(0, os.SEEK_END)
+        while position:
+            start = max(0, position - BLOCK)
+            file.seek(start)
+            found = file.read(position - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            position = start
+    return 0
 
 
 def _to_stderr(text: str) -> None:

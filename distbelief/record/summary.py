@@ -108,7 +108,7 @@ class Summary:
                 self.outcome, self.reason = record.outcome, record.reason
 
     def _replica(self, role: str) -> Replica:
-        return self.replicas.setdefault(roles.index_of(role), Replica())
+        return self.replicas.setdefault(0 if role == roles.SINGLE else roles.index_of(role), Replica())
 
     def _stepped(self, seconds: float, record: records.Stepped) -> None:
         replica = self._replica(record.role)
@@ -122,7 +122,7 @@ class Summary:
         self.dropped += record.dropped
         self.seconds = self._training(seconds)
         if record.loss is not None:
-            self._loss.add(record.loss, max(record.steps, 1))
+            self._loss.add(record.loss, record.losses)
 
     def _tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record.loss, record.accuracy)

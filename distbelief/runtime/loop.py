@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -79,7 +80,9 @@ class Replica:
         self._pump, self._carried = pump, contextlib.ExitStack()
         self._samples = 0
         self._began = 0.0
-        self._reports = False
+        self._reported: Batch | None = None
+        self._known_order: Order | None = None
+        self._asked = False
 
     @property
     def joined(self) -> bool:
@@ -93,6 +96,9 @@ class Replica:
 
     def optimizer(self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> ServerOptimizer:
         """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch on.
+
+        Its learning rate is that of the job, and falls with the samples applied by all replicas as `--lr-schedule` says: a
+        `torch.optim.lr_scheduler`, which counts the steps of one, cannot be used with it.
 
         Args:
             model: on its device, the same in every replica.
@@ -114,17 +120,20 @@ class Replica:
             batch_size: samples in a minibatch; the job's (`--batch-size`) where None.
 
         Raises:
-            UsageError: no optimizer was made, a batch size that is none, or a minibatch was left without `optimizer.step()`.
+            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more, or a minibatch was left
+                without `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
-        if batch_size is not None and not (isinstance(batch_size, int) and batch_size > 0):
-            raise UsageError(f"batch_size {batch_size!r}: must be a whole number of 1 or more, or None for the job's --batch-size")
-        if self._story is not None:
-            return
-        data = as_data(dataset)
-        device = self._vectors.device
-        self._begin(data, batch_size or 0)
+        if self._asked:
+            raise UsageError("batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); drop the outer loop")
+        self._asked = True
+        if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
+            raise UsageError(f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of --batch-size")
+        return self._batches(as_data(dataset), self._vectors.device, operator.index(batch_size or 0))
+
+    def _batches(self, data: Data, device: torch.device, batch_size: int) -> Iterator[tuple[Any, Any]]:
+        self._begin(data, batch_size)
         assert self._plan is not None or self._batch is None
         while self._batch is not None and self._plan is not None:
             batch, settings = self._batch, self._plan.settings
@@ -151,7 +160,7 @@ class Replica:
         """
         if loss is not None and self._story is not None:
             batch, step = self._handed
-            self._reports = True
+            self._reported = batch
             self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
     def step(self) -> None:
@@ -160,22 +169,24 @@ class Replica:
             raise UsageError("optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push")
         if self._handed[0] is not self._batch:
             raise UsageError("optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step")
-        assert self._vectors is not None
-        if self.clip_norm:
-            nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm)
-        if not self._reports:
-            self._refuse_nan(*self._handed)
+        self._clip_and_check(*self._handed)
         if self._padding:
             time.sleep(self._padding.rest(time.perf_counter() - self._began))
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
 
-    def _refuse_nan(self, batch: Batch | None, step: int) -> None:
-        """A loop that reports no loss would push its NaNs unseen."""
+    def _clip_and_check(self, batch: Batch | None, step: int) -> None:
+        """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which would be pushed unseen."""
         assert self._vectors is not None
         assert self._story is not None
+        known = batch is not None and self._reported is batch
         gradients = [p.grad for p in self._vectors.module.parameters() if p.grad is not None]
-        norm = float(nn.utils.get_total_norm(gradients))
-        if not math.isfinite(norm):
+        dense = [gradient for gradient in gradients if gradient.layout is torch.strided]  # what is not is refused as it is accrued
+        if self.clip_norm:
+            norm = float(nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm))
+        else:
+            norm = 0.0 if known else float(nn.utils.get_total_norm(dense))
+        # the norm of finite numbers may be more than their dtype can hold
+        if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
 
     def _begin(self, data: Data, batch_size: int) -> None:
@@ -197,10 +208,9 @@ class Replica:
             self._go_on(None)
 
     def _order(self, samples: int, batch_size: int, seed: int) -> Order:
-        known = getattr(self, "_known_order", None)
-        if known is None:
-            known = self._known_order = Order(samples, batch_size, seed)
-        return known
+        if self._known_order is None:
+            self._known_order = Order(samples, batch_size, seed)
+        return self._known_order
 
     # what the driver asks of a worker
 
@@ -223,7 +233,7 @@ class Replica:
 
 
 class ServerOptimizer:
-    """What a user's loop calls instead of a `torch.optim` optimizer."""
+    """What a user's loop calls instead of a `torch.optim` optimizer; the learning rate is set with `--lr` and `--lr-schedule`."""
 
     def __init__(self, replica: Replica, vectors: FlatModule) -> None:
         self._replica, self._vectors = replica, vectors
@@ -235,6 +245,12 @@ class ServerOptimizer:
     def step(self) -> None:
         """Push the gradients and fetch parameters, as the job's settings have it."""
         self._replica.step()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the server's optimizer has no {name!r} here: its state is on the shards; set the learning rate with --lr, how it falls with"
+            " --lr-schedule instead of torch.optim.lr_scheduler, and what a parameter group has of its own in replica.optimizer(model, groups)"
+        )
 
 
 current: Replica | None = None

@@ -215,7 +215,7 @@ class Coordinator:
         completed = self.data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
         counts = (event.pushed, event.fetched, len(event.dropped))
-        effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts))]
+        effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))]
         for _ in range(completed):
             effects += self._epoch_done(self.data)
         if self.phase != "training":

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from distbelief.core.layout import ITEM_SIZES, Entry, Kind, Layout, Range, Tensor, lay_out
 from distbelief.errors import TrainingError, UsageError
@@ -25,8 +26,8 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where None.
 
     Raises:
-        UsageError: a dtype that cannot be trained, a module that makes sparse gradients, two tensors on one memory, a parameter group that names a
-            foreign parameter, an option that a group cannot set.
+        UsageError: a dtype that cannot be trained, a module that makes sparse gradients or has no shapes yet, two tensors with elements in one
+            memory, a parameter group that names a foreign parameter, an option that a group cannot set.
 
     >>> layout_of(nn.Linear(3, 2)).parameters
     8
@@ -34,27 +35,59 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     tensors: list[Tensor] = []
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    places: dict[tuple[Any, ...], str] = {}
+    own: dict[str, torch.Tensor] = {}
     options, member = _groups(module, groups)
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
             raise UsageError(f"{type(part).__name__} {name!r} makes sparse gradients, and the flat vector is dense: make it with sparse=False")
     for kind, name, tensor in _named(module):
-        if nn.parameter.is_lazy(tensor):
-            raise UsageError(f"{kind} {name!r} has no shape yet: run the lazy model once on a minibatch before it is trained")
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
             aliases[name] = first[id(tensor)]
             continue
+        if is_lazy(tensor):
+            raise UsageError(f"{kind} {name!r} has no shape yet: it is of a lazy module; run a minibatch through the model first, to give it one")
         if tensor.layout is not torch.strided or tensor.is_meta or dtype not in ITEM_SIZES:
             raise UsageError(f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real tensor with values")
-        first[id(tensor)] = name
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if tensor.numel() and place in places:
-            raise UsageError(f"{name!r} and {places[place]!r} are two tensors on one memory: tie them by assigning the parameter, not its .data")
-        places[place] = name
+        first[id(tensor)], own[name] = name, tensor
         tensors.append(Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0))
+    _refuse_shared(own)
     return lay_out(tensors, options, aliases)
+
+
+def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse two tensors that have elements in one memory: each becomes a part of the flat vector of its own, and a tie between them would be cut."""
+    extents: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            last = sum((side - 1) * stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = int(tensor.storage_offset()) * tensor.itemsize
+            storage = tensor.device, tensor.untyped_storage().data_ptr()
+            extents.setdefault(storage, []).append((start, start + (last + 1) * tensor.itemsize, name))
+    for found in extents.values():
+        open_yet: list[tuple[int, int, str]] = []
+        for start, stop, name in sorted(found):
+            open_yet = [one for one in open_yet if one[1] > start]
+            for _, _, other in open_yet:
+                if _overlap(tensors[name], tensors[other]):
+                    raise UsageError(
+                        f"{name!r} and {other!r} are two tensors on one memory: tie them by assigning the same parameter to both (not its .data, a"
+                        " slice or a transpose, which can be taken in forward), or give each a copy"
+                    )
+            open_yet.append((start, stop, name))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
+    marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+
+    def of(tensor: torch.Tensor) -> torch.Tensor:
+        item = tensor.itemsize
+        sides = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step]  # one that was expanded lies once
+        return marks.as_strided([*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item)
+
+    of(one).fill_(True)
+    return bool(of(other).any())
 
 
 def _named(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]:

@@ -14,8 +14,7 @@ from distbelief.cluster import evaluate, status
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import Sitting
-from distbelief.cluster.spec import Spec
-from distbelief.cluster.supervisor import Supervisor
+from distbelief.cluster.spec import Spec, tell
 from distbelief.core.settings import LEARNING_RATES, option
 from distbelief.errors import UsageError
 from distbelief.runtime.driver import Driver
@@ -83,7 +82,7 @@ def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
     job, place = asked.job("digits"), asked.local()
-    return Supervisor(place, job, job.settings(), Sitting(job, job.settings(), db.View(), 0.0, kept=False), True)._spec()
+    return tell(place, job, job.settings(), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True, -1)
 
 
 def test_the_options_of_a_process_reach_it() -> None:
@@ -152,8 +151,8 @@ def test_the_defaults_are_those_of_the_python_api() -> None:
         assert job.strategy.optimizer.lr == rate
     assert options.parse("train", "mnist", "single", []).job("mnist") == db.Job("mnist", db.Single())
     asked = options.parse("simulate", "mnist", "downpour", [])
-    assert db.Weather(**words.network(asked.network)) == db.Weather()
-    assert db.Pace(**words.compute(asked.compute)) == db.Pace()
+    assert db.Weather(**words.network(asked.virtual.network)) == db.Weather()
+    assert db.Pace(**words.compute(asked.virtual.compute)) == db.Pace()
 
 
 def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,46 @@ def test_a_job_is_read_back_as_it_was_written(tmp_path):
     folder.job.unlink()
     with pytest.raises(CheckpointError, match="got that far"):
         folder.read_job()
+
+
+def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    folder, other = RunFolder(tmp_path), RunFolder(tmp_path)
+    assert not other.locked
+    folder.lock()
+    assert other.locked
+    with pytest.raises(UsageError, match=r"is the run folder of a job that is running: .*--resume; or name another folder with --out"):
+        other.lock()
+    folder.unlock()
+    assert not other.locked
+    other.lock()
+    del other
+    assert not folder.locked, "a folder that nobody has any more is let go of"
+
+
+HOLDER = """
+import os, pathlib, sys
+from distbelief.record.folder import RunFolder
+folder = RunFolder(pathlib.Path(sys.argv[1]))
+folder.lock()
+if sys.argv[2] == "forks" and os.fork() == 0:
+    sys.exit()  # an end in peace, with whatever Python does at exit
+if sys.argv[2] == "forks":
+    os.wait()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "forks"])
+def test_a_lock_dies_with_its_process_and_not_with_a_child_of_it(tmp_path: Path, how: str) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), how], **pipes) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"\n"
+        assert RunFolder(tmp_path).locked
+        process.kill()
+        process.wait()
+        assert not RunFolder(tmp_path).locked
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])

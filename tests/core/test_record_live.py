@@ -14,14 +14,14 @@ RUN = [
     (0.1, r.Joined("replica 0")),
     (0.1, r.Joined("replica 1")),
     (1.0, r.Started(2, 1, 266610, 40, 10, 2)),
-    (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 400, 300)),
+    (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 400, 300, 0, 4)),
     (2.0, r.EpochDone(1)),
     (2.5, r.Tested(1, 0.25, 0.925)),
     (3.0, r.Gone("replica 1", 2, "killed by signal [9]", True)),
     (3.1, r.Checkpointed(1, "No space left on device")),
     (3.2, r.Note("a sentence")),
-    (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 400, 300)),
-    (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 400, 300)),
+    (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 400, 300, 0, 3)),
+    (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 400, 300, 0, 1)),
     (5.0, r.Gone("replica 0", 0, "nothing more to do", False)),
     (5.0, r.Applied("shard 0", 8, 80, {0: 4, 1: 4})),
     (5.0, r.Finished("done", "all 2 epochs are trained")),
@@ -66,7 +66,7 @@ def test_plain_lines_tell_each_event_once():
 
 def test_a_measure_within_an_epoch_is_not_told_as_that_of_its_end():
     ended = [(4.5, r.Ending("interrupted", "Ctrl-C")), (4.6, r.Tested(1, 0.5, 0.5)), (4.7, r.Finished("interrupted", "Ctrl-C"))]
-    lines = shown(io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1)), *ended]).splitlines()
+    lines = shown(io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1, 0, 1)), *ended]).splitlines()
     assert lines[-2] == "tested at the end, after 50 samples, at 3.60 s: accuracy 50.00 %, loss 0.5000"
 
 
@@ -84,7 +84,7 @@ def test_a_time_has_three_figures(seconds, text):
 
 
 def test_progress_between_epochs_is_told_every_ten_seconds():
-    many = [RUN[2], *((2.0 + number, r.Stepped("replica 0", 1, 1, 1, 0.5, 4, 4)) for number in range(35))]
+    many = [RUN[2], *((2.0 + number, r.Stepped("replica 0", 1, 1, 1, 0.5, 4, 4, 0, 1)) for number in range(35))]
     lines = shown(io.StringIO(), many, now=Clock(1.0)).splitlines()[1:]
     assert len(lines) == 3
     assert lines[0].startswith("epoch 1/2: ")
@@ -122,6 +122,33 @@ def test_a_terminal_shows_a_table_with_who_is_gone(monkeypatch):
         "a sentence",
     ):
         assert part in text
+
+
+OF = {"replica 0": {"clock": 3, "staleness": 1}, "replica 1": {"clock": 2, "staleness": 4}, "replica 2": {"clock": 0}}
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_staleness_is_shown_while_the_job_runs(stream, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    shows = stream()
+    with Live(shows, now=Clock(1.0)) as live:
+        assert live.curious
+        live.take(*RUN[2])
+        live.stands("shard 0", {"of": OF})
+        live.ask = lambda: live.stands("shard 1", {"of": {"replica 0": {"staleness": 0}}})
+        live.stands("coordinator", {"of": {"replica 0": {"minibatches": 3}}})
+        live.take(*RUN[3])
+        live.take(*RUN[4])
+        assert "staleness 1.25" in shows.getvalue()
+        live.take(*RUN[-2])
+        live.take(5.0, r.EpochDone(2))
+        assert "staleness 0.50" in shows.getvalue(), "what the shards tell of the whole job"
+
+
+@pytest.mark.parametrize("options", [{"quiet": True}, {"json": True}])
+def test_who_shows_no_staleness_asks_nobody_for_it(options):
+    assert not Live(io.StringIO(), **options).curious
 
 
 @pytest.mark.parametrize("options", [{}, {"json": True}])

@@ -20,8 +20,8 @@ CONTRACT = [
 ]  # fmt: skip
 
 
-def step(replica=0, steps=1, loss=None):
-    return r.Stepped(f"replica {replica}", steps, 10 * steps, steps, loss, 400, 300)
+def step(replica=0, steps=1, loss=None, losses=None):
+    return r.Stepped(f"replica {replica}", steps, 10 * steps, steps, loss, 400, 300, 0, losses if losses is not None else steps)
 
 
 RUN = [
@@ -74,6 +74,17 @@ def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
     assert played(None, job={**JOB, "settings": {"batch_size": 64, "replicas": 2}})["settings"] == {"batch_size": 10, "replicas": 2}
 
 
+def test_the_one_process_of_single_is_replica_0():
+    run = [(0.0, r.Started(1, 0, 100, 40, 10, 2)), (1.0, r.Stepped("single", 4, 40, 0, 0.5, 0, 0, 0, 4))]
+    assert played(None, run)["per_replica"] == [{"id": 0, "steps": 4, "samples": 40, "pushes": 0, "lost": 0}]
+
+
+def test_a_loss_weighs_as_many_steps_as_it_is_the_mean_of():
+    """A report may bring the losses of steps whose pushes are not acknowledged yet, and then the pushes without a loss."""
+    run = [(0.0, STARTED), (1.0, step(0, 0, 4.0, losses=3)), (2.0, step(0, 4, 1.0, losses=1)), (3.0, r.EpochDone(1)), (3.5, r.Tested(1, 0.7, 0.85))]
+    assert played(None, run)["history"][0]["train_loss"] == 3.25
+
+
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished("failed", "no replica came"))])
     assert list(result) == [*CONTRACT, "outcome", "reason"]
@@ -107,7 +118,7 @@ def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
     assert math.isnan(list(read_metrics(folder.metrics))[-1][1].loss)
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"seconds":5.1,"event":"Step', b"\xff\xff\n"])
+@pytest.mark.parametrize("torn", [b"", b'{"seconds":5.1,"event":"Step', b"x" * 200_000, b"\xff\xff\n"], ids=["", "torn", "long", "garbage"])
 def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     """The second sitting goes on from 40 samples; what the first did after that is forgotten, its training time too."""
     folder = RunFolder.create(tmp_path, "x")
@@ -119,6 +130,8 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     expected = played(None)
     assert result == expected
     assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 7
+    whole = 8 + 2 + 7 + torn.count(b"\n")
+    assert len(folder.metrics.read_bytes().splitlines()) == whole, "a line that is empty or torn is left"
 
 
 def test_a_resumed_run_whose_metrics_are_gone_counts_its_samples_and_not_their_time(tmp_path):
@@ -201,7 +214,7 @@ from distbelief.core import records
 from distbelief.record import checkpoints, folder, live, recorder, restore
 run = recorder.Recorder(folder.RunFolder(__import__("pathlib").Path(tempfile.mkdtemp())), {})
 shown = live.Live(sys.stderr)
-for one in (records.Started(1, 1, 1, 10, 1, 1), records.Stepped("replica 0", 1, 1, 1, 0.5, 1, 1), records.EpochDone(1)):
+for one in (records.Started(1, 1, 1, 10, 1, 1), records.Stepped("replica 0", 1, 1, 1, 0.5, 1, 1, 0, 1), records.EpochDone(1)):
     run.take(1.0, one), shown.take(1.0, one)
 print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if name in sys.modules])
 """

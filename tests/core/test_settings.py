@@ -26,6 +26,7 @@ NAN, INF = float("nan"), float("inf")
         *[({name: -1}, f"{option(name)} -1: must be 0 or more") for name in
           ("warm_start_steps", "evaluate_every", "checkpoint_every", "clip_norm", "local_lr", "target_accuracy")],
         *[({name: bad}, f"{option(name)} {bad}: must be 0 or more") for name in ("clip_norm", "local_lr", "target_accuracy") for bad in (NAN, INF)],
+        *[({name: 999999}, f"{option(name)} 999999: must be at most 65536") for name in ("replicas", "shards")],
         ({"target_accuracy": 97.5}, "--target-accuracy 97.5: is a fraction, from 0 to 1"),
         ({"target_accuracy": 0.9, "evaluate_every": 0}, "--target-accuracy needs evaluations: set --evaluate-every"),
         ({"local_lr": 0.1}, "--local-lr 0.1: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more"),

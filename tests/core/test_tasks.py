@@ -26,9 +26,10 @@ from distbelief import tasks
 from distbelief.cluster.local import Local
 from distbelief.errors import DataError, UsageError
 from distbelief.job import Job
+from distbelief.tasks.flat import layout_of
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import correct
-from distbelief.tasks.worker import placed
+from distbelief.tasks.worker import measure, placed
 
 # the package's name `mnist` is the function
 MNIST: Any = importlib.import_module("distbelief.tasks.mnist")
@@ -316,6 +317,52 @@ def test_data_that_cannot_be_used_is_refused() -> None:
     for other in (torch.zeros(2), torch.tensor(0), [0, 0, 0]):
         with pytest.raises(UsageError, match="equally many samples"):
             tasks.TensorData(torch.zeros(3, 1), other)  # type: ignore[arg-type]
+
+
+def pair(one: torch.Tensor, other: torch.Tensor, buffer: bool = False) -> nn.Module:
+    module = nn.Module()
+    module.one = nn.Parameter(one)
+    module.register_buffer("other", other) if buffer else module.register_parameter("other", nn.Parameter(other))
+    return module
+
+
+MATRIX = torch.arange(24.0).view(4, 6)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pair(MATRIX, MATRIX.T), pair(MATRIX[:3], MATRIX[2:]), pair(MATRIX, MATRIX), pair(MATRIX[:, :4], MATRIX[:, 3:]),
+        pair(MATRIX, MATRIX[1, 2]), pair(MATRIX, MATRIX[2], buffer=True), pair(MATRIX, MATRIX.view(torch.int32)[3], buffer=True),
+        pair(MATRIX, MATRIX[3, 5].expand(7), buffer=True),
+    ],
+    ids=["transposed", "slices", "views", "columns", "an element", "a buffer", "another dtype", "expanded"],
+)  # fmt: skip
+def test_two_tensors_with_an_element_in_common_are_refused(module: nn.Module) -> None:
+    with pytest.raises(UsageError, match=r"'(one|other)' and '(one|other)' are two tensors on one memory: tie them by assigning the same parameter"):
+        layout_of(module)
+
+
+def test_what_lies_side_by_side_and_what_is_tied_is_not_refused() -> None:
+    tied = nn.Linear(6, 6)
+    assert layout_of(nn.Sequential(tied, tied)).aliases == {"1.weight": "0.weight", "1.bias": "0.bias"}
+    for module in (pair(MATRIX[:, :3], MATRIX[:, 3:]), pair(MATRIX[::2], MATRIX[1::2]), pair(MATRIX[:2], MATRIX[2:]), pair(MATRIX, MATRIX[:0])):
+        assert layout_of(module).parameters == sum(p.numel() for p in module.parameters())
+    alone = nn.Module()
+    alone.one = nn.Parameter(torch.ones(1).expand(5))
+    assert layout_of(alone).parameters == 5
+
+
+def test_a_model_without_shapes_is_refused_with_the_remedy() -> None:
+    for module in (nn.LazyLinear(3), nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())):
+        with pytest.raises(UsageError, match="has no shape yet: it is of a lazy module; run a minibatch through the model first"):
+            layout_of(module)
+
+
+def test_a_test_set_of_nothing_is_refused_with_the_remedy() -> None:
+    task = tasks.Task(model=lambda: nn.Linear(1, 2), train=lambda: [(0.0, 0)], test=list).named("mine:task")
+    with pytest.raises(DataError, match=r"the test set of task 'mine:task' is empty.*--evaluate-every 0"):
+        measure(task, nn.Linear(1, 2))
 
 
 def test_the_metric_counts_what_is_right() -> None:

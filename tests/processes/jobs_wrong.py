@@ -79,16 +79,8 @@ def exits() -> Task:
     return Task(model=lambda: _Exits(8, 4), train=jobs.data)
 
 
-def nothing_to_test() -> Task:
-    return Task(model=jobs.net, train=jobs.data, test=lambda: jobs.data(0))
-
-
 def nothing_to_train() -> Task:
     return Task(model=nn.Tanh, train=jobs.data)
-
-
-def lazy() -> Task:
-    return Task(model=lambda: nn.LazyLinear(4), train=jobs.data)
 
 
 def dies() -> Task:
@@ -97,3 +89,11 @@ def dies() -> Task:
 
 def training_data_raise() -> Task:
     return Task(model=jobs.net, train=lambda: _raise(FileNotFoundError("no such file")), test=jobs.data)  # type: ignore[arg-type, return-value]
+
+
+def nothing_to_test() -> Task:
+    return Task(model=jobs.net, train=jobs.data, test=list)
+
+
+def lazy() -> Task:
+    return Task(model=lambda: nn.Sequential(nn.LazyLinear(4)), train=jobs.data)

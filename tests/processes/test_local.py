@@ -1,8 +1,11 @@
 """Downpour on processes of this machine: every way to run it, and what may go wrong around it."""
 
 import contextlib
+import errno
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distbelief import errors
+from distbelief.cluster import supervisor
 from distbelief.cluster.local import TRANSPORTS, Local
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.sitting import View
 from distbelief.core import records
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.settings import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.strategy import Downpour, Single
@@ -157,6 +163,8 @@ def test_a_full_disk_costs_checkpoints_but_not_the_job(tiny_disk: Path, watch: j
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no replicas": ({"strategy": Downpour(replicas=0)}, "--replicas 0"),
     "more shards than parameters": ({"strategy": Downpour(shards=4), "task": "jobs:minute"}, "--shards 4 is more than the model's 3 parameters"),
+    "more shards than there are processes": ({"strategy": Downpour(shards=4097)}, "--shards 4097: must be at most 4096 on one machine"),
+    "more replicas than there are processes": ({"strategy": Downpour(replicas=4097)}, "--replicas 4097: must be at most 4096 on one machine"),
     "a task nobody knows": ({"task": "digit"}, "did you mean 'digits'"),
     "a module nobody has": ({"task": "nowhere:task"}, "importing 'nowhere' raised ModuleNotFoundError"),
     "a function nobody wrote": ({"task": "jobs:nothing"}, "jobs.*has no 'nothing'"),
@@ -186,6 +194,67 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, name: str, monke
         jobs.run(options.pop("out"), **options)
     assert type(caught.value) in (errors.UsageError, errors.CheckpointError, errors.LayoutError)
     assert "\n" not in str(caught.value)
+
+
+def test_many_shards_are_held_against_the_model_before_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor.Supervisor, "_start_process", lambda *_: pytest.fail("a process was started"))
+    before = torch.random.get_rng_state()
+    with pytest.raises(errors.UsageError, match="--shards 213 is more than the model's 212 parameters; use at most that many"):
+        jobs.run(tmp_path / "run", Downpour(shards=213))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[str] = []
+    start = supervisor.forkserver.context().Process.start
+
+    def refuse(process: Any) -> None:
+        began.append(process.name)
+        if len(began) > 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        start(process)
+
+    monkeypatch.setattr(supervisor.forkserver.context().Process, "start", refuse)
+    with pytest.raises(
+        errors.JobFailed, match=r"coordinator: its process cannot be started beside 2 others \(.*open files\); .*fewer --replicas"
+    ) as caught:
+        jobs.run(tmp_path / "run")
+    assert "ulimit -n" in str(caught.value)
+    assert began == ["replica 0", "replica 1", "coordinator"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("on", [Local(), Simulated()], ids=["processes", "simulated"])
+def test_staleness_is_shown_while_a_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Any) -> None:
+    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    on.run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=40), View(quiet=False))
+    lines = [line for line in capsys.readouterr().out.splitlines() if " done: " in line]
+    assert re.search(r"samples/s, train loss \d\.\d+, staleness \d+\.\d\d$", lines[-2])
+
+
+SPARED = """
+import sys
+import distbelief as db
+from distbelief.cluster import process  # all that the processes of a job are forked with
+from distbelief.cluster.single import SingleLoop
+import jobs
+assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
+for name in {optimizers}:
+    job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(optimizer=db.optim(name)))
+    assert db.run(job, on=db.Simulated())["outcome"] == "done"
+    assert "torch._dynamo" not in sys.modules, name
+    SingleLoop(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None).run()
+    assert "torch._dynamo" not in sys.modules, name + ", single"
+"""
+
+
+def test_no_process_of_a_job_imports_dynamo() -> None:
+    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator and the loop of single."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", SPARED.format(optimizers=sorted(LEARNING_RATES))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_job_leaves_what_the_house_promises(tmp_path: Path) -> None:

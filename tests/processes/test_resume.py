@@ -13,12 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster import supervisor
+from distbelief.cluster import status, supervisor
 from distbelief.cluster.local import Local
+from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.settings import optim
 from distbelief.errors import CheckpointError, DistbeliefError, JobFailed, UsageError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_part
 from distbelief.strategy import Downpour, Single
 
@@ -98,6 +100,32 @@ def test_a_checkpoint_goes_from_single_to_downpour_and_back(tmp_path: Path, watc
     assert result["samples"] == EPOCHS * jobs.SAMPLES
 
 
+def test_a_run_that_goes_on_with_another_strategy_says_so(tmp_path: Path, watch: jobs.Watch) -> None:
+    jobs.run(tmp_path, single("sgd"), epochs=1)
+    jobs.run(tmp_path, downpour(1, "sgd"), epochs=1, resume=True)
+    assert [note.text for note in watch.of(records.Note)] == ["this run was trained with single before, and goes on with downpour"]
+    assert RunFolder.open(tmp_path).read_job()["strategy"] == "downpour"
+
+
+@pytest.mark.parametrize("on", [Local(), Simulated()], ids=["processes", "simulated"])
+def test_a_run_that_still_runs_is_not_resumed(tmp_path: Path, watch: jobs.Watch, on: Any) -> None:
+    found: list[Any] = []
+
+    def meddle() -> None:
+        with pytest.raises(UsageError, match="of a job that is running") as caught:
+            jobs.run(tmp_path, downpour(1), epochs=1, resume=True)
+        found.append(caught.value)
+        if isinstance(on, Simulated):
+            found.append(status.lines(status.status(tmp_path)))
+
+    watch.once(records.EpochDone, meddle)
+    assert jobs.run(tmp_path, downpour(1), on, epochs=2)["outcome"] == "done"
+    assert found
+    assert found[1:] in ([], [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that just begins or ends"]])
+    watch.rest()
+    assert jobs.run(tmp_path, downpour(1), epochs=3, resume=True)["epochs"] == 3
+
+
 def test_a_finished_run_ends_again_at_once_and_goes_on_with_more_epochs(tmp_path: Path) -> None:
     jobs.run(tmp_path / "whole", downpour(1), epochs=5)
     jobs.run(tmp_path / "run", downpour(1), epochs=3)
@@ -167,6 +195,18 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tm
     assert Checkpoints(tmp_path / "run").latest() is not None
 
 
+def test_a_supervisor_that_is_killed_leaves_a_run_that_can_be_resumed_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--batch-size", "16", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen([*command, "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        while '"event":"Checkpointed"' not in (line := process.stdout.readline()):
+            assert line
+        process.kill()
+    assert "it was killed" in status.lines(status.status(tmp_path / "run"))[0]
+    assert jobs.run(tmp_path / "run", epochs=1, resume=True)["outcome"] == "done"
+
+
 def _cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
@@ -209,19 +249,6 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeyp
     with pytest.raises(kind, match=f"(?s){words}"):
         Local().run(jobs.Job(**options))
     assert Path("run/result.json").read_bytes() == before
-
-
-def test_a_folder_in_which_a_job_runs_is_refused(tmp_path: Path, watch: jobs.Watch) -> None:
-    refused: list[str] = []
-
-    def resume() -> None:
-        with pytest.raises(UsageError, match="a job is running in this folder") as caught:
-            jobs.run(tmp_path, downpour(1), epochs=3, resume=True)
-        refused.append(str(caught.value))
-
-    watch.once(records.Checkpointed, resume)
-    assert jobs.run(tmp_path, downpour(1), epochs=3)["outcome"] == "done"
-    assert len(refused) == 1
 
 
 def test_a_resumed_job_has_no_result_before_its_end(tmp_path: Path, watch: jobs.Watch) -> None:

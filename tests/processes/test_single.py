@@ -87,13 +87,13 @@ WRONG = {
     "training_data_raise": "the training data of task 'jobs_wrong:training_data_raise' cannot be loaded: FileNotFoundError: no such file",
     "loading_raises": "the data of task 'jobs_wrong:loading_raises' cannot be loaded: FileNotFoundError: no such file",
     "model_raises": "the model of task 'jobs_wrong:model_raises' cannot be built: RuntimeError: no model today",
+    "lazy": "parameter '0.weight' has no shape yet: it is of a lazy module; run a minibatch through the model first",
     "no_model": "must return a torch.nn.Module",
     "dies": "single: killed|every replica is gone|is gone: its process ended with status 3|ended with status 3",
     "dies_well": "ended with status 0",
     "exits": r"minibatch \d+: SystemExit: 0",
     "nothing_to_test": "the test data of task 'jobs_wrong:nothing_to_test' hold 0 samples",
     "nothing_to_train": "the model has no parameter with requires_grad=True",
-    "lazy": "parameter 'weight' has no shape yet: run the lazy model once",
 }
 
 
