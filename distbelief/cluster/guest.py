@@ -101,8 +101,11 @@ class Guest:
                 process.terminate()
             process.join()
             ours.close()
-        if self._failure is not None:
-            raise self._failure
+        failure: errors.DistbeliefError | None = self._failure
+        if isinstance(failure, JobFailed) and not self._leaving:  # somebody whom it needs is gone: the job may begin again
+            self.tell(str(failure))
+        elif failure is not None:
+            raise failure
         return process.exitcode == 0 and self._over
 
     def _spec(self, part: Part) -> bytes:

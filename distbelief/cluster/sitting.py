@@ -96,16 +96,25 @@ class Sitting:
         before = self.folder.read_job()
         if before.get("task") != self.job.reference:
             raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
-        newest = Checkpoints(self.folder.path).latest()
-        if newest is None:
-            raise CheckpointError(f"{out} has no checkpoint to resume from: train anew into another folder")
-        self.checkpoint, self.manifest = str(newest), read_manifest(newest)
+        self.go_back()
         self._before = str(before.get("strategy"))
         kept = before.get("settings", {})  # what was asked for: a script may have named another batch size, and will again
         for name in ("batch_size", "seed"):
             was, asked = kept.get(name), getattr(self.settings, name)
             if was != asked:
                 raise CheckpointError(f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would change; use {was}")
+
+    def go_back(self) -> None:
+        """Go on from the newest checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it is corrupt.
+        """
+        assert self.folder is not None
+        newest = Checkpoints(self.folder.path).latest()
+        if newest is None:
+            raise CheckpointError(f"{self.folder.path} has no checkpoint to resume from: train anew into another folder")
+        self.checkpoint, self.manifest = str(newest), read_manifest(newest)
 
     @property
     def position(self) -> Position:

@@ -79,6 +79,9 @@ class Supervisor:
         self._script = script or []
         self._coordinator: Listening | None = None
         self._ending = False
+        self._begun = 1
+        """Times that all processes were started."""
+        self._certifier: Authority | None = None
         self._gate: Gate | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
@@ -87,6 +90,7 @@ class Supervisor:
     def run(self) -> dict[str, Any]:
         """Start, watch and end the job."""
         with signals.waitable() as woken:
+            self._woken = woken
             try:
                 self._start(woken)
                 while self.children and self.failure is None:
@@ -136,9 +140,11 @@ class Supervisor:
     # starting
 
     def _start(self, woken: Connection) -> None:
+        """Start every process: at first, and again from the newest checkpoint where the coordinator died."""
         self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory)
-        self._certifier = self._authority(self._told.job)
-        if self.cluster.listen and self.sitting.folder:
+        if self._certifier is None:
+            self._certifier = self._authority(self._told.job)
+        if self.cluster.listen and self.sitting.folder and self._gate is None:
             self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
             told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
             self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
@@ -225,7 +231,7 @@ class Supervisor:
             if id(child.channel.connection) in ready:
                 child.open = child.channel.hear_all(lambda word, child=child: self._take(child, word))  # type: ignore[misc]
         for child in list(self.children.values()):
-            if not child.process.is_alive():
+            if self.children.get(child.role) is child and not child.process.is_alive():
                 self._bury(child)
         self.desk.serve(id(self.desk.listener) in ready)
         self._look(time.monotonic())
@@ -340,9 +346,25 @@ class Supervisor:
                 for other in self.children.values():
                     if roles.kind(other.role) == "shard" and other.incarnation <= child.incarnation:
                         self._kill(other, f"{child.role} died, and in a synchronous job all shards go back together")
-        elif self.failure is None:
+        elif self.failure is None and not self._begin_again(child, how):
             self.deaths[child.role] = how
             self.failure = self._gone(child.role)
+
+    def _begin_again(self, coordinator: _Child, how: str) -> bool:
+        """Where the coordinator was killed: let the whole job go on from its newest checkpoint, in new processes; whether it can."""
+        killed = coordinator.role == roles.COORDINATOR and coordinator.process.exitcode < 0
+        if not (killed and self.started and self.checkpoint and not self._interrupts and self._begun <= self.settings.restarts):
+            return False
+        self._begun += 1
+        self._end_all(at_once=True)
+        self.sitting.go_back()
+        told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.checkpoint}"
+        self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
+        self.deaths.clear()
+        self.rumour, self._coordinator, self.listening, self._ending = "", None, False, False
+        self._leave_by = self._end_by = float("inf")
+        self._start(self._woken)
+        return True
 
     # ending
 
@@ -363,10 +385,10 @@ class Supervisor:
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
         coordinator.channel.say(Interrupt("interrupted"))
 
-    def _end_all(self) -> None:
-        """Leave no process behind: ask those that are left to end, then kill them."""
+    def _end_all(self, at_once: bool = False) -> None:
+        """Leave no process behind: ask those that are left to end, then kill them; or kill them at once."""
         for child in self.children.values():
-            child.process.terminate()
+            (child.process.kill if at_once else child.process.terminate)()
         deadline = time.monotonic() + GRACE
         for child in self.children.values():
             child.process.join(max(0.0, deadline - time.monotonic()))

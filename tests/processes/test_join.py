@@ -213,3 +213,19 @@ def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) 
     with pytest.raises(JobFailed, match=f"the job at 127.0.0.1:{port} does not answer"):
         gate.knock(gate.Ticket("job", "127.0.0.1", port, "", None), gate.Knock("job", ""))
     assert monotonic() - began < SECONDS
+
+
+def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started) and len(watch.of(records.Started)) == 1:
+            guests.join(tmp_path)
+        elif worked(record) and len(watch.of(records.Started)) == 1:
+            jobs.kill("coordinator")
+        elif worked(record):
+            watch.interrupt()
+
+    watch.act = act
+    assert jobs.run(tmp_path, Downpour(1, 2), TLS, epochs=jobs.MANY)["outcome"] == "interrupted"
+    [(status, said)] = guests.ended()
+    assert status == 0, said
+    assert said.count("joined as replica 1\n") == 2

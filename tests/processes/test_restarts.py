@@ -58,3 +58,25 @@ def test_a_shard_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: 
     watch.act = kill
     with pytest.raises(JobFailed, match=r"^shard 0 is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume"):
         jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}")
+def test_a_killed_coordinator_comes_again_with_the_whole_job(tmp_path: Path, watch: jobs.Watch, strategy: Strategy) -> None:
+    watch.once(records.EpochDone, lambda: jobs.kill("coordinator"), after=3)
+    result = jobs.run(tmp_path, strategy, epochs=EPOCHS)
+    assert result["outcome"] == "done"
+    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    assert result["epochs"] == EPOCHS
+    [told] = [record.text for record in watch.of(records.Note) if "coordinator" in record.text]
+    assert "coordinator is gone: its process was killed by SIGKILL; all processes begin anew from checkpoint" in told
+
+
+def test_a_coordinator_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:
+    def kill(record: Record) -> None:
+        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and not watch.of(records.Finished):
+            jobs.kill("coordinator")
+
+    watch.act = kill
+    with pytest.raises(JobFailed, match=r"^coordinator is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume"):
+        jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
+    assert len(watch.of(records.Started)) == 2
