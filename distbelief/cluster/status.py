@@ -142,10 +142,14 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
                     known.setdefault(role, {}).setdefault("held_by", []).append(f"{standing.role}: {value}")
                 elif value is not None:
                     known.setdefault(role, {})[name] = max(value, known.get(role, {}).get(name, value))
+    here = {role for role, _, _ in children}
+    # replicas on other machines: what the coordinator deals to, and is no process here
+    guests = [(role, None, 0) for role, facts in known.items() if "minibatches" in facts and role not in here]
     members = []
-    for role, pid, incarnation in children:
+    for role, pid, incarnation in [*children, *guests]:
         one = told.get(role)
-        member: dict[str, Any] = {"role": role, "pid": pid, "incarnation": incarnation, "state": "busy" if one is None else one.state}
+        state = "elsewhere" if pid is None else "busy" if one is None else one.state
+        member: dict[str, Any] = {"role": role, "pid": pid, "incarnation": incarnation, "state": state}
         member |= {"waits_for": one.waits_for if one else "", "waited_seconds": one.waited if one else None}
         member |= {"clock": None, "version": None, "staleness": None, "rate": None, "minibatches": None}
         member |= {name: value for name, value in (one.facts if one else {}).items() if name != "of"}
@@ -212,7 +216,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         since = f" (for {one['waited_seconds']:.1f} s)" if one["waited_seconds"] is not None and one["waits_for"] else ""
         why = "; ".join(filter(None, [one["waits_for"] + since, *one.get("held_by", ())]))
         numbers = [_shown(one[name]) for name in ("clock", "version", "staleness", "rate", "minibatches")]
-        rows.append([f"{one['role']} (pid {one['pid']})", one["state"], *numbers, why])
+        rows.append([f"{one['role']} (pid {one['pid']})" if one["pid"] else one["role"], one["state"], *numbers, why])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return told + ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

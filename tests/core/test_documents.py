@@ -11,7 +11,7 @@ import pytest
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, main, options
-from distbelief.cluster import evaluate, forkserver, status
+from distbelief.cluster import evaluate, forkserver, guest, status
 from distbelief.core.settings import option
 from distbelief.strategy import STRATEGIES
 
@@ -35,11 +35,11 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands end where they would begin to work, and say what they would have run."""
 
     def launched(self: db.Local, job: db.Job, script: list[str], _: object) -> None:
-        self._settings(job)
+        self.settings(job)
         assert (ROOT / script[0]).is_file()
 
     monkeypatch.setattr(forkserver, "start", bool)
-    monkeypatch.setattr(db.Local, "run", lambda self, job, _: self._settings(job))
+    monkeypatch.setattr(db.Local, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(db.Local, "launch", launched)
     monkeypatch.setattr(db.Simulated, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(commands, "_show", lambda *_: 0)
@@ -47,6 +47,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0})
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
+    monkeypatch.setattr(guest.Guest, "run", lambda self: None)
+    monkeypatch.setattr(guest, "leave", lambda _: 1)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -71,7 +73,7 @@ def test_an_option_that_is_named_is_one() -> None:
     for command in ("train", "launch", "simulate"):
         for strategy in STRATEGIES:
             known |= set(options._names(options.groups(command, strategy)))
-    kinds: list[Any] = [commands.Evaluate, commands.Status, *(bench.options for bench in BENCHES.values())]
+    kinds: list[Any] = [commands.Evaluate, commands.Status, commands.Join, *(bench.options for bench in BENCHES.values())]
     known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}
     named = {word for text in TEXTS.values() for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)}
     assert len(named) > 10

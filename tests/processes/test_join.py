@@ -10,11 +10,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import jobs
 import pytest
 
-from distbelief.cluster import gate
+from distbelief.cluster import gate, status
 from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.records import Record
@@ -175,6 +176,29 @@ data = [(torch.randn(4), 0) for _ in range(64)]
 for x, y in replica.batches(data):
     optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()
 """
+
+
+def test_the_status_of_a_job_knows_of_its_guests(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+    def ask() -> None:
+        found.append(status.status(tmp_path))
+        watch.interrupt()
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+        elif worked(record) and not asker.ident:
+            asker.start()
+
+    found: list[dict[str, Any]] = []
+    asker = threading.Thread(target=ask)
+    watch.act = act
+    jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)
+    asker.join()
+    [guest] = [one for one in found[0]["members"] if one["state"] == "elsewhere"]
+    assert (guest["role"], guest["pid"]) == ("replica 1", None)
+    assert guest["clock"] > 0
+    assert guest["rate"] > 0
+    assert any(line.startswith("replica 1  ") and "elsewhere" in line for line in status.lines(found[0]))
 
 
 def test_who_has_no_ticket_or_another_is_turned_away_and_garbage_costs_nothing(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
