@@ -47,5 +47,5 @@ clean:
 	@touch $@
 
 .venv/tools: .venv/installed
-	$(PIP) --editable '.[digits,dev]'
+	$(PIP) --editable '.[digits,plots,dev]'
 	@touch $@

@@ -35,7 +35,7 @@ OWN = {
     "bounded": f"{CADENCE} --staleness",
 }
 VIRTUAL = "--network --compute --stragglers --faults --phantom --keep"
-LOCAL = "--transport --bind --advertise --insecure --tls --pad --straggle"
+LOCAL = "--transport --bind --advertise --insecure --tls --listen --pad --straggle"
 FROZEN = {
     ("train", "single"): f"{SHARED} {TASK}",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},

@@ -47,7 +47,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0})
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
-    monkeypatch.setattr(guest.Guest, "run", lambda self: None)
+    monkeypatch.setattr(guest.Guest, "run", lambda _: None)
     monkeypatch.setattr(guest, "leave", lambda _: 1)
 
 

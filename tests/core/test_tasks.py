@@ -361,7 +361,7 @@ def test_a_model_without_shapes_is_refused_with_the_remedy() -> None:
 
 def test_a_test_set_of_nothing_is_refused_with_the_remedy() -> None:
     task = tasks.Task(model=lambda: nn.Linear(1, 2), train=lambda: [(0.0, 0)], test=list).named("mine:task")
-    with pytest.raises(DataError, match=r"the test set of task 'mine:task' is empty.*--evaluate-every 0"):
+    with pytest.raises(DataError, match=r"the test data of task 'mine:task' hold 0 samples.*--evaluate-every 0"):
         measure(task, nn.Linear(1, 2))
 
 

@@ -20,10 +20,34 @@ def small_mnist(folder: Path) -> None:
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, SAMPLES) + bytes(range(10)) * (SAMPLES // 10))
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.py")), ids=lambda path: path.name)
+def lines(recipe: Path, command: str) -> list[str]:
+    """What a recipe says is to be typed."""
+    return [line for line in recipe.read_text().splitlines() if line.startswith(f"{command} ")]
+
+
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+
+
+def test_every_recipe_says_how_it_runs() -> None:
+    assert all(len(lines(recipe, "distbelief launch") + lines(recipe, "python")) == 1 for recipe in RECIPES)
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if lines(recipe, "python")], ids=lambda path: path.name)
+def test_a_recipe_that_draws_does(tmp_path: Path, recipe: Path) -> None:
+    [line] = lines(recipe, "python")
+    _, script, _ = line.split()
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / script), "plot.png", "0.001", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if lines(recipe, "distbelief launch")], ids=lambda path: path.name)
 def test_a_recipe_runs_as_it_says(tmp_path: Path, recipe: Path) -> None:
     small_mnist(tmp_path)
-    [line] = [line for line in recipe.read_text().splitlines() if line.startswith("distbelief launch ")]
+    [line] = lines(recipe, "distbelief launch")
     command, strategy, *rest = shlex.split(line)[1:]
     words = [command, strategy, "--quiet", "--out", str(tmp_path / "run"), *rest]
     environment = {**os.environ, "DISTBELIEF_DATA": str(tmp_path)}

@@ -1,0 +1,43 @@
+"""Which consistency learns fastest where one machine is slow? Test loss against time, measured on real processes; needs matplotlib.
+
+python recipes/stragglers.py docs/stragglers.png
+
+Four replicas, whose steps take 30 ms (the rest of a step is slept, so that two cores are enough), and one of them four times as long. A round and an
+update of softsync are means of four gradients: their rate is four times that of the others.
+"""
+
+import sys
+
+import matplotlib.pyplot as plt
+
+import distbelief as db
+
+REPLICAS, RATE = 4, 0.05
+ONE, FOUR = db.optim("sgd", lr=RATE), db.optim("sgd", lr=REPLICAS * RATE)
+STRATEGIES = {
+    "synchronous": db.Synchronous(REPLICAS, optimizer=FOUR),
+    "synchronous, 1 backup worker": db.Synchronous(REPLICAS, optimizer=FOUR, backup_workers=1),
+    "bounded, staleness 3": db.Bounded(REPLICAS, optimizer=ONE, staleness=3),
+    "softsync, n 1": db.Softsync(REPLICAS, optimizer=FOUR, n=1),
+    "downpour": db.Downpour(REPLICAS, optimizer=ONE),
+}
+
+
+def main(path: str, step: float = 0.03, epochs: int = 8) -> None:
+    """Train with each of them, and draw."""
+    place = db.Local(pace=db.Pace(step=step, spread="constant", slow={0: 4.0}))
+    plt.figure(figsize=(7, 4))
+    for name, strategy in STRATEGIES.items():
+        history = db.run(db.Job(task="digits", strategy=strategy, epochs=epochs, batch_size=16, checkpoint_every=0), on=place)["history"]
+        plt.plot([row["seconds"] for row in history], [row["test_loss"] for row in history], marker=".", label=name)
+        print(f"{name}: loss {history[-1]['test_loss']:.3f} after {history[-1]['seconds']:.1f} s")
+    plt.xlabel("seconds of training")
+    plt.ylabel("test loss")
+    plt.yscale("log")
+    plt.title(f"digits, {REPLICAS} replicas, one of them 4 times slower, {epochs} epochs")
+    plt.legend()
+    plt.savefig(path, dpi=110, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *(float(word) if "." in word else int(word) for word in sys.argv[2:]))
