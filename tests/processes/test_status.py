@@ -63,7 +63,8 @@ def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch)
         finally:
             jobs.kill("shard 0", jobs.signal.SIGCONT)
 
-    assert any("parameters from shard 0" in why for why in asked_while_it_runs(tmp_path / "run", watch, ask))
+    options = {"checkpoint_every": 0, "snapshot_every": "0"}  # for which they would wait too
+    assert any("parameters from shard 0" in why for why in asked_while_it_runs(tmp_path / "run", watch, ask, **options))
 
 
 def test_single_and_an_ended_job(tmp_path: Path, watch: jobs.Watch) -> None:
