@@ -160,7 +160,7 @@ def test_garbage_costs_the_link_it_came_on_and_no_other(make: Callable[..., End]
     address = shard.endpoint.listen()
     good.endpoint.connect("shard 0", address)
     with raw(address) as bad:
-        bad.sendall(hello() + wire.encode(Ready(())) + garbage + wire.encode(Ready()))
+        bad.sendall(hello() + wire.encode(Ready(())) + garbage + wire.encode(Ready(())))
         shard.until(lambda: shard.lost)
         assert [type(arrival.event) for arrival in shard.got] == [Ready, Lost]
         assert shard.got[1].sender == "replica 0"
