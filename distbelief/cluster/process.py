@@ -270,7 +270,7 @@ class _Process:
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         self._run_path(script)
         loop.current.leave()
         if not loop.current.joined:
