@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -107,6 +108,8 @@ class Gate:
 
     def close(self) -> None:
         """Let nobody in any more; the ticket is worth nothing and goes."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
         self._listener.close()
         self.path.unlink(missing_ok=True)
 

@@ -59,20 +59,21 @@ class Guest:
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():
             forkserver.start()
-            part = self._ask(ticket, Knock(ticket.job, ticket.secret, script=bool(self.script)))
+            part = self._ask(ticket, Knock(ticket.job, ticket.secret, script=bool(self.script)), woken)
             while not self._live(part, woken, door):
                 if part.incarnation >= part.restarts:
                     raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")
                 self.tell(f"{part.role} died; another takes its place")
-                part = self._ask(ticket, Knock(ticket.job, ticket.secret, part.role, part.incarnation, bool(self.script)))
+                part = self._ask(ticket, Knock(ticket.job, ticket.secret, part.role, part.incarnation, bool(self.script)), woken)
 
-    def _ask(self, ticket: Ticket, word: Knock) -> Part:
+    def _ask(self, ticket: Ticket, word: Knock, woken: Connection) -> Part:
         """Knock until there is a part."""
         give_up = time.monotonic() + WAIT_SECONDS
         while isinstance(answer := knock(ticket, word), Sorry):
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
-            time.sleep(PAUSE)
+            if woken.poll(PAUSE):
+                raise JobFailed("interrupted before the job had a part to give")
         self.tell(f"joined as {answer.role}")
         return answer
 
@@ -95,10 +96,12 @@ class Guest:
                     self._leave(channel, woken if id(woken) in ready else None)
                 if id(ours) in ready and not channel.hear_all(self._take):
                     break
+            process.join()
             channel.hear_all(self._take)
+        except BaseException:
+            process.kill()
+            raise
         finally:
-            if self._failure or self._leaving is None:
-                process.terminate()
             process.join()
             ours.close()
         failure: errors.DistbeliefError | None = self._failure

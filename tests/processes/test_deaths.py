@@ -143,7 +143,7 @@ def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: 
     if role != "coordinator":
         assert jobs.run(tmp_path, strategy, on, epochs=2)["samples"] == 2 * jobs.SAMPLES
     else:
-        with pytest.raises(JobFailed, match="^coordinator is gone: its process was killed by SIGKILL.*start anew"):
+        with pytest.raises(JobFailed, match=r"^coordinator is gone: its process was killed by SIGKILL.*start anew"):
             jobs.run(tmp_path, strategy, on, epochs=2)
 
 
