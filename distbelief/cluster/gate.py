@@ -55,6 +55,8 @@ class Knock(msgspec.Struct, frozen=True):
     incarnation: int = -1
     script: bool = False
     """Whether he has a script of his own to run."""
+    lost: str = ""
+    """Where the coordinator was that his replica has lost: he waits for one that is elsewhere."""
 
 
 class Part(msgspec.Struct, frozen=True, tag=True):

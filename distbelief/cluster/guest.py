@@ -24,6 +24,8 @@ from distbelief.transport.shared import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
 """How long to wait for a job that has not begun, and between two knocks."""
+AGAIN_SECONDS = 10.0
+"""How long to wait for a coordinator elsewhere, when a replica has lost the one that it knew."""
 DOORS = 64
 """Guests of one job on one machine that `leave` can find."""
 
@@ -59,17 +61,22 @@ class Guest:
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():
             forkserver.start()
-            part = self._ask(ticket, Knock(ticket.job, ticket.secret, script=bool(self.script)), woken)
+            word = Knock(ticket.job, ticket.secret, script=bool(self.script))
+            part = self._ask(ticket, word, woken)
             while not self._live(part, woken, door):
                 if part.incarnation >= part.restarts:
                     raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")
                 self.tell(f"{part.role} died; another takes its place")
-                part = self._ask(ticket, Knock(ticket.job, ticket.secret, part.role, part.incarnation, bool(self.script)), woken)
+                lost = part.coordinator if self._failure else ""
+                part = self._ask(ticket, msgspec.structs.replace(word, role=part.role, incarnation=part.incarnation, lost=lost), woken)
 
     def _ask(self, ticket: Ticket, word: Knock, woken: Connection) -> Part:
         """Knock until there is a part."""
-        give_up = time.monotonic() + WAIT_SECONDS
+        began = time.monotonic()
+        give_up = began + WAIT_SECONDS
         while isinstance(answer := knock(ticket, word), Sorry):
+            if time.monotonic() > began + AGAIN_SECONDS:
+                word = msgspec.structs.replace(word, lost="")  # it is there after all, and only the link was lost
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
             if woken.poll(PAUSE):

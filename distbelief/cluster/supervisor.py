@@ -200,13 +200,13 @@ class Supervisor:
 
     def _admit(self, knock: Knock) -> Part | Sorry:
         """What a guest is told who holds the ticket; called by threads of the gate."""
-        if self._coordinator is None:
-            return Sorry("it has not begun yet", soon=True)
+        if (listening := self._coordinator) is None or listening.address == knock.lost:
+            return Sorry("it has not begun, or not again", soon=True)
         if self._ending or self.finished is not None:
             return Sorry("the job is ending")
         if knock.script != bool(self._script):
-            named = os.path.basename(self._script[0]) if self._script else ""
-            return Sorry(f"every replica runs a script, {named}: name your copy of it" if named else "it trains a task, not a script: name none")
+            scripts = f"every replica runs a script, {os.path.basename(self._script[0])}: name your copy of it" if self._script else ""
+            return Sorry(scripts or "it trains a task, not a script: name none")
         given = self._guests.give(knock)
         if isinstance(given, Sorry):
             return given
@@ -214,7 +214,7 @@ class Supervisor:
             self._told, identity=self._certifier.issue(given[0]) if self._certifier else None, run="", memory=-1, path=[], directory="",
             environment={}, init_from=None, pace=None,
         )  # fmt: skip
-        return Part(*given, self._coordinator.address, self.settings.restarts, msgspec.msgpack.encode(spec))
+        return Part(*given, listening.address, self.settings.restarts, msgspec.msgpack.encode(spec))
 
     # watching
 

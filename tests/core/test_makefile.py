@@ -23,7 +23,9 @@ def make_train(folder: Path, why: str) -> list[str]:
     (folder / ".venv/installed").touch()
     for name in ("pyproject.toml", "constraints.txt"):
         os.utime(shutil.copy(MAKEFILE.with_name(name), folder), (0, 0))
-    done = subprocess.run(["make", "-f", MAKEFILE, "train"], cwd=folder, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-f", MAKEFILE, "train"], cwd=folder, capture_output=True, text=True, timeout=30, check=True
+    )
     return done.stdout.splitlines()
 
 
