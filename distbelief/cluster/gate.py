@@ -10,6 +10,8 @@ import socket
 import ssl
 import struct
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from distbelief.core import roles
+from distbelief.core.settings import MOST
 from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.tls import Identity, TlsSocket, context
 
@@ -27,11 +30,13 @@ GUEST = "guest"
 """What the certificate in a ticket names: not yet a replica."""
 TICKET = "ticket.json"
 PATIENCE = 5.0
-"""Seconds that one at the gate may take to say what he wants."""
-CROWD = 16
-"""Most who may be served at once; more are turned away."""
+"""Seconds that one at the gate may take in all."""
+CROWD = 64
+"""Most who may be served at once; one more pushes out who has taken longest."""
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
 """Longest words of a guest, and longest answer, in bytes."""
+PAUSE = 0.1
+"""Seconds between two tries to let somebody in, where this machine has no room."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -55,8 +60,8 @@ class Knock(msgspec.Struct, frozen=True):
     incarnation: int = -1
     script: bool = False
     """Whether he has a script of his own to run."""
-    lost: str = ""
-    """Where the coordinator was that his replica has lost: he waits for one that is elsewhere."""
+    lost: int = 0
+    """Which beginning of the job his replica has lost: he waits for the next; 0 for none."""
 
 
 class Part(msgspec.Struct, frozen=True, tag=True):
@@ -66,6 +71,8 @@ class Part(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     coordinator: str
     restarts: int
+    begun: int
+    """Which beginning of the job this is, from 1."""
     spec: bytes
 
 
@@ -95,7 +102,7 @@ class Gate:
     def __init__(
         self, job: str, where: tuple[str, int], advertise: str, authority: Authority | None, admit: Callable[[Knock], Part | Sorry], run: Path
     ) -> None:
-        self._admit, self._room = admit, threading.Semaphore(CROWD)
+        self._admit, self._visitors, self._open = admit, deque[socket.socket](), True
         self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR)) if authority else None
         try:
             self._listener = socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET, backlog=CROWD)
@@ -104,44 +111,59 @@ class Gate:
         guest = authority.issue(GUEST) if authority else None
         self.ticket = Ticket(job, advertise, self._listener.getsockname()[1], secrets.token_hex(16), guest)
         self.path = run / TICKET
-        with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        made = self.path.with_name(f".{TICKET}.{secrets.token_hex(4)}")
+        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.ticket)) + b"\n")
+        made.rename(self.path)
         threading.Thread(target=self._serve, name="gate", daemon=True).start()
 
     def close(self) -> None:
         """Let nobody in any more; the ticket is worth nothing and goes."""
+        self._open = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
         self._listener.close()
         self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        while True:
+        while self._open:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if self._room.acquire(blocking=False):
+                self._visitors.append(connection)
+                if len(self._visitors) > CROWD:
+                    _cut(self._visitors[0])
                 threading.Thread(target=self._answer, args=(connection,), name="guest", daemon=True).start()
-            else:
-                connection.close()
+            except (OSError, RuntimeError):  # no more descriptors or threads, for the moment
+                time.sleep(PAUSE)
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, visitor: socket.socket) -> None:
+        late = threading.Timer(PATIENCE, _cut, [visitor])
+        late.start()
+        connection = visitor
         try:
             connection.settimeout(PATIENCE)
             if self._context:
-                connection = self._context.wrap_socket(connection, server_side=True)
+                connection = self._context.wrap_socket(socket.socket(fileno=os.dup(visitor.fileno())), server_side=True)
                 connection.greet()  # type: ignore[attr-defined]
+                if connection.peer != GUEST:  # type: ignore[attr-defined]
+                    return
             knock = _knocks.decode(_hear(connection, WORD_LIMIT))
             known = hmac.compare_digest(knock.secret.encode(), self.ticket.secret.encode()) and knock.job == self.ticket.job
-            if self._context and connection.peer != GUEST:  # type: ignore[attr-defined]
-                return
             _say(connection, self._admit(knock) if known else Sorry("the ticket is of another job"))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError):
             return  # he has to come again, and say it well
         finally:
+            late.cancel()
+            with contextlib.suppress(ValueError):
+                self._visitors.remove(visitor)
             connection.close()
-            self._room.release()
+            visitor.close()
+
+
+def _cut(connection: socket.socket) -> None:
+    """End what is said on a connection; whoever serves it closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Guests:
@@ -160,6 +182,8 @@ class Guests:
     def give(self, knock: Knock) -> tuple[str, int] | Sorry:
         """A role that nobody has, or the next life of one."""
         with self._lock:
+            if not knock.role and self._next >= MOST:
+                return Sorry(f"it has had {MOST} replicas")
             if not knock.role:
                 role, self._next = roles.replica(self._next), self._next + 1
                 self._lives[role] = 0

@@ -67,7 +67,7 @@ class Guest:
                 if part.incarnation >= part.restarts:
                     raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")
                 self.tell(f"{part.role} died; another takes its place")
-                lost = part.coordinator if self._failure else ""
+                lost = part.begun if self._failure else 0
                 part = self._ask(ticket, msgspec.structs.replace(word, role=part.role, incarnation=part.incarnation, lost=lost), woken)
 
     def _ask(self, ticket: Ticket, word: Knock, woken: Connection) -> Part:
@@ -76,7 +76,7 @@ class Guest:
         give_up = began + WAIT_SECONDS
         while isinstance(answer := knock(ticket, word), Sorry):
             if time.monotonic() > began + AGAIN_SECONDS:
-                word = msgspec.structs.replace(word, lost="")  # it is there after all, and only the link was lost
+                word = msgspec.structs.replace(word, lost=0)  # it is there after all, and only the link was lost
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
             if woken.poll(PAUSE):

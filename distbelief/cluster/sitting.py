@@ -104,8 +104,8 @@ class Sitting:
             if was != asked:
                 raise CheckpointError(f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would change; use {was}")
 
-    def go_back(self) -> None:
-        """Go on from the newest checkpoint.
+    def go_back(self) -> int:
+        """Go on from the newest checkpoint; returns its number.
 
         Raises:
             CheckpointError: there is none, or it is corrupt.
@@ -115,6 +115,7 @@ class Sitting:
         if newest is None:
             raise CheckpointError(f"{self.folder.path} has no checkpoint to resume from: train anew into another folder")
         self.checkpoint, self.manifest = str(newest), read_manifest(newest)
+        return self.manifest.number
 
     @property
     def position(self) -> Position:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from distbelief.cluster.pace import Pace
-from distbelief.core.portions import Position
+from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
 from distbelief.transport.tls import Identity
 
@@ -87,3 +87,12 @@ def tell(cluster: Local, job: Job, settings: Settings, sitting: Sitting, script:
         script=script,
         evaluator=evaluator,
     )
+
+
+def tell_guest(told: Spec, identity: Identity | None) -> Spec:
+    """What a replica on another machine is told: of the job, and nothing of this machine. What a script is called here is not its affair."""
+    return Spec(
+        job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1, transport=told.transport, bind="127.0.0.1",
+        advertise="", insecure=told.insecure, pace=None, identity=identity, run="", checkpoint="", position=START, samples=0, number=1,
+        init_from=None, supervisor=0, memory=-1, path=[], directory="", environment={}, script=[], evaluator=False,
+    )  # fmt: skip

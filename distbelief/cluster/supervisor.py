@@ -17,7 +17,7 @@ from distbelief import errors
 from distbelief.cluster import forkserver, signals, status
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.gate import Guests, Knock, Part, Sorry
-from distbelief.cluster.spec import tell
+from distbelief.cluster.spec import tell, tell_guest
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
@@ -72,7 +72,7 @@ class Supervisor:
         self.rumour = ""
         self.deaths: dict[str, str] = {}
         self.checkpoint = sitting.number - 1
-        self.listening = self.started = False
+        self.listening = self.started = self._trains = False
         self._heard, self._looked = time.monotonic(), 0.0
         self._leave_by = self._end_by = float("inf")
         self._interrupts = 0
@@ -200,7 +200,7 @@ class Supervisor:
 
     def _admit(self, knock: Knock) -> Part | Sorry:
         """What a guest is told who holds the ticket; called by threads of the gate."""
-        if (listening := self._coordinator) is None or listening.address == knock.lost:
+        if (listening := self._coordinator) is None or not self._trains or knock.lost == self._begun:
             return Sorry("it has not begun, or not again", soon=True)
         if self._ending or self.finished is not None:
             return Sorry("the job is ending")
@@ -210,11 +210,8 @@ class Supervisor:
         given = self._guests.give(knock)
         if isinstance(given, Sorry):
             return given
-        spec = msgspec.structs.replace(
-            self._told, identity=self._certifier.issue(given[0]) if self._certifier else None, run="", memory=-1, path=[], directory="",
-            environment={}, init_from=None, pace=None,
-        )  # fmt: skip
-        return Part(*given, listening.address, self.settings.restarts, msgspec.msgpack.encode(spec))
+        identity = self._certifier.issue(given[0]) if self._certifier else None
+        return Part(*given, listening.address, self.settings.restarts, self._begun, msgspec.msgpack.encode(tell_guest(self._told, identity)))
 
     # watching
 
@@ -307,8 +304,9 @@ class Supervisor:
     def _note(self, record: records.Any) -> None:
         """Learn from a record how the job stands."""
         now = time.monotonic()
-        if isinstance(record, records.Started):
-            self.started = True
+        if isinstance(record, records.Started | records.Rewound):
+            self.started = self._trains = True
+            self._ending, self._leave_by = False, float("inf")
         elif isinstance(record, records.Checkpointed) and not record.error:
             self.checkpoint = record.number
         elif isinstance(record, records.Gone) and not record.died and record.role in self.children:
@@ -357,11 +355,11 @@ class Supervisor:
             return False
         self._begun += 1
         self._end_all(at_once=True)
-        self.sitting.go_back()
+        self.checkpoint = self.sitting.go_back()
         told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.checkpoint}"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         self.deaths.clear()
-        self.rumour, self._coordinator, self.listening, self._ending = "", None, False, False
+        self.rumour, self._coordinator, self.listening, self._ending, self._trains = "", None, False, False, False
         self._leave_by = self._end_by = float("inf")
         self._start(self._woken)
         return True
@@ -376,7 +374,7 @@ class Supervisor:
             return
         coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
         if not self.listening:
-            self.failure = JobFailed("interrupted before the job began")
+            self.failure = JobFailed(f"interrupted; {self._remedy()}" if self.checkpoint else "interrupted before the job began")
             return
         if self._interrupts > 1 or coordinator is None:
             self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")

@@ -50,6 +50,8 @@ class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
     size: int = 0
     gradients: int = 0
     parameters: int = 0
+    peer: int = -1
+    """The incarnation of the other end that is meant; -1 for whichever is there."""
 
 
 # replica to coordinator

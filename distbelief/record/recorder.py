@@ -81,6 +81,8 @@ class Recorder:
 
     def take(self, seconds: float, record: records.Record) -> None:
         """Write a record down; `seconds` count from the beginning of this sitting of the job. A full disk is noted once and does not stop it."""
+        if isinstance(record, records.Started) and self.summary.started and self.folder:  # the job has begun again from a checkpoint
+            self._earlier = list(read_metrics(self.folder.metrics))
         if isinstance(record, records.Started) and self._earlier:
             self.summary = Summary(self.job)
             for then, earlier in course([*self._earlier, (seconds, record)]):

@@ -55,7 +55,7 @@ class Downpour:
         self._plan: Plan | None = None
         self._links = Links(role)
         self._welcome: messages.Welcome | None = None
-        self._ending = self._left = False
+        self._ending = self._left = self._wanted_away = False
 
     def story(self) -> Story:
         """Algorithm 1.1, from joining to leaving."""
@@ -63,8 +63,7 @@ class Downpour:
         while self._welcome is None and not self._ending:
             self._take((yield RECEIVE))
         if self._welcome is not None:
-            plan = self._plan = self._welcome.plan
-            self._settings = plan.settings
+            self._plan, self._settings = (plan := self._welcome.plan), plan.settings
             yield Attach(plan, self._settings.slots, self._settings.landings)
             while not self._left:
                 try:
@@ -171,7 +170,7 @@ class Downpour:
 
     def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
         """The next minibatch that the coordinator dealt; None when the job is over."""
-        while not self._ending:
+        while not (self._ending or self._wanted_away):
             if self._work.runs_out and not self._draining:
                 yield self._progress(wants=True)
             if (batch := self._work.next()) is not None:
@@ -377,6 +376,7 @@ class Downpour:
             self._draining = True
         elif isinstance(event, messages.Finish):
             self._ending = True
+            self._wanted_away |= arrival.sender == roles.SUPERVISOR
         elif isinstance(event, messages.Hold):
             self._holding, self._hold = True, event.number
         elif isinstance(event, messages.Go):

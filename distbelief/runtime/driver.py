@@ -186,7 +186,7 @@ class Driver:
         elif isinstance(effect, Load):
             assert player.store is not None
             self._handle(player, Arrival(STORE, events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
-        elif isinstance(effect, Connect):
+        elif isinstance(effect, Connect):  # who is not there has died, and whoever started it begins its next life
             self._connect(player, effect)
         elif isinstance(effect, Wake):
             self.clock.call_later(effect.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), effect.what)

@@ -168,8 +168,9 @@ class Coordinator:
         return self._greet_one(first, initialise=True) if first else []
 
     def _on_ready(self, sender: str, event: messages.Ready) -> list[Effect]:
-        these = [place.incarnation for place in self._muster.places]
-        return self._begin() if self.phase == "initialising" and self._muster.ready and list(event.shards) == these else []
+        if self.phase != "initialising" or not self._muster.ready:
+            return []
+        return self._begin() if list(event.shards) == [place.incarnation for place in self._muster.places] else []
 
     def _begin(self) -> list[Effect]:
         assert self.plan is not None and self.data is not None  # noqa: PT018
@@ -198,7 +199,7 @@ class Coordinator:
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
         if self._saving.holds and not self.settings.in_rounds:
-            effects.append(Send(role, messages.Hold(self._saving.number)))
+            effects.append(self._saving.hold(role))
         if self.phase == "leaving":
             effects.append(Send(role, messages.Finish(self._reason)))
         if self._reception.admit(role):
@@ -272,7 +273,6 @@ class Coordinator:
         return self._saving.write(self.data, self._reception.members, self._muster.roles) if self.data else []
 
     def _on_snapshot(self, sender: str, event: upkeep.SnapshotDone) -> list[Effect]:
-        assert self.plan is not None
         effects = self._saving.written(sender, event, self.plan)
         return (self._go() if effects else []) + effects
 
@@ -354,19 +354,17 @@ class Coordinator:
         begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
         if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
             return self._end("failed", self._saving.unsaved(what))
+        effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
+        if begun and self.settings.in_rounds:
+            if not self._muster.fall(self._reception.lives.last(role)):
+                return effects  # it falls with one that was heard of before
+            return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind()]
         self._muster.gone(role)
-        effects = self._give_up(what)
-        if not begun:
-            return [Record(records.Note(f"{what}; another takes its place")), *effects]
-        whose = f"checkpoint {self._saving.kept}"
-        if not self.settings.in_rounds:
-            return [Record(records.Note(f"{what}; another takes its place and goes on from {whose}")), *effects]
-        return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind(self._reception.lives.last(role))]
+        return [Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}")), *effects]
 
-    def _rewind(self, incarnation: int) -> list[Effect]:
+    def _rewind(self) -> list[Effect]:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         assert self.plan is not None
-        self._muster.fall(incarnation)
         self._reception.estrange()
         self.data = Dealing(self.plan, self._saving.position, self._saving.samples)
         if self.phase == "leaving" and self._outcome == "done":
@@ -386,7 +384,7 @@ class Coordinator:
         """What it held is dealt again; the job ends where all are gone and none will come back."""
         member = role in self._reception.members
         self._reception.members.discard(role)
-        self._saving.held(role, self._saving.number)
+        self._saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.phase == "training" else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died)), *self._not_waited_for(role)]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from distbelief.core import roles
 from distbelief.core.messages import Place
+from distbelief.errors import RemoteProtocolError
 
 Standing = Literal["away", "here", "told", "ready"]
 """Not there; there; told its range; holding it."""
@@ -30,18 +31,28 @@ class Muster:
         self._places: dict[str, Place] = {}
 
     def here(self, role: str, place: Place) -> None:
-        """A shard is there, or its next life is."""
+        """A shard is there, or its next life is.
+
+        Raises:
+            RemoteProtocolError: there is to be no such shard.
+        """
+        self._check(role)
         self._standing[role], self._places[role] = "here", place
 
     def gone(self, role: str) -> None:
         """A shard is gone: what it says from now on is not its to say any more, until it comes again."""
         self._standing[role] = "away"
 
-    def fall(self, incarnation: int) -> None:
-        """All shards up to this incarnation go together; some may have come again already."""
-        for role in self.roles:
-            if role not in self._places or self._places[role].incarnation <= incarnation:
-                self._standing[role] = "away"
+    def fall(self, incarnation: int) -> bool:
+        """All shards up to this incarnation go together; some may have come again already. Whether any was not known to be gone."""
+        falling = [role for role in self.roles if role not in self._places or self._places[role].incarnation <= incarnation]
+        news = any(self._standing[role] != "away" for role in falling)
+        self._standing |= dict.fromkeys(falling, "away")
+        return news
+
+    def _check(self, role: str) -> None:
+        if role not in self._standing:
+            raise RemoteProtocolError(f"{role} is none of this job's {len(self.roles)} shards")
 
     def tell(self) -> list[str]:
         """Those who are there and are to be told their ranges, now."""
@@ -50,7 +61,12 @@ class Muster:
         return told
 
     def holds(self, role: str) -> bool:
-        """A shard says that it holds its range; whether it had been told to."""
+        """A shard says that it holds its range; whether it had been told to.
+
+        Raises:
+            RemoteProtocolError: there is to be no such shard.
+        """
+        self._check(role)
         if self._standing[role] != "told":
             return False
         self._standing[role] = "ready"

@@ -2,12 +2,13 @@
 
 A checkpoint goes through: *holding* (replicas push nothing more, until all that they pushed is applied and reported; a synchronous job deals
 nothing more, until nobody holds a minibatch), *writing* (the shards write their parts), *sealing* (the store seals them). Who does not answer for
-`HOLD_SECONDS` is not waited for: then the checkpoint may hold a few pushes more than its position says, whose minibatches a resumed job makes again.
+`HOLD_SECONDS` is not waited for: then the checkpoint may hold a few pushes more than its position says, whose minibatches a resumed job makes again,
+and of a synchronous job one shard's part may have a round more than another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from distbelief.core import events, messages, records, upkeep
@@ -41,6 +42,8 @@ class Saving:
         """The number of the newest; 0 where there is none."""
         self.stage: Literal["", "holding", "writing", "sealing"] = ""
         self._holding: set[str] = set()
+        self._holds = 0  # so far: an answer to one that was given up is none to the next
+        self._patient = True
         self._writing: set[str] = set()
         self._failed = ""
         self._cut = (position, samples)
@@ -53,20 +56,25 @@ class Saving:
         self._armed |= arm
         return [Wake(seconds, TIME)] if arm else [], 0 < pushes <= data.pushes
 
-    def begin(self, data: Dealing, members: Iterable[str]) -> list[Effect]:
+    def begin(self, data: Dealing, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
         data.pushes = 0
         self.stage, self._holding, self._failed = "holding", set() if self.settings.in_rounds else set(members), ""
-        held: list[Effect] = [Send(role, messages.Hold(self.number)) for role in sorted(self._holding)]
-        return [*held, Wake(HOLD_SECONDS, self._patience)] if held else []
+        self._holds, self._patient = self._holds + 1, True
+        asked: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
+        return [*asked, Wake(HOLD_SECONDS, self._patience)] if members else []
+
+    def hold(self, role: str) -> Send:
+        """Have one replica push nothing more."""
+        return Send(role, messages.Hold(self._holds))
 
     @property
     def _patience(self) -> str:
-        return f"hold {self.number}"
+        return f"hold {self._holds}"
 
-    def held(self, role: str, number: int) -> None:
-        """A replica has nothing on its way any more, or is gone."""
-        if number == self.number:
+    def held(self, role: str, number: int = -1) -> None:
+        """A replica has nothing on its way any more, or (-1) is gone."""
+        if number in (-1, self._holds):
             self._holding.discard(role)
 
     def woke(self, what: str) -> bool:
@@ -74,7 +82,7 @@ class Saving:
         if what == TIME:
             self._armed = False
         elif what == self._patience:
-            self._holding.clear()
+            self._patient = False
         return what == TIME
 
     @property
@@ -84,12 +92,19 @@ class Saving:
 
     def write(self, data: Dealing, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
         """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
-        if self.stage != "holding" or self._holding or (self.settings.in_rounds and any(map(data.dealer.held, members))):
+        busy = sorted(filter(data.dealer.held, members)) if self.settings.in_rounds else sorted(self._holding)
+        if self.stage != "holding" or (busy and self._patient):
             return []
+        told: list[Effect] = []
+        if busy:
+            who = f"{', '.join(busy[:3])}{f' and {len(busy) - 3} more' if len(busy) > 3 else ''}"
+            told.append(
+                Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}, busy for {HOLD_SECONDS:g} s: it is not exact"))
+            )
         self.stage, self._cut, self._writing = "writing", (data.dealer.position(), data.samples), set(shards)
-        return [Send(role, upkeep.Snapshot(self.number)) for role in sorted(self._writing)]
+        return told + [Send(role, upkeep.Snapshot(self.number)) for role in sorted(self._writing)]
 
-    def written(self, sender: str, event: upkeep.SnapshotDone, plan: Plan) -> list[Effect]:
+    def written(self, sender: str, event: upkeep.SnapshotDone, plan: Plan | None) -> list[Effect]:
         """A shard's part is on disk, or could not be; the last one has the store seal them all.
 
         Raises:
@@ -97,7 +112,7 @@ class Saving:
         """
         if event.number < self.number:
             return []  # it was given up
-        if self.stage != "writing" or sender not in self._writing or event.number != self.number:
+        if plan is None or self.stage != "writing" or sender not in self._writing or event.number != self.number:
             raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
         self._writing.discard(sender)
         self._failed = self._failed or event.error

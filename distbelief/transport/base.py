@@ -7,7 +7,7 @@
 4. **Bounds.** A frame that is too long, garbage, or names bytes outside the arena costs the link that it came on, and no other.
 5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost` once, after all that came before it.
 6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no file, socket or shared-memory segment left.
-7. `deliver` may send, settle, drop and close, but not poll.
+7. `deliver` may send, connect, settle, drop and close, but not poll.
 8. `send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
 """
 

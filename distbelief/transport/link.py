@@ -179,7 +179,7 @@ def drain(links: Iterable[Link], deadline: float) -> None:
                 writing.unregister(fd)
 
 
-def acceptable(message: Message, job: str, role: str) -> Hello:
+def acceptable(message: Message, job: str, role: str, incarnation: int) -> Hello:
     """The first message of a link to a role, if it may be that.
 
     Raises:
@@ -191,6 +191,8 @@ def acceptable(message: Message, job: str, role: str) -> Hello:
         raise RemoteProtocolError(f"{message.role} is of job {message.job!r}, this is {job!r}")
     if not message.role or message.role == role or message.incarnation < 0:
         raise RemoteProtocolError(f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}")
+    if message.peer not in (-1, incarnation):
+        raise RemoteProtocolError(f"{message.role} looks for incarnation {message.peer} of {role}, this is {incarnation}")
     if not (0 <= message.size <= VECTOR_LIMIT and 0 <= message.gradients <= SLOTS_LIMIT and 0 <= message.parameters <= SLOTS_LIMIT):
         lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes"
         raise RemoteProtocolError(f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed")

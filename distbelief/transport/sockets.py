@@ -95,7 +95,7 @@ class SocketEndpoint(NetworkEndpoint):
         connection = None
         try:
             connection = self._dial(role, address)
-            self._introduce(connection, wire.encode(self._hello()))
+            self._introduce(connection, wire.encode(self._hello(incarnation)))
             connection.setblocking(False)
         except OSError as error:
             if connection is not None:
@@ -213,8 +213,8 @@ class SocketEndpoint(NetworkEndpoint):
         self._epoll.close()
         self._spare.clear()
 
-    def _hello(self) -> Hello:
-        return Hello(self.job, self.role, self.incarnation, self.arena.size, len(self.arena.gradients), len(self.arena.parameters))
+    def _hello(self, peer: int = -1) -> Hello:
+        return Hello(self.job, self.role, self.incarnation, self.arena.size, len(self.arena.gradients), len(self.arena.parameters), peer)
 
     def _listen_on(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -280,7 +280,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     def _meet(self, link: Link, message: Message) -> None:
         """Admit a stranger by his first message."""
-        hello = acceptable(message, self.job, self.role)
+        hello = acceptable(message, self.job, self.role, self.incarnation)
         old = self._links.get(hello.role)
         if old is not None and (old.hello.incarnation < 0 or hello.incarnation <= old.hello.incarnation):
             raise RemoteProtocolError(f"{hello.role} has a link already, as incarnation {old.hello.incarnation}; only a higher one may replace it")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from distbelief.core import events, messages, records, upkeep
-from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send
+from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.messages import Message
@@ -196,6 +196,64 @@ def test_a_lost_shard_ends_the_job() -> None:
     office = Office().training().tell("shard 1", gone("its disk burnt"))
     assert office.recorded(records.Finished)[0].outcome == "failed"
     assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
+
+
+def rounds(**options: Any) -> Office:
+    settings = msgspec.structs.replace(SETTINGS, consistency="synchronous", epochs=9, checkpoint_every=1, **options)
+    return Office(settings).training("replica 1", samples=2)
+
+
+def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for_ever() -> None:
+    office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
+    assert [effect.what for effect in office.effects if isinstance(effect, Wake)] == ["hold 1"]
+    assert office.said(upkeep.Snapshot) == ["shard 0", "shard 1"], "nobody holds a minibatch"
+    office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    office.tell("replica 0", progress(wants=True), progress(steps=1)).tell("replica 1", progress(steps=1))
+    assert office.said(upkeep.Snapshot) == []
+    assert office.tell("clock", events.Woke("hold 1")).said(upkeep.Snapshot) == ["shard 0", "shard 1"]
+
+
+def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:
+    settings = msgspec.structs.replace(SETTINGS, replicas=1, epochs=9, checkpoint_every=1)
+    office = Office(settings, checkpoint="somewhere", number=2)
+    office.join("replica 0", samples=1).shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
+    epoch(office)
+    assert office.said(messages.Hold, "replica 0") == [messages.Hold(1)]
+    office.tell("shard 1", events.Lost("killed", 0), upkeep.Here(1), upkeep.Restored(loaded=True))
+    epoch(office)
+    assert office.said(messages.Hold, "replica 0") == [messages.Hold(2)]
+    office.tell("clock", events.Woke("hold 1")).tell("replica 0", messages.Held(1))
+    assert office.said(upkeep.Snapshot) == []
+    assert office.tell("replica 0", messages.Held(2)).said(upkeep.Snapshot) == ["shard 0", "shard 1"]
+
+
+def test_one_fall_of_all_shards_is_told_once() -> None:
+    office = rounds(restarts=3)
+    office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
+    office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
+    office.tell("shard 0", events.Lost("killed", 0)).tell("shard 1", events.Lost("killed with it", 0))
+    assert office.recorded(records.Rewound) == [records.Rewound(2)]
+    office.tell("shard 0", upkeep.Here(1)).tell("shard 1", upkeep.Here(1))
+    assert [one.checkpoint for one in office.said(upkeep.Restore, "shard 0")][-1] == "there"
+
+
+@pytest.mark.parametrize(
+    ("sender", "event"),
+    [
+        ("shard 0", upkeep.SnapshotDone(1, "")), ("shard 7", upkeep.Here()), ("shard 7", upkeep.Restored(False)),
+        ("replica 0", progress()), ("replica 0", messages.Rejoin()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_who_breaks_the_protocol_before_the_job_begins_costs_his_link_only(sender: str, event: Event) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Office().tell(sender, event)
+
+
+def test_a_replica_that_is_ready_before_the_shards_are_there_is_not_heeded() -> None:
+    assert Office().tell("replica 0", messages.Ready((0, 0))).effects == []
 
 
 # warm start
