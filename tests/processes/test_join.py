@@ -252,4 +252,4 @@ def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(tmp_path: Path,
     assert jobs.run(tmp_path, Downpour(1, 2), TLS, epochs=jobs.MANY)["outcome"] == "interrupted"
     [(status, said)] = guests.ended()
     assert status == 0, said
-    assert said.count("joined as replica 1\n") == 2
+    assert said.count("joined as replica 1\n") == 2, said
