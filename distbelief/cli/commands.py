@@ -57,13 +57,14 @@ def simulate(args: list[str]) -> int:
     job = asked.job(task)
     virtual = asked.virtual
     network, pace = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
-    crashes, delays, restarting = words.faults(virtual.faults)
+    faults = words.faults(virtual.faults)
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
-    from distbelief.transport.virtual import Weather
+    from distbelief.transport.virtual import Partition, Weather
 
-    crashed = tuple(Crash(*crash) for crash in crashes)
-    place = Simulated(Weather(**network, **delays), Pace(**pace), crashed, phantom=virtual.phantom, keep=virtual.keep, **restarting)
+    crashes, partitions = tuple(Crash(*one) for one in faults.crashes), tuple(Partition(*one) for one in faults.partitions)
+    weather = Weather(**network, **faults.weather, partitions=partitions)
+    place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **faults.place)
     return _show(place.run(job, _view(asked)), asked, ["simulate", *args])
 
 
