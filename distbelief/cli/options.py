@@ -75,6 +75,8 @@ class Virtual:
     """Compute nothing, move no bytes: only the time that passes."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
+    sweep: int = 0
+    """Run the job under so many seeds, from --seed on: the command that replays each that fails, and how the results spread. No run folder."""
 
 
 Source = tuple[type, tuple[str, ...]]
