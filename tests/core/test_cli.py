@@ -274,7 +274,8 @@ def test_a_sweep_tells_which_seeds_fail_how_to_replay_them_and_how_the_others_sp
     alone = {}
     for seed in range(3, 6):
         status = main.run([*SWEPT.split()[:-1], str(seed), "--json"])
-        alone[seed] = json.loads(capsys.readouterr().out.splitlines()[-1]) if status == 0 else {}
+        said = capsys.readouterr().out.splitlines()
+        alone[seed] = json.loads(said[-1]) if status == 0 else {}
     fine = [one for one in alone.values() if one]
     assert 0 < len(fine) < 3
     assert main.run([*SWEPT.split(), "--sweep", "3"]) == 1
