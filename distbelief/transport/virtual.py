@@ -2,7 +2,8 @@
 
 A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is dead. Messages that leave
 one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. What a partition meets on its way is sent
-again when it heals, at the bandwidth of its own link; nothing is lost by it, and nobody hears of a death on its other side before.
+again when it heals, at the bandwidth of its own link; nothing is lost by it, and nobody hears of a death on its other side before. A link opens at
+once, also across a partition; only what is sent on it waits.
 """
 
 from __future__ import annotations
