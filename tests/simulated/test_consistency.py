@@ -403,6 +403,16 @@ def test_each_consistency_is_another(plain: SimpleNamespace) -> None:
     assert len({play(plain, kind, UNEVEN, samples=83)[0].vector() for kind in kinds}) == 4
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_all_shards_go_back_together_also_when_one_falls_before_the_others_have_come_again(plain: SimpleNamespace, which: int) -> None:
+    """Seed 14,177 of the sweep: some were about to begin the life that had just ended for the others, and would have been alone in it."""
+    role = f"shard {which}"
+    cluster = Simulated(crashes=(Crash(role, 14), Crash(role, 1)))
+    run, _ = play(plain, Synchronous(2, 3, restarts=3), cluster, epochs=3, snapshot_every="5")
+    assert run.outcome == "done"
+    assert {shard.version.incarnation for shard in run.simulation.shards} == {2}
+
+
 # the sweep
 
 
