@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distbelief.runtime.loop import join
     from distbelief.strategy import Bounded, Downpour, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
-    from distbelief.transport.virtual import Weather
+    from distbelief.transport.virtual import Partition, Weather
 
     __version__: str
 
@@ -36,6 +36,7 @@ _PLACES = {
     "Crash": "cluster.simulated",
     "Pace": "cluster.pace",
     "View": "cluster.sitting",
+    "Partition": "transport.virtual",
     "Weather": "transport.virtual",
     "evaluate": "cluster.evaluate",
     "Job": "job",
@@ -48,9 +49,9 @@ _PLACES = {
 }
 
 __all__ = [
-    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Simulated", "Single",
-    "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join", "optim",
-    "run", "tasks",
+    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Partition", "Simulated",
+    "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join",
+    "optim", "run", "tasks",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,10 @@ from distbelief.cluster import forkserver
 from distbelief.core.settings import option
 from distbelief.errors import UsageError, unknown
 from distbelief.strategy import STRATEGIES
+
+if TYPE_CHECKING:
+    from distbelief.cluster.simulated import Simulated
+    from distbelief.job import Job
 
 TASKS = ("digits", "mnist", "mnist-lenet")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
@@ -57,14 +61,52 @@ def simulate(args: list[str]) -> int:
     job = asked.job(task)
     virtual = asked.virtual
     network, pace = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
-    crashes, delays, restarting = words.faults(virtual.faults)
+    faults = words.faults(virtual.faults)
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
-    from distbelief.transport.virtual import Weather
+    from distbelief.transport.virtual import Partition, Weather
 
-    crashed = tuple(Crash(*crash) for crash in crashes)
-    place = Simulated(Weather(**network, **delays), Pace(**pace), crashed, phantom=virtual.phantom, keep=virtual.keep, **restarting)
+    crashes, partitions = tuple(Crash(*one) for one in faults.crashes), tuple(Partition(*one) for one in faults.partitions)
+    weather = Weather(**network, **faults.weather, partitions=partitions)
+    place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **faults.place)
+    if virtual.sweep:
+        return _sweep(place, job, virtual.sweep, asked, args)
     return _show(place.run(job, _view(asked)), asked, ["simulate", *args])
+
+
+def _sweep(place: Simulated, job: Job, count: int, asked: options.Options, args: Sequence[str]) -> int:
+    """Show each seed that fails and how to replay it, and at the end how the results spread."""
+    from distbelief.cluster.sweep import lines, spread, sweep
+
+    ended = []
+    for one in sweep(place, job, count):
+        ended.append(one)
+        replay = replay_command(args, one.seed)
+        if asked.showing.json:
+            told = {**msgspec.to_builtins(one), "replay": replay}
+            print(msgspec.json.encode(told).decode(), flush=True)
+        elif one.failed:
+            print(f"seed {one.seed} failed: {' '.join(one.reason.split())}; replay it: {replay}", flush=True)
+    found = spread(ended)
+    if asked.showing.json:
+        print(msgspec.json.encode(found).decode())
+    elif not asked.showing.quiet:
+        print("\n".join(lines(found)))
+    return INTERRUPTED if ended[-1].outcome == "interrupted" else int(any(one.failed for one in ended))
+
+
+def replay_command(args: Sequence[str], seed: int) -> str:
+    """The command that runs one seed of a sweep by itself.
+
+    >>> replay_command(["digits", "downpour", "--sweep", "9", "--seed=4", "--json", "--lr", "0.1"], 7)
+    'distbelief simulate digits downpour --lr 0.1 --seed 7'
+    """
+    kept: list[str] = []
+    for at, word in enumerate(args):
+        valued = ("--sweep", "--seed")
+        if word.partition("=")[0] not in (*valued, "--json", "--quiet") and not (at and args[at - 1] in valued):
+            kept.append(word)
+    return shlex.join(["distbelief", "simulate", *kept, "--seed", str(seed)])
 
 
 @dataclass(frozen=True)

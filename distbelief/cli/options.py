@@ -70,11 +70,13 @@ class Virtual:
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()
     """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0; restart=2s lets them come back so late;
-    delay=1%x50ms delays 1 % of all messages."""
+    partition=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
+    sweep: int = 0
+    """Run the job under so many seeds, from --seed on: the command that replays each that fails, and how the results spread. No run folder."""
 
 
 Source = tuple[type, tuple[str, ...]]

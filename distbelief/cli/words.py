@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from distbelief.cluster.pace import SPREADS
 from distbelief.errors import UsageError, unknown
@@ -137,32 +137,66 @@ def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, An
     return {"slow": slow, **fields}
 
 
-def faults(texts: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, float], dict[str, float]]:
-    """What `--faults` asks for: crashes as (role, message), the fields of `Weather` for delays, and those of `Simulated` for restarts.
+class Faults(NamedTuple):
+    """What `--faults` asks for."""
+
+    crashes: list[tuple[str, int]]
+    """Who dies, and as it sends its how manieth message."""
+    partitions: list[tuple[float, float, tuple[str, ...]]]
+    """From when until when who is on one side."""
+    weather: dict[str, float]
+    """The fields of `Weather` for delays."""
+    place: dict[str, float]
+    """Those of `Simulated` for restarts."""
+
+
+def faults(texts: Iterable[str]) -> Faults:
+    """What `--faults` asks for.
 
     Raises:
         UsageError: an unknown fault, or a value that it cannot have.
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
-    ([('replica 1', 500), ('shard 0', 9)], {'delay_chance': 0.01, 'delay': 0.05}, {'restart_seconds': 2.0})
+    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], partitions=[], weather={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
+    >>> faults(["partition=2s+500ms@replica1/shard0"]).partitions
+    [(2.0, 2.5, ('replica 1', 'shard 0'))]
     """
-    crashes: list[tuple[str, int]] = []
-    fields: dict[str, float] = {}
-    place: dict[str, float] = {}
+    found = Faults([], [], {}, {})
     for item in _items(texts):
-        kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, delay=1%x50ms or restart=2s")
+        kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, partition=2s+500ms@1/shard0, delay=1%x50ms or restart=2s")
         if kind == "crash":
             who, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
-            kind, number = ("shard", who.removeprefix("shard")) if who.startswith("shard") else ("replica", who.removeprefix("replica"))
-            crashes.append((f"{kind} {_count(number.strip(), f'--faults crash {kind}')}", _count(message, "--faults crash message")))
+            found.crashes.append((_role(who, "--faults crash"), _count(message, "--faults crash message")))
+        elif kind == "partition":
+            found.partitions.append(_partition(value))
         elif kind == "delay":
             chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
-            fields = {"delay_chance": fraction(chance, "--faults delay"), "delay": duration(time, "--faults delay")}
+            found.weather.update(delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay"))
         elif kind == "restart":
-            place = {"restart_seconds": duration(value, "--faults restart")}
+            found.place.update(restart_seconds=duration(value, "--faults restart"))
         else:
-            raise unknown("fault in --faults", kind, ("crash", "delay", "restart"))
-    return crashes, fields, place
+            raise unknown("fault in --faults", kind, ("crash", "partition", "delay", "restart"))
+    return found
+
+
+def _partition(text: str) -> tuple[float, float, tuple[str, ...]]:
+    where, example = "--faults partition", "partition=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach the others"
+    when, side = _pair(text, "@", where, example)
+    start, lasts = _pair(when, "+", where, example)
+    begins, seconds = duration(start, f"{where} start"), duration(lasts, f"{where} length")
+    if not seconds:
+        raise UsageError(f"{where} {text!r}: its length is 0, and cuts nobody off; write it as {example}")
+    return begins, begins + seconds, tuple(_role(one.strip(), where, ("coordinator", "evaluator")) for one in side.split("/"))
+
+
+def _role(text: str, where: str, alone: Sequence[str] = ()) -> str:
+    """The role that 1, replica1, shard0 or one of `alone` names."""
+    if text in alone:
+        return text
+    kind, number = ("shard", text.removeprefix("shard")) if text.startswith("shard") else ("replica", text.removeprefix("replica"))
+    if alone and not number.strip().isdecimal():
+        raise UsageError(f"{where} {text!r}: is no role; write 1 or replica1, shard0, {' or '.join(alone)}")
+    return f"{kind} {_count(number.strip(), f'{where} {kind}')}"
 
 
 def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[float, ...]]:

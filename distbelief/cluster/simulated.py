@@ -111,6 +111,7 @@ class Simulated:
         self.weather.check()
         self.pace.check(settings.replicas)
         self._check_crashes(settings)
+        self._check_partitions(settings)
         return settings
 
     def _check_crashes(self, settings: Settings) -> None:
@@ -125,6 +126,20 @@ class Simulated:
                 raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
                 raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
+
+    def _check_partitions(self, settings: Settings) -> None:
+        there = {roles.COORDINATOR, *map(roles.replica, range(settings.replicas)), *map(roles.shard, range(settings.shards))}
+        if settings.evaluate_every:
+            there.add(roles.EVALUATOR)
+        for partition in self.weather.partitions:
+            for role in partition.side:
+                if role not in there:
+                    raise UsageError(
+                        f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}"
+                        f"replicas 0 to {settings.replicas - 1} and shards 0 to {settings.shards - 1}"
+                    )
+            if there <= {*partition.side}:
+                raise UsageError(f"the partition at {partition.start} s has everybody on one side, and cuts nobody off: leave somebody out")
 
 
 def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:

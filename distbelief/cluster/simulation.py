@@ -65,7 +65,7 @@ class Simulation:
         self.driver = Driver(self.clock, self._record)
         self.task = task_of(self.job)
         self._data = as_data(self.task.train())
-        self._over = False
+        self._over, self._fallen = False, -1
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         self._cast()
         self._plan_crashes()
@@ -179,7 +179,10 @@ class Simulation:
         In a synchronous job all shards go back together.
         """
         shards = [roles.shard(i) for i in range(self.settings.shards)]
-        for one in shards if role in shards and self.settings.in_rounds else [role]:
+        together = role in shards and self.settings.in_rounds
+        if together:
+            self._fallen = max(self._fallen, self.network.endpoints[role].incarnation)
+        for one in shards if together else [role]:
             if not self.network.endpoints[one].closed:
                 self._kill(one)
 
@@ -201,6 +204,8 @@ class Simulation:
         add(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
         if roles.is_replica(role):
             self.driver.begin(role)
+        elif self.network.endpoints[role].incarnation <= self._fallen and not self.network.endpoints[role].closed:
+            self._kill(role)  # another fell in this life already, before this one had begun it
 
 
 def _with_data(task: Task, data: Data) -> Task:

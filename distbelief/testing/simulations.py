@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import msgspec
 
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
-from distbelief.core import records, wire
+from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
 from distbelief.job import Job
 from distbelief.testing.checkers import Checker, Rules, attach
+from distbelief.transport.virtual import Partition
 
 
 class Observed:
@@ -87,3 +90,20 @@ class Trace:
     def digest(self) -> str:
         """One number for all of it."""
         return self._hash.hexdigest()
+
+
+def draw_partitions(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Partition, ...]:
+    """Up to three partitions for a sweep; often those who are to die are on one side, so that a death and a cut meet.
+
+    >>> draw_partitions(random.Random(6), 3, 2, ["replica 2"])[0].side
+    ('replica 2',)
+    """
+    everybody = [roles.COORDINATOR, *map(roles.replica, range(replicas)), *map(roles.shard, range(shards))]
+    found = []
+    for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
+        side = set(chance.sample(everybody, chance.randint(1, len(everybody) - 1)))
+        if dying and chance.random() < 0.5:
+            side = {chance.choice(dying), *chance.sample(everybody, chance.randint(0, 1))}
+        start = chance.choice((0.0, 0.01, 0.1, 1.0)) * chance.expovariate(1.0)
+        found.append(Partition(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side))))
+    return tuple(found)

@@ -1,7 +1,9 @@
-"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter and crashes from one seed.
+"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, partitions and crashes from one seed.
 
 A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is dead. Messages that leave
-one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes.
+one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. What a partition meets on its way is sent
+again when it heals, at the bandwidth of its own link; nothing is lost by it, and nobody hears of a death on its other side before. A link opens at
+once, also across a partition; only what is sent on it waits.
 """
 
 from __future__ import annotations
@@ -23,6 +25,26 @@ HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""
 
 
+class Partition(msgspec.Struct, frozen=True):
+    """From `start` until `stop`, in seconds, the roles of one side cannot reach those of the other."""
+
+    start: float
+    stop: float
+    side: tuple[str, ...]
+    """The roles of one side; all others are on the other one."""
+
+    def check(self) -> None:
+        """Refuse an impossible partition.
+
+        Raises:
+            UsageError: naming the value.
+        """
+        if not 0 <= self.start < self.stop < float("inf"):
+            raise UsageError(f"network partition from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end")
+        if not self.side:
+            raise UsageError(f"network partition from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as 'replica 1'")
+
+
 class Weather(msgspec.Struct, frozen=True):
     """What the network is like. Times in seconds, rates in bytes per second."""
 
@@ -33,6 +55,8 @@ class Weather(msgspec.Struct, frozen=True):
     delay_chance: float = 0.0
     """Chance that a message is delayed by `delay` more, as by loss and retransmission."""
     delay: float = 0.0
+    partitions: tuple[Partition, ...] = ()
+    """When who cannot reach whom."""
 
     def check(self) -> None:
         """Refuse impossible weather.
@@ -47,6 +71,8 @@ class Weather(msgspec.Struct, frozen=True):
             raise UsageError(f"network bandwidth {self.bandwidth} must be more than 0")
         if not 0 <= self.delay_chance <= 1:
             raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
+        for partition in self.partitions:
+            partition.check()
 
 
 class Timer(Protocol):
@@ -72,6 +98,7 @@ class VirtualNetwork:
         self.clock, self.weather = clock, weather or Weather()
         self.weather.check()
         self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
+        self.partitions = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.weather.partitions, key=lambda cut: cut.start)]
         self.chance = random.Random(seed)
         self.phantom = phantom
         self.endpoints: dict[str, VirtualEndpoint] = {}
@@ -84,6 +111,13 @@ class VirtualNetwork:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
         endpoint = self.endpoints[role] = VirtualEndpoint(role, self, incarnation)
         return endpoint
+
+    def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
+        """When it arrives, if what is on its way between two roles is sent again after each partition that meets it, which takes so long."""
+        for start, stop, side in self.partitions:
+            if began < stop and arrives >= start and (one in side) is not (other in side):
+                began, arrives = stop, max(arrives, stop + takes)
+        return arrives
 
     def crash(self, role: str) -> None:
         """End a role as kill -9 does: its peers see `Lost` one latency after what it had sent."""
@@ -161,6 +195,11 @@ class VirtualEndpoint(Endpoint):
         if self.network.unsteady:
             arrives += self._late(weather)
         last = self.last.get(to, 0.0)
+        if network.partitions:
+            began, alone = leaves - takes, takes + weather.latency
+            while (again := network.heals(self.role, to, began, arrives, alone)) > arrives:
+                arrives = max(again, last + takes)
+                began = arrives - alone
         self.last[to] = arrives = arrives if arrives > last else last
         clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
 
@@ -202,8 +241,8 @@ class VirtualEndpoint(Endpoint):
         """Close the link to a peer, on both sides."""
         other = self.peers.get(peer)
         if other is not None and other not in self.cut:
-            other._end_link(self, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
-            self._end_link(other, reason, 0.0)
+            other._hear_of_end(self, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
+            self._end_link(other, reason, self.network.clock.time + self.network.weather.latency)
 
     def close(self) -> None:
         """End this role: every peer is told `Lost` after all that was sent before."""
@@ -211,12 +250,17 @@ class VirtualEndpoint(Endpoint):
             return
         self.closed = True
         for peer in {id(peer): peer for peer in (*self.peers.values(), *self.knocking)}.values():
-            peer._end_link(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
+            peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
-    def _end_link(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        clock = self.network.clock
-        moment = max(clock.time + self.network.weather.latency, after)
-        clock.call_at(moment, self._lose, (peer, reason))
+    def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
+        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across a partition."""
+        network = self.network
+        now, latency = network.clock.time, network.weather.latency
+        moment = max(now + latency, after)
+        self._end_link(peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.partitions else moment)
+
+    def _end_link(self, peer: VirtualEndpoint, reason: str, moment: float) -> None:
+        self.network.clock.call_at(moment, self._lose, (peer, reason))
 
     def _lose(self, what: tuple[VirtualEndpoint, str]) -> None:
         peer, reason = what

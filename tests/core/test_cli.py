@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ OWN = {
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
-VIRTUAL = "--network --compute --stragglers --faults --phantom --keep"
+VIRTUAL = "--network --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = "--transport --bind --advertise --insecure --tls --listen --pad --straggle"
 FROZEN = {
     ("train", "single"): f"{SHARED} {TASK}",
@@ -215,6 +216,12 @@ REFUSED = {
     "simulate digits downpour --network latncy=1ms": "unknown word in --network 'latncy'; did you mean 'latency'?",
     "simulate digits downpour --faults crush=1@2": "unknown fault in --faults 'crush'; did you mean 'crash'?",
     "simulate digits downpour --faults crash=9@2": "replica 9 cannot crash",
+    "simulate digits downpour --faults partition=1s+1s@shard7": "shard 7 cannot be cut off: there are the coordinator, the evaluator",
+    "simulate digits downpour --faults partition=1s+1s@evaluator --evaluate-every 0": "evaluator cannot be cut off",
+    "simulate digits downpour --sweep -1": "--sweep -1: must be 1 or more seeds",
+    "simulate digits downpour --sweep 2 --keep": "--keep: --sweep 2 leaves no run folder; leave --keep off, or run one seed with it",
+    "simulate digits downpour --sweep 2 --out x": "--out: --sweep 2 leaves no run folder",
+    "simulate digits single --sweep 2": "strategy single has nothing to simulate",
     "simulate digits single": "strategy single has nothing to simulate",
 }
 
@@ -232,13 +239,18 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
 def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "simulate digits downpour --replicas 3 --network latency=1ms --compute constant:10ms --stragglers 1:4,5%x10"
-        " --faults crash=2@9 delay=1%x5ms restart=50ms"
+        " --faults crash=2@9 delay=1%x5ms restart=50ms partition=20ms+60ms@replica0/shard1 partition=1ms+2ms@coordinator"
     )
     assert main.run([*line.split(), "--json"]) == 0
     result = db.run(
         db.Job("digits", db.Downpour(replicas=3)),
         on=db.Simulated(
-            db.Weather(latency=1e-3, delay_chance=0.01, delay=5e-3),
+            db.Weather(
+                latency=1e-3,
+                delay_chance=0.01,
+                delay=5e-3,
+                partitions=(db.Partition(0.02, 0.08, ("replica 0", "shard 1")), db.Partition(1e-3, 3e-3, ("coordinator",))),
+            ),
             db.Pace(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
             (db.Crash("replica 2", 9),),
             restart_seconds=0.05,
@@ -249,6 +261,74 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
     assert {name: shown[name] for name in ("seconds", "test_loss", "per_replica")} == {
         name: result[name] for name in ("seconds", "test_loss", "per_replica")
     }
+
+
+SWEPT = "simulate digits downpour --replicas 2 --restarts 0 --faults crash=0@30 crash=1@104 delay=10%x20ms --seed 3"
+"""Under some seeds the epoch is over before the second replica dies."""
+
+
+def test_a_sweep_tells_which_seeds_fail_how_to_replay_them_and_how_the_others_spread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = {}
+    for seed in range(3, 6):
+        status = main.run([*SWEPT.split()[:-1], str(seed), "--json"])
+        said = capsys.readouterr().out.splitlines()
+        alone[seed] = json.loads(said[-1]) if status == 0 else {}
+    fine = [one for one in alone.values() if one]
+    assert 0 < len(fine) < 3
+    assert main.run([*SWEPT.split(), "--sweep", "3"]) == 1
+    *failing, counts, _, seconds, accuracy, staleness, rate = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[1]) for line in failing] == [seed for seed, one in alone.items() if not one]
+    for line in failing:
+        seed, replay = line.split()[1], line.partition("; replay it: ")[2]
+        assert f"seed {seed} failed: every replica is gone; the last was replica" in line
+        assert main.run(replay.split()[1:]) == 1
+        assert replay.endswith(f" --seed {seed}")
+    capsys.readouterr()
+    assert counts == f"3 seeds: {len(fine)} done, {len(failing)} failed"
+    assert seconds.split()[1::2] == [f"{how(one['seconds'] for one in fine):.3f}" for how in (min, max)]
+    assert accuracy.split()[2::2] == [f"{how(one['test_accuracy'] for one in fine):.2%}" for how in (min, max)]
+    assert staleness.split()[1::2] == [f"{how(one['staleness']['mean'] for one in fine):.2f}" for how in (min, max)]
+    assert rate.split()[3::2] == [f"{how(one['samples_per_second'] for one in fine):,.0f}" for how in (min, max)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_as_json_is_a_line_for_each_seed_and_one_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*SWEPT.split(), "--sweep=2", "--json"]) in (0, 1)
+    first, second, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["seed"], second["seed"], last["seeds"], sum(last["outcomes"].values())) == (3, 4, 2, 2)
+    assert main.run([*first["replay"].split()[1:], "--json"]) == (first["outcome"] == "failed")
+
+
+def test_a_sweep_that_does_not_fail_has_status_0_and_says_nothing_where_it_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["simulate", "digits", "downpour", "--phantom", "--sweep", "3", "--quiet"]) == 0
+    assert not capsys.readouterr().out
+    assert main.run(["simulate", "digits", "downpour", "--phantom", "--sweep", "3"]) == 0
+    assert "test accuracy" not in capsys.readouterr().out
+
+
+def test_whatever_a_seed_fails_with_the_others_are_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Simulated.run
+
+    def spoilt(self: Simulated, job: db.Job, view: Any = None) -> dict[str, Any]:
+        if job.seed == 1:
+            raise ZeroDivisionError("in the\nmodel")
+        return run(self, job, view)
+
+    monkeypatch.setattr(Simulated, "run", spoilt)
+    assert main.run(["simulate", "digits", "downpour", "--phantom", "--sweep", "3"]) == 1
+    said = capsys.readouterr().out
+    assert "seed 1 failed: ZeroDivisionError: in the model; replay it: distbelief simulate digits downpour --phantom --seed 1\n" in said
+    assert "3 seeds: 2 done, 1 failed" in said
+
+
+def test_an_interrupted_sweep_ends_with_what_it_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, pressed = Trainer.compute, iter([None] * 30 + [signal.SIGINT])
+    monkeypatch.setattr(Trainer, "compute", lambda *args: [[signal.raise_signal(n) for n in [next(pressed, None)] if n], compute(*args)][1])
+    assert main.run(["simulate", "digits", "downpour", "--sweep", "9"]) == 130
+    assert "2 seeds: 1 done, 1 interrupted" in capsys.readouterr().out
 
 
 def test_a_simulation_that_fails_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,12 +467,22 @@ def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
         (words.stragglers, ["one:4"], "'one': is not a whole number"),
         (words.stragglers, ["150%x3"], "is a chance"),
         (words.faults, ["crash=1"], "replica 1 dies as it sends its 500th message"),
+        (
+            words.faults,
+            ["partition=1s@1"],
+            "'1s': write it as partition=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach",
+        ),
+        (words.faults, ["partition=1s+2s"], "write it as partition=2s"),
+        (words.faults, ["partition=1+2s@1"], "--faults partition start '1': its unit is missing"),
+        (words.faults, ["partition=1s+0s@1"], "its length is 0, and cuts nobody off"),
+        (words.faults, ["partition=1s+1s@1/"], "'': is no role; write 1 or replica1, shard0, coordinator or evaluator"),
+        (words.faults, ["partition=1s+1s@coordinator/shard"], "'shard': is no role"),
         (words.faults, ["delay=1%"], "1 % of the messages take 50 ms longer"),
         (words.optimizer_options, ["eps=small"], "'small': is not a number"),
     ],
 )
 def test_a_small_language_refuses(function: Any, text: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+    with pytest.raises(UsageError, match=re.escape(said)):
         function(text)
 
 

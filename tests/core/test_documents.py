@@ -11,7 +11,7 @@ import pytest
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, main, options
-from distbelief.cluster import evaluate, forkserver, guest, status
+from distbelief.cluster import evaluate, forkserver, guest, status, sweep
 from distbelief.core.settings import option
 from distbelief.strategy import STRATEGIES
 
@@ -42,6 +42,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Local, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(db.Local, "launch", launched)
     monkeypatch.setattr(db.Simulated, "run", lambda self, job, _: self.settings(job))
+    monkeypatch.setattr(sweep, "sweep", lambda place, job, count: [sweep.Ended(job.seed, "done", str(place.settings(job)))] * count)
     monkeypatch.setattr(commands, "_show", lambda *_: 0)
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0})

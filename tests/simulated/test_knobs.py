@@ -23,12 +23,13 @@ from distbelief.core.messages import Message
 from distbelief.core.settings import Settings, optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.strategy import STRATEGIES, Downpour, Single
+from distbelief.strategy import STRATEGIES, Bounded, Downpour, Single, Softsync, Synchronous
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.testing.witness import Witness
+from distbelief.transport.virtual import Partition, Weather
 
 SHARED = ("task", "strategy", "device", "threads", "data_dir", "out", "resume")
 
@@ -182,6 +183,8 @@ STEADY = Pace(spread="constant")
         (Weather(), {"jitter": 1.0}),
         (Weather(delay=1e-2), {"delay_chance": 0.2}),
         (Weather(delay_chance=0.2), {"delay": 1e-2}),
+        (Weather(), {"partitions": (Partition(2e-3, 7e-3, ("replica 1",)),)}),
+        (Weather(), {"partitions": (Partition(2e-3, 7e-3, ("shard 0", "coordinator")),)}),
     ],
     ids=str,
 )
@@ -192,8 +195,29 @@ def test_the_weather_costs_time(plain: SimpleNamespace, base: Weather, change: d
     assert seconds(msgspec.structs.replace(base, **change)) > 1.02 * seconds(base)
 
 
+@pytest.mark.parametrize("strategy", [Downpour(2, 2), Bounded(2, 2, staleness=1), Softsync(2, 2), Synchronous(2, 2)], ids=lambda s: s.name)
+@pytest.mark.parametrize("side", [("shard 0",), ("replica 0", "replica 1"), ("coordinator", "shard 1")], ids=str)
+def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain: SimpleNamespace, strategy: Any, side: tuple[str, ...]) -> None:
+    """On these sides nobody can go on without the others; a longer partition takes as much longer."""
+
+    def seconds(*partitions: Partition) -> float:
+        job = Job(plain.classes(plain.mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
+        run = Observed(job, Simulated(weather=Weather(partitions=partitions), pace=STEADY))
+        witness = Witness(run)
+        run.simulation.run()
+        witness.finish(run.outcome, [])
+        assert run.outcome == "done"
+        assert not run.simulation.killed
+        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 40
+        return run.simulation.clock.now()
+
+    fair, short, long = seconds(), seconds(Partition(5e-3, 1.0, side)), seconds(Partition(5e-3, 2.0, side))
+    assert short > fair + 0.9
+    assert long == pytest.approx(short + 1.0, abs=5e-3)
+
+
 def test_weather_and_pace_have_no_other_options() -> None:
-    assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay"}
+    assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay", "partitions"}
     assert set(Pace.__struct_fields__) == {"step", "spread", "variation", "slow", "straggle_chance", "straggle_factor"}
     assert {f.name for f in dataclasses.fields(Simulated)} == {"weather", "pace", "crashes", "restart_seconds", "phantom", "keep"}
 
@@ -233,6 +257,9 @@ def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: Simpl
     assert gone[0].lost > 0
 
 
+EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "shard 1")
+
+
 @pytest.mark.parametrize(
     ("cluster", "options", "says"),
     [
@@ -240,6 +267,15 @@ def test_a_crash_is_of_the_replica_and_at_the_message_that_it_names(plain: Simpl
         (Simulated(weather=Weather(latency=float("nan"))), {}, "network latency nan must be 0 or more"),
         (Simulated(weather=Weather(bandwidth=0.0)), {}, "network bandwidth 0.0 must be more than 0"),
         (Simulated(weather=Weather(delay_chance=2.0)), {}, "delay chance 2.0 must be between 0 and 1"),
+        (
+            Simulated(weather=Weather(partitions=(Partition(2.0, 1.0, ("replica 0",)),))),
+            {},
+            "partition from 2.0 s until 1.0 s: it must begin at 0 or",
+        ),
+        (Simulated(weather=Weather(partitions=(Partition(-1.0, 1.0, ("replica 0",)),))), {}, "partition from -1.0 s until 1.0 s: it must begin"),
+        (Simulated(weather=Weather(partitions=(Partition(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
+        (Simulated(weather=Weather(partitions=(Partition(0.0, 1.0, ("replica 3",)),))), {}, "replica 3 cannot be cut off: there are the coordinator"),
+        (Simulated(weather=Weather(partitions=(Partition(0.0, 1.0, EVERYBODY),))), {"evaluate_every": 0}, "has everybody on one side"),
         (Simulated(pace=Pace(spread="lognorml")), {}, "did you mean 'lognormal'"),
         (Simulated(pace=Pace(step=-1.0)), {}, "a step of -1.0 s"),
         (Simulated(pace=Pace(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),

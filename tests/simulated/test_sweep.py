@@ -13,6 +13,7 @@ import os
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -26,10 +27,10 @@ from distbelief.strategy import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import Replay
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import Observed, draw_partitions
 from distbelief.transport.virtual import Weather
 
-SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "600")), 50
+SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 50
 
 # written out, so that the twins owe nothing to distbelief.server.optimizers
 TWINS: dict[str, Any] = {
@@ -101,7 +102,9 @@ def draw(seed: int) -> tuple[Job, Simulated]:
     # half of the deaths strike early: while joining, initialising and taking the first steps
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
-    return job, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
+    restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
+    weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
+    return job, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
 
 
 def hold(seed: int) -> Observed:

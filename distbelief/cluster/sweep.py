@@ -1,0 +1,120 @@
+"""The same simulated job under many seeds: how its results spread, and which seeds fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulation import task_of
+from distbelief.errors import DataError, JobFailed, UsageError
+from distbelief.job import Job
+from distbelief.tasks import as_data
+
+FIGURES = {
+    "seconds": "{:,.3f}",
+    "test_accuracy": "{:.2%}",
+    "staleness": "{:.2f}",
+    "samples_per_second": "{:,.0f}",
+}
+"""What is compared, and how it is shown; `staleness` is the mean of a job."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How the job ended under one seed."""
+
+    seed: int
+    outcome: str
+    reason: str
+    seconds: float | None = None
+    test_accuracy: float | None = None
+    staleness: float | None = None
+    samples_per_second: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is something to look into."""
+        return self.outcome == "failed"
+
+
+def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
+    """Run a job under its seed and the next ones; the last that it gives is interrupted, where Ctrl-C came.
+
+    Args:
+        place: the virtual cluster.
+        job: what is run; it leaves no run folder.
+        count: of seeds.
+
+    Raises:
+        UsageError: the job cannot be run at all, under no seed, or is to leave a folder.
+        DataError: its data cannot be had.
+
+    >>> from distbelief.strategy import Downpour
+    >>> [(one.seed, one.outcome, round(one.staleness, 1)) for one in sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)]
+    [(7, 'done', 1.8), (8, 'done', 1.9)]
+    """
+    if count < 1:
+        raise UsageError(f"--sweep {count}: must be 1 or more seeds")
+    for name in [name for name, given in (("--keep", place.keep), ("--out", job.out), ("--resume", job.resume)) if given]:
+        raise UsageError(f"{name}: --sweep {count} leaves no run folder; leave {name} off, or run one seed with it")
+    place.settings(job)
+    task = task_of(job)
+    train = as_data(task.train())
+    job = dataclasses.replace(job, task=dataclasses.replace(task, train=lambda: train).named(task.reference))
+    for seed in range(job.seed, job.seed + count):
+        yield (ended := _one(place, dataclasses.replace(job, seed=seed)))
+        if ended.outcome == "interrupted":
+            return
+
+
+def _one(place: Simulated, job: Job) -> Ended:
+    try:
+        result = place.run(job)
+    except (UsageError, DataError):
+        raise
+    except JobFailed as error:
+        if str(error).startswith("interrupted"):
+            raise
+        return Ended(job.seed, "failed", str(error))
+    except Exception as error:  # whatever it is, it is this seed's: the others are run
+        return Ended(job.seed, "failed", f"{type(error).__name__}: {error}")
+    figures = (result["seconds"], result["test_accuracy"], result["staleness"]["mean"], result["samples_per_second"])
+    return Ended(job.seed, result["outcome"], result["reason"], *figures)
+
+
+def spread(ended: Sequence[Ended]) -> dict[str, Any]:
+    """How many ended how, and the least, the median and the largest of each figure.
+
+    >>> spread([Ended(0, "done", "", 2.0), Ended(1, "done", "", 4.0), Ended(2, "failed", "")])["seconds"]
+    {'min': 2.0, 'median': 3.0, 'max': 4.0}
+    """
+    found: dict[str, Any] = {"seeds": len(ended), "outcomes": dict(Counter(one.outcome for one in ended))}
+    for name in FIGURES:
+        values = [value for one in ended if (value := getattr(one, name)) is not None]
+        found[name] = {"min": min(values), "median": statistics.median(values), "max": max(values)} if values else None
+    return found
+
+
+def lines(spread: dict[str, Any]) -> list[str]:
+    r"""A spread as a small table.
+
+    >>> print("\n".join(lines(spread([Ended(0, "done", "", 2.0, 0.5, 1.0, 1000.0), Ended(1, "failed", "")]))))
+    2 seeds: 1 done, 1 failed
+                               min      median         max
+    seconds                  2.000       2.000       2.000
+    test accuracy           50.00%      50.00%      50.00%
+    staleness                 1.00        1.00        1.00
+    samples per second       1,000       1,000       1,000
+    """
+    count = spread["seeds"]
+    table = [f"{count} seed{'' if count == 1 else 's'}: {', '.join(f'{many} {outcome}' for outcome, many in spread['outcomes'].items())}"]
+    table.append(" " * 18 + "".join(f"{name:>12}" for name in ("min", "median", "max")))
+    for name, shown in FIGURES.items():
+        if (row := spread[name]) is not None:
+            table.append(f"{name.replace('_', ' '):<18}" + "".join(f"{shown.format(row[one]):>12}" for one in ("min", "median", "max")))
+    return table if len(table) > 2 else table[:1]
