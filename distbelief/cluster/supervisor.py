@@ -15,7 +15,8 @@ import msgspec
 
 from distbelief import errors
 from distbelief.cluster import forkserver, signals, status
-from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
+from distbelief.cluster.channel import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
+from distbelief.cluster.child import Child
 from distbelief.cluster.gate import Guests, Knock, Part, Sorry
 from distbelief.cluster.spec import tell, tell_guest
 from distbelief.core import records, roles
@@ -41,32 +42,12 @@ TICK = 1.0
 """Seconds between two looks at the clock and at the processes."""
 
 
-class _Child:
-    """A process of the job, as its supervisor sees it."""
-
-    def __init__(self, role: str, incarnation: int, process: Any, connection: Connection) -> None:
-        self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
-        self.open = True
-        self.left = False
-        """It has left the job in peace: what its script does after that takes as long as it takes."""
-        self.over = False
-        """It has played its role to the end."""
-        self.stopped_at: float | None = None
-        self.why = ""
-        """Why the supervisor killed it."""
-
-    @property
-    def spare(self) -> bool:
-        """Whether the job can go on until another takes its place."""
-        return self.role not in (roles.COORDINATOR, roles.SINGLE)
-
-
 class Supervisor:
     """Starts the processes of a job, hands their words on, and ends them all, however the job ends."""
 
     def __init__(self, cluster: Local, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None) -> None:
         self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
-        self.children: dict[str, _Child] = {}
+        self.children: dict[str, Child] = {}
         self.failure: errors.DistbeliefError | None = None
         self.finished: records.Finished | None = None
         self.rumour = ""
@@ -79,6 +60,8 @@ class Supervisor:
         self._script = script or []
         self._coordinator: Listening | None = None
         self._ending = False
+        self._fallen = -1
+        """The last life of the shards of a synchronous job that has ended, in which none goes on."""
         self._begun = 1
         """Times that all processes were started."""
         self._certifier: Authority | None = None
@@ -164,7 +147,7 @@ class Supervisor:
                 " fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
             )
             return
-        child = self.children[role] = _Child(role, incarnation, process, ours)
+        child = self.children[role] = Child(role, incarnation, process, ours)
         if self._coordinator:
             child.channel.say(self._coordinator)
 
@@ -271,12 +254,12 @@ class Supervisor:
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Explain())
 
-    def _kill(self, child: _Child, why: str) -> None:
+    def _kill(self, child: Child, why: str) -> None:
         if not child.why:
             child.why = why
             child.process.kill()
 
-    def _take(self, child: _Child, word: Word) -> None:
+    def _take(self, child: Child, word: Word) -> None:
         if not isinstance(word, Standing):  # which answers us, and is no sign that the job goes on
             self._heard = time.monotonic()
         if isinstance(word, Noted):
@@ -320,7 +303,7 @@ class Supervisor:
             if not self._script or record.outcome not in ("done", "left"):
                 self._end_by = now + PATIENCE
 
-    def _bury(self, child: _Child) -> None:
+    def _bury(self, child: Child) -> None:
         """A process has ended: hear its last words, and tell the coordinator, or fail."""
         if child.open:
             child.channel.hear_all(lambda word: self._take(child, word))
@@ -338,9 +321,11 @@ class Supervisor:
         if child.spare:
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
+            together = roles.kind(child.role) == "shard" and self.settings.in_rounds
+            self._fallen = max(self._fallen, child.incarnation) if together else self._fallen
             if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or not roles.is_replica(child.role)):
-                self._start_process(child.role, child.incarnation + 1)
-            if roles.kind(child.role) == "shard" and self.settings.in_rounds:
+                self._start_process(child.role, (self._fallen if together else child.incarnation) + 1)
+            if together:
                 for other in self.children.values():
                     if roles.kind(other.role) == "shard" and other.incarnation <= child.incarnation:
                         self._kill(other, f"{child.role} died, and in a synchronous job all shards go back together")
@@ -348,7 +333,7 @@ class Supervisor:
             self.deaths[child.role] = how
             self.failure = self._gone(child.role)
 
-    def _begin_again(self, coordinator: _Child, how: str) -> bool:
+    def _begin_again(self, coordinator: Child, how: str) -> bool:
         """Where the coordinator was killed: let the whole job go on from its newest checkpoint, in new processes; whether it can."""
         killed = coordinator.role == roles.COORDINATOR and coordinator.process.exitcode < 0
         if not (killed and self.started and self.checkpoint and not self._interrupts and self._begun <= self.settings.restarts):
@@ -359,6 +344,7 @@ class Supervisor:
         told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.checkpoint}"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         self.deaths.clear()
+        self._fallen = -1
         self.rumour, self._coordinator, self.listening, self._ending, self._trains = "", None, False, False, False
         self._leave_by = self._end_by = float("inf")
         self._start(self._woken)

@@ -251,7 +251,7 @@ class Shard:
         if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
         self.policy.rule(event)
-        return self._settle()
+        return self._settle() + self._let_go()  # a round of nobody who is left makes no update, and yet those who waited for it may go on
 
     def _snapshot(self, sender: str, event: upkeep.Snapshot, payload: Payload | None) -> list[Effect]:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved

@@ -132,7 +132,7 @@ def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: 
     listened: list[str] = []
     take = supervisor.Supervisor._take
 
-    def kill_at_once(self: supervisor.Supervisor, child: supervisor._Child, word: object) -> None:
+    def kill_at_once(self: supervisor.Supervisor, child: supervisor.Child, word: object) -> None:
         if not listened:
             listened.append(child.role)
             jobs.kill(role)
