@@ -338,6 +338,7 @@ class Supervisor:
         killed = coordinator.role == roles.COORDINATOR and coordinator.process.exitcode < 0
         if not (killed and self.started and self.checkpoint and not self._interrupts and self._begun <= self.settings.restarts):
             return False
+        self.rumour, self._coordinator, self.listening, self._ending, self._trains = "", None, False, False, False  # the gate lets nobody in
         self._begun += 1
         self._end_all(at_once=True)
         self.checkpoint = self.sitting.go_back()
@@ -345,7 +346,6 @@ class Supervisor:
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         self.deaths.clear()
         self._fallen = -1
-        self.rumour, self._coordinator, self.listening, self._ending, self._trains = "", None, False, False, False
         self._leave_by = self._end_by = float("inf")
         self._start(self._woken)
         return True

@@ -15,7 +15,7 @@ from torch import nn
 
 from distbelief.cluster.local import Local
 from distbelief.cluster.sitting import Sitting
-from distbelief.core.records import Record
+from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
 from distbelief.job import Job
 from distbelief.strategy import Downpour
@@ -114,13 +114,13 @@ class Watch:
         """The records of a kind."""
         return [record for record in self.records if isinstance(record, kind)]
 
-    def once(self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "") -> None:
-        """Act at the record number `after` (from 0) of a kind, and of a role where one is named."""
+    def once(self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "", kept: bool = False) -> None:
+        """Act at the record number `after` (from 0) of a kind, of a role where one is named, and `kept`: that comes when there is a checkpoint."""
         seen = 0
 
         def look(record: Record) -> None:
             nonlocal seen
-            if isinstance(record, kind) and role in ("", getattr(record, "role", "")):
+            if isinstance(record, kind) and role in ("", getattr(record, "role", "")) and (not kept or self.of(Checkpointed)):
                 seen += 1
                 if seen == after + 1:
                     act()

@@ -243,7 +243,7 @@ def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(tmp_path: Path,
     def act(record: Record) -> None:
         if isinstance(record, records.Started) and len(watch.of(records.Started)) == 1:
             guests.join(tmp_path)
-        elif worked(record) and len(watch.of(records.Started)) == 1:
+        elif worked(record) and len(watch.of(records.Started)) == 1 and watch.of(records.Checkpointed):
             jobs.kill("coordinator")
         elif worked(record):
             watch.interrupt()

@@ -24,10 +24,10 @@ STRATEGIES = [
 def test_a_killed_shard_comes_again_and_the_job_does_its_work(tmp_path: Path, watch: jobs.Watch, strategy: Strategy, role: str) -> None:
     chance = random.Random(f"{strategy}{role}")
     reports = iter(range(10**6))
-    moment = chance.randint(3, 25)
+    moment = chance.randint(1, 20)
 
     def kill(record: Record) -> None:
-        if isinstance(record, records.Stepped) and next(reports) == moment:
+        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and next(reports) == moment:
             jobs.kill(role)
 
     watch.act = kill
@@ -44,7 +44,7 @@ def test_a_killed_shard_comes_again_and_the_job_does_its_work(tmp_path: Path, wa
 @pytest.mark.parametrize("place", [Local("tcp"), Local("tcp", tls=True)], ids=["tcp", "tls"])
 @pytest.mark.parametrize("kind", [Downpour, Synchronous])
 def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, kind: type[Strategy], place: Local) -> None:
-    watch.once(records.EpochDone, lambda: jobs.kill("shard 1"))
+    watch.once(records.EpochDone, lambda: jobs.kill("shard 1"), kept=True)
     result = jobs.run(tmp_path, kind(2, 2), place, epochs=EPOCHS)  # type: ignore[call-arg]
     assert result["outcome"] == "done"
     assert any("shard 1 is gone" in record.text for record in watch.of(records.Note))
@@ -62,7 +62,7 @@ def test_a_shard_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}")
 def test_a_killed_coordinator_comes_again_with_the_whole_job(tmp_path: Path, watch: jobs.Watch, strategy: Strategy) -> None:
-    watch.once(records.EpochDone, lambda: jobs.kill("coordinator"), after=3)
+    watch.once(records.EpochDone, lambda: jobs.kill("coordinator"), after=3, kept=True)
     result = jobs.run(tmp_path, strategy, epochs=EPOCHS)
     assert result["outcome"] == "done"
     assert result["samples"] == EPOCHS * jobs.SAMPLES
