@@ -17,7 +17,7 @@ from distbelief.core import events, messages, roles, upkeep
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
-from distbelief.core.records import Finished, Record
+from distbelief.core.records import Finished, Record, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -65,7 +65,8 @@ class Simulation:
         self.driver = Driver(self.clock, self._record)
         self.task = task_of(self.job)
         self._data = as_data(self.task.train())
-        self._over, self._fallen = False, -1
+        self._over = False
+        self._granted: dict[str, int] = {}
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         self._cast()
         self._plan_crashes()
@@ -93,6 +94,8 @@ class Simulation:
         if isinstance(record, Finished):
             self._over = True
             self.clock.call_later(0.0, self._dismiss, None)
+        elif isinstance(record, Vacant):
+            self.clock.call_later(0.0, self._fill, record)
 
     def _dismiss(self, _: None) -> None:
         """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
@@ -174,38 +177,36 @@ class Simulation:
             self.network.before_send = strike
 
     def kill(self, role: str) -> None:
-        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet, and starts it anew.
-
-        In a synchronous job all shards go back together.
-        """
-        shards = [roles.shard(i) for i in range(self.settings.shards)]
-        together = role in shards and self.settings.in_rounds
-        if together:
-            self._fallen = max(self._fallen, self.network.endpoints[role].incarnation)
-        for one in shards if together else [role]:
-            if not self.network.endpoints[one].closed:
-                self._kill(one)
+        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet."""
+        if not self.network.endpoints[role].closed:
+            self._kill(role)
+            incarnation = self.network.endpoints[role].incarnation
+            if roles.COORDINATOR not in self.network.endpoints[role].peers:
+                lost = events.Lost(f"{role} ended before it joined", incarnation)
+                self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
+            if roles.is_replica(role) and incarnation < self.settings.restarts:
+                self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
 
     def _kill(self, role: str) -> None:
         self.killed.append(role)
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
-        incarnation = self.network.endpoints[role].incarnation
-        if roles.COORDINATOR not in self.network.endpoints[role].peers:
-            lost = events.Lost(f"{role} ended before it joined", incarnation)
-            self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
-        if incarnation < self.settings.restarts:
-            self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
 
     def _restart(self, role: str) -> None:
-        if self._over:
-            return
-        add = self._add_replica if roles.is_replica(role) else self._add_shard
-        add(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
-        if roles.is_replica(role):
+        if not self._over:
+            self._add_replica(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
             self.driver.begin(role)
-        elif self.network.endpoints[role].incarnation <= self._fallen and not self.network.endpoints[role].closed:
-            self._kill(role)  # another fell in this life already, before this one had begun it
+
+    def _fill(self, record: Vacant) -> None:
+        """Begin a life of a shard that is to be; a life before it that is still there ends first."""
+        if not self.network.endpoints[record.role].closed:
+            self._kill(record.role)
+        self._granted[record.role] = record.incarnation
+        self.clock.call_later(self.cluster.restart_seconds, self._replace, record)
+
+    def _replace(self, record: Vacant) -> None:
+        if not self._over and self._granted[record.role] == record.incarnation:
+            self._add_shard(roles.index_of(record.role), record.incarnation)
 
 
 def _with_data(task: Task, data: Data) -> Task:

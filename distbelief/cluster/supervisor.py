@@ -60,8 +60,8 @@ class Supervisor:
         self._script = script or []
         self._coordinator: Listening | None = None
         self._ending = False
-        self._fallen = -1
-        """The last life of the shards of a synchronous job that has ended, in which none goes on."""
+        self._wanted: dict[str, int] = {}
+        """Lives that are to begin, once the ones before have ended."""
         self._begun = 1
         """Times that all processes were started."""
         self._certifier: Authority | None = None
@@ -298,6 +298,9 @@ class Supervisor:
             self._ending = True
             if not self._script:  # a script may do much between two steps
                 self._leave_by = min(self._leave_by, now + PATIENCE)
+        elif isinstance(record, records.Vacant):
+            self._wanted[record.role] = record.incarnation
+            self._fill(record.role)
         elif isinstance(record, records.Finished):
             self.finished = record
             if not self._script or record.outcome not in ("done", "left"):
@@ -314,24 +317,30 @@ class Supervisor:
         if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
-        if status < 0 or not self.rumour:
+        if (status < 0 or not self.rumour) and child.role not in self._wanted:
             self.deaths[child.role] = child.why or how
         if self.finished is not None:
             return
         if child.spare:
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
-            together = roles.kind(child.role) == "shard" and self.settings.in_rounds
-            self._fallen = max(self._fallen, child.incarnation) if together else self._fallen
-            if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or not roles.is_replica(child.role)):
-                self._start_process(child.role, (self._fallen if together else child.incarnation) + 1)
-            if together:
-                for other in self.children.values():
-                    if roles.kind(other.role) == "shard" and other.incarnation <= child.incarnation:
-                        self._kill(other, f"{child.role} died, and in a synchronous job all shards go back together")
+            leaves = self._ending and roles.is_replica(child.role)
+            if roles.kind(child.role) != "shard" and child.incarnation < self.settings.restarts and not leaves:
+                self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
+            self._fill(child.role)
         elif self.failure is None and not self._begin_again(child, how):
             self.deaths[child.role] = how
             self.failure = self._gone(child.role)
+
+    def _fill(self, role: str) -> None:
+        """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""
+        child = self.children.get(role)
+        if role not in self._wanted or self.failure is not None or self.finished is not None:
+            return
+        if child is None:
+            self._start_process(role, self._wanted.pop(role))
+        elif child.incarnation < self._wanted[role]:
+            self._kill(child, "another takes its place")
 
     def _begin_again(self, coordinator: Child, how: str) -> bool:
         """Where the coordinator was killed: let the whole job go on from its newest checkpoint, in new processes; whether it can."""
@@ -345,7 +354,7 @@ class Supervisor:
         told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.checkpoint}"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         self.deaths.clear()
-        self._fallen = -1
+        self._wanted.clear()
         self._leave_by = self._end_by = float("inf")
         self._start(self._woken)
         return True

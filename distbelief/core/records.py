@@ -60,6 +60,13 @@ class Forgotten(Record, frozen=True, tag=True, gc=False):
     last: int
 
 
+class Vacant(Record, frozen=True, tag=True, gc=False):
+    """Nobody plays a role any more, or nobody is to: whoever starts processes ends what plays it, and begins this life of it."""
+
+    role: str
+    incarnation: int
+
+
 class EpochDone(Record, frozen=True, tag=True, gc=False):
     """Every minibatch of an epoch (counted from 1) is applied."""
 
@@ -119,4 +126,4 @@ class Finished(Record, frozen=True, tag=True, gc=False):
     reason: str
 
 
-Any = Started | Joined | Stepped | Rewound | Forgotten | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
+Any = Started | Joined | Stepped | Rewound | Forgotten | Vacant | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished

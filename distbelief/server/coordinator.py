@@ -107,8 +107,7 @@ class Coordinator:
 
     def _on_here(self, sender: str, event: upkeep.Here) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
-        self._muster.here(sender, messages.Place(event.address, event.incarnation))
-        return self._restore()
+        return self._restore() if self._muster.here(sender, messages.Place(event.address, event.incarnation)) else []
 
     def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
@@ -349,18 +348,16 @@ class Coordinator:
 
     def _without_shard(self, role: str, event: events.Lost) -> list[Effect]:
         """Wait for its next life, which goes on from the newest checkpoint; or end, where there is none to come, or nothing to go on from."""
-        if not self._reception.lives.end(role, event.incarnation, died=True):
+        if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(role, life := self._reception.lives.last(role)):
             return []
         begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
         if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
             return self._end("failed", self._saving.unsaved(what))
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
         if begun and self.settings.in_rounds:
-            if not self._muster.fall(self._reception.lives.last(role)):
-                return effects  # it falls with one that was heard of before
-            return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind()]
-        self._muster.gone(role)
-        return [Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}")), *effects]
+            return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind(), *self._muster.fall()]
+        told = Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}"))
+        return [told, *effects, self._muster.grant(role, life + 1)]
 
     def _rewind(self) -> list[Effect]:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""

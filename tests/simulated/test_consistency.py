@@ -536,7 +536,7 @@ def hold(plain: SimpleNamespace, seed: int) -> None:
         if role in witness.initial:
             held = shard.held.moving().view(torch.float32)  # type: ignore[attr-defined]
             torch.testing.assert_close(held, twin(witness, role, strategy, job), rtol=1e-3, atol=1e-4)
-        if isinstance(strategy, Synchronous) and not mortal and role in witness.shards:
+        if isinstance(strategy, Synchronous) and not mortal and role in witness.shards and run.outcome != "failed":
             assert witness.groups[role] == witness.groups[witness.shards[0]]
 
 
