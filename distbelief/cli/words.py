@@ -193,9 +193,10 @@ def _role(text: str, where: str, alone: Sequence[str] = ()) -> str:
     """The role that 1, replica1, shard0 or one of `alone` names."""
     if text in alone:
         return text
-    kind, number = ("shard", text.removeprefix("shard")) if text.startswith("shard") else ("replica", text.removeprefix("replica"))
+    kind = next((kind for kind in ("shard", "standby") if text.startswith(kind)), "replica")
+    number = text.removeprefix(kind)
     if alone and not number.strip().isdecimal():
-        raise UsageError(f"{where} {text!r}: is no role; write 1 or replica1, shard0, {' or '.join(alone)}")
+        raise UsageError(f"{where} {text!r}: is no role; write 1 or replica1, shard0, standby0, {' or '.join(alone)}")
     return f"{kind} {_count(number.strip(), f'{where} {kind}')}"
 
 

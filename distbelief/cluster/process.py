@@ -21,7 +21,7 @@ from torch import nn
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
-from distbelief.cluster.settle import settle_process
+from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
 from distbelief.core import events, messages, records, roles, upkeep
@@ -39,6 +39,7 @@ from distbelief.runtime.pump import Pump
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
+from distbelief.server.standby import Standby
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, measure, placed
@@ -99,7 +100,8 @@ class _Process:
         os.environb.update(spec.environment)
         sys.path[:] = spec.path
         self.endpoint = self._endpoint()
-        self.driver = Driver(WallClock(self.endpoint), self._note)
+        self.clock = WallClock(self.endpoint)
+        self.driver = Driver(self.clock, self._note)
         if role != roles.SINGLE:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
 
@@ -114,7 +116,7 @@ class _Process:
         elif roles.is_replica(self.role):
             self._play_replica()
         else:
-            self._play_shard()
+            self._play_server()
 
     def _endpoint(self) -> NetworkEndpoint:
         spec = self.spec
@@ -133,6 +135,7 @@ class _Process:
         while True:
             word = self.channel.hear()
             if isinstance(word, Listening):
+                self._coordinator = word.address
                 self.endpoint.connect(roles.COORDINATOR, word.address)
                 return
             if word is None or isinstance(word, Interrupt):
@@ -173,13 +176,31 @@ class _Process:
         waited = None if since is None else time.monotonic() - since
         return Standing(self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts)
 
-    def _play_shard(self) -> None:
-        self.player = shard = Shard(roles.index_of(self.role), self._slice, self.incarnation)
-        self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
+    def _play_server(self) -> None:
+        """Be a shard, or the standby of one until it is the shard."""
+        index = roles.index_of(self.role)
+        if roles.kind(self.role) == "standby":
+            self.player = standby = Standby(index, TorchSlice, self.incarnation)
+            self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
+        else:
+            self.player = shard = Shard(index, self._slice, self.incarnation)
+            self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self._meet()
         self.endpoint.send(roles.COORDINATOR, upkeep.Here(self.incarnation, address))
         self.driver.run()
+
+    def _become(self, role: str, incarnation: int, shard: Shard) -> None:
+        """Go on as a shard, with a standby's memory."""
+        self.role, self.incarnation, self.player = role, incarnation, shard
+        self.spec = msgspec.structs.replace(self.spec, identity=self.spec.heir)
+        name_process(role)
+        self.endpoint = self.clock.endpoint = self._endpoint()
+        self.endpoint.watch(self.channel.connection.fileno(), self._hear)
+        self.driver.add_machine(role, shard, self.endpoint, Store(self.spec.run))
+        address = self._listen()
+        self.endpoint.connect(roles.COORDINATOR, self._coordinator)
+        self.endpoint.send(roles.COORDINATOR, upkeep.Here(incarnation, address))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         if self.spec.memory < 0:

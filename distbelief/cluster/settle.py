@@ -12,9 +12,7 @@ import torch
 
 def settle_process(role: str, supervisor: int, threads: int) -> None:
     """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
-    import setproctitle
-
-    setproctitle.setproctitle(f"distbelief: {role}")
+    name_process(role)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -23,6 +21,13 @@ def settle_process(role: str, supervisor: int, threads: int) -> None:
     except ProcessLookupError:
         raise SystemExit(1) from None
     threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
+
+
+def name_process(role: str) -> None:
+    """Have this process called by its role."""
+    import setproctitle
+
+    setproctitle.setproctitle(f"distbelief: {role}")
 
 
 def _outlive_nobody(supervisor: int) -> None:

@@ -117,29 +117,37 @@ class Simulated:
     def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):
             raise UsageError(f"restart_seconds {self.restart_seconds}: must be 0 or more, and finite")
-        there = {*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(settings.shards))}
+        there = self._mortal(settings)
         dying = [crash.role for crash in self.crashes]
         for crash in self.crashes:
             if crash.role not in there:
-                raise UsageError(f"{crash.role} cannot crash: there are replicas 0 to {settings.replicas - 1} and shards 0 to {settings.shards - 1}")
+                raise UsageError(f"{crash.role} cannot crash: there are {_named(settings)}")
             if crash.message < 1:
                 raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
                 raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
 
+    def _mortal(self, settings: Settings) -> set[str]:
+        standbys = map(roles.standby, range(settings.shards * settings.standby))
+        return {*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(settings.shards)), *standbys}
+
     def _check_partitions(self, settings: Settings) -> None:
-        there = {roles.COORDINATOR, *map(roles.replica, range(settings.replicas)), *map(roles.shard, range(settings.shards))}
+        there = {roles.COORDINATOR, *self._mortal(settings)}
         if settings.evaluate_every:
             there.add(roles.EVALUATOR)
         for partition in self.weather.partitions:
             for role in partition.side:
                 if role not in there:
                     raise UsageError(
-                        f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}"
-                        f"replicas 0 to {settings.replicas - 1} and shards 0 to {settings.shards - 1}"
+                        f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}{_named(settings)}"
                     )
             if there <= {*partition.side}:
                 raise UsageError(f"the partition at {partition.start} s has everybody on one side, and cuts nobody off: leave somebody out")
+
+
+def _named(settings: Settings) -> str:
+    there = f"replicas 0 to {settings.replicas - 1} and shards 0 to {settings.shards - 1}"
+    return there + (", each with a standby" if settings.standby else "")
 
 
 def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:

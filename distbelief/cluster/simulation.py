@@ -17,7 +17,7 @@ from distbelief.core import events, messages, roles, upkeep
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
-from distbelief.core.records import Finished, Record, Vacant
+from distbelief.core.records import Finished, Record, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -31,11 +31,12 @@ from distbelief.runtime.driver import Driver
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.standby import Standby
 from distbelief.tasks import Data, Task, as_data, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, measure
 from distbelief.transport.base import Arena
-from distbelief.transport.virtual import VirtualNetwork
+from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
 if TYPE_CHECKING:
     from distbelief.cluster.simulated import Simulated
@@ -67,6 +68,7 @@ class Simulation:
         self._data = as_data(self.task.train())
         self._over = False
         self._granted: dict[str, int] = {}
+        self._succeeding: dict[str, Succeeded] = {}
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         self._cast()
         self._plan_crashes()
@@ -94,6 +96,8 @@ class Simulation:
         if isinstance(record, Finished):
             self._over = True
             self.clock.call_later(0.0, self._dismiss, None)
+        elif isinstance(record, Succeeded):
+            self._succeeding[record.standby] = record
         elif isinstance(record, Vacant):
             self.clock.call_later(0.0, self._fill, record)
 
@@ -111,6 +115,8 @@ class Simulation:
         self.shards: list[Shard] = []
         for i in range(self.settings.shards):
             self._add_shard(i)
+        for i in range(self.settings.shards * self.settings.standby):
+            self._add_standby(i)
         for i in range(self.settings.replicas):
             self._add_replica(i)
         if self.evaluates:
@@ -127,9 +133,31 @@ class Simulation:
     def _add_shard(self, index: int, incarnation: int = 0) -> None:
         role = roles.shard(index)
         shard, endpoint = Shard(index, self._slice, incarnation), self.network.endpoint(role, incarnation)
+        self._play_shard(role, shard, endpoint)
+
+    def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
+        index = roles.index_of(role)
         self.shards[index : index + 1] = [shard]
         self.driver.add_machine(role, shard, endpoint, self._store)
+        endpoint.send(roles.COORDINATOR, upkeep.Here(endpoint.incarnation))
+
+    def _add_standby(self, index: int, incarnation: int = 0) -> None:
+        role = roles.standby(index)
+        endpoint = self.network.endpoint(role, incarnation)
+        self.driver.add_machine(role, Standby(index, self._slice, incarnation), endpoint, become=self._become)
         endpoint.send(roles.COORDINATOR, upkeep.Here(incarnation))
+
+    def _become(self, role: str, incarnation: int, shard: Shard) -> None:
+        """Have a standby's machine play its shard; should that be there still, it has no say any more."""
+        if not self.network.endpoints[role].closed:
+            self._kill(role)
+        self._settle(roles.standby(roles.index_of(role)))
+
+        def play(_: None) -> None:
+            if not self._over:
+                self._play_shard(role, shard, self.network.endpoint(role, incarnation))
+
+        self.clock.call_later(0.0, play, None)
 
     def _add_replica(self, index: int, incarnation: int = 0) -> None:
         role, samples = roles.replica(index), len(self._data)
@@ -181,11 +209,23 @@ class Simulation:
         if not self.network.endpoints[role].closed:
             self._kill(role)
             incarnation = self.network.endpoints[role].incarnation
-            if roles.COORDINATOR not in self.network.endpoints[role].peers:
-                lost = events.Lost(f"{role} ended before it joined", incarnation)
-                self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
+            if (heir := self._succeeding.get(role)) is not None:
+                self._tell_lost(heir.role, heir.incarnation)
+                self._settle(role)
+            elif roles.COORDINATOR not in self.network.endpoints[role].peers:
+                self._tell_lost(role, incarnation)
             if roles.is_replica(role) and incarnation < self.settings.restarts:
                 self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
+
+    def _tell_lost(self, role: str, incarnation: int) -> None:
+        lost = events.Lost(f"{role} ended before it joined", incarnation)
+        self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
+
+    def _settle(self, standby: str) -> None:
+        """A standby has become its shard, or never will: its own place may be taken."""
+        del self._succeeding[standby]
+        if (life := self._granted.get(standby, -1)) > self.network.endpoints[standby].incarnation:
+            self.clock.call_later(self.cluster.restart_seconds, self._replace, Vacant(standby, life))
 
     def _kill(self, role: str) -> None:
         self.killed.append(role)
@@ -199,6 +239,9 @@ class Simulation:
 
     def _fill(self, record: Vacant) -> None:
         """Begin a life of a shard that is to be; a life before it that is still there ends first."""
+        if record.role in self._succeeding:
+            self._granted[record.role] = record.incarnation
+            return
         if not self.network.endpoints[record.role].closed:
             self._kill(record.role)
         self._granted[record.role] = record.incarnation
@@ -206,7 +249,8 @@ class Simulation:
 
     def _replace(self, record: Vacant) -> None:
         if not self._over and self._granted[record.role] == record.incarnation:
-            self._add_shard(roles.index_of(record.role), record.incarnation)
+            add = self._add_shard if roles.kind(record.role) == "shard" else self._add_standby
+            add(roles.index_of(record.role), record.incarnation)
 
 
 def _with_data(task: Task, data: Data) -> Task:

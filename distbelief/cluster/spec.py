@@ -36,6 +36,8 @@ class Spec(msgspec.Struct, frozen=True):
     pace: Pace | None
     identity: Identity | None
     """What this role proves itself with, where links are TLS."""
+    heir: Identity | None
+    """What a standby proves itself with when it is its shard."""
     run: str
     checkpoint: str
     position: Position
@@ -73,6 +75,7 @@ def tell(cluster: Local, job: Job, settings: Settings, sitting: Sitting, script:
         insecure=cluster.insecure,
         pace=cluster.pace,
         identity=None,
+        heir=None,
         run=str(sitting.folder.path if sitting.folder else ""),
         checkpoint=sitting.checkpoint,
         position=sitting.position,
@@ -93,6 +96,6 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     """What a replica on another machine is told: of the job, and nothing of this machine. What a script is called here is not its affair."""
     return Spec(
         job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1, transport=told.transport, bind="127.0.0.1",
-        advertise="", insecure=told.insecure, pace=None, identity=identity, run="", checkpoint="", position=START, samples=0, number=1,
+        advertise="", insecure=told.insecure, pace=None, identity=identity, heir=None, run="", checkpoint="", position=START, samples=0, number=1,
         init_from=None, supervisor=0, memory=-1, path=[], directory="", environment={}, script=[], evaluator=False,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from distbelief.cluster import forkserver, signals, status
 from distbelief.cluster.channel import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.child import Child
 from distbelief.cluster.gate import Guests, Knock, Part, Sorry
+from distbelief.cluster.obituary import Obituary
 from distbelief.cluster.spec import tell, tell_guest
 from distbelief.core import records, roles
 from distbelief.core.settings import Settings
@@ -50,9 +51,7 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self.failure: errors.DistbeliefError | None = None
         self.finished: records.Finished | None = None
-        self.rumour = ""
-        self.deaths: dict[str, str] = {}
-        self.checkpoint = sitting.number - 1
+        self.known = Obituary(sitting.number - 1)
         self.listening = self.started = self._trains = False
         self._heard, self._looked = time.monotonic(), 0.0
         self._leave_by = self._end_by = float("inf")
@@ -94,7 +93,7 @@ class Supervisor:
         """The result; or the one error that says why there is none."""
         finished = self.finished
         if self.failure is None and (finished is None or finished.outcome == "failed"):
-            self.failure = self._explain(finished.reason if finished else self.rumour or "the job ended without a result")
+            self.failure = self.known.explain(finished.reason if finished else self.known.rumour or "the job ended without a result")
         elif self.failure is None and finished and finished.outcome == "interrupted" and not self.started:
             self.failure = JobFailed("interrupted before the job began")
         if self.failure is not None and (finished is None or finished.outcome != "failed"):
@@ -103,22 +102,6 @@ class Supervisor:
         if self.failure is not None:
             raise self.failure
         return result
-
-    def _explain(self, reason: str) -> JobFailed:
-        """The error for a job that failed: who is gone, and how it ended."""
-        for role in self.deaths:
-            if role == roles.COORDINATOR or reason.startswith(f"{role} is gone"):
-                return self._gone(role)
-        deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
-        return JobFailed(f"{reason} ({deaths}); {self._remedy()}" if deaths else reason)
-
-    def _gone(self, role: str) -> JobFailed:
-        return JobFailed(f"{role} is gone: {self.deaths[role]}; {self._remedy()}")
-
-    def _remedy(self) -> str:
-        if not self.checkpoint:
-            return "there is no checkpoint yet to go on from: start anew"
-        return f"go on from checkpoint {self.checkpoint} with --resume"
 
     # starting
 
@@ -143,8 +126,8 @@ class Supervisor:
             process, ours = self._forked(role, incarnation)
         except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
             self.failure = JobFailed(
-                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); {self._remedy()}, with"
-                " fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
+                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); {self.known.remedy},"
+                " with fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
             )
             return
         child = self.children[role] = Child(role, incarnation, process, ours)
@@ -155,7 +138,10 @@ class Supervisor:
         """A process that plays a role, and our end of the channel to it."""
         from distbelief.cluster.process import main
 
-        own = msgspec.structs.replace(self._told, identity=self._certifier.issue(role) if self._certifier else None)
+        own = self._told
+        if self._certifier:
+            heir = self._certifier.issue(roles.shard(roles.index_of(role))) if roles.kind(role) == "standby" else None
+            own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
         context = forkserver.context()
         with forkserver.blank_main():
             ours, theirs = context.Pipe()
@@ -278,7 +264,7 @@ class Supervisor:
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
-                self.rumour = self.rumour or word.text
+                self.known.rumour = self.known.rumour or word.text
             elif self.failure is None and not (self.finished and self.finished.outcome == "interrupted"):
                 self.failure = kind(word.text)
                 if word.trace:
@@ -291,13 +277,15 @@ class Supervisor:
             self.started = self._trains = True
             self._ending, self._leave_by = False, float("inf")
         elif isinstance(record, records.Checkpointed) and not record.error:
-            self.checkpoint = record.number
+            self.known.checkpoint = record.number
         elif isinstance(record, records.Gone) and not record.died and record.role in self.children:
             self.children[record.role].left = True
         elif isinstance(record, records.Ending):
             self._ending = True
             if not self._script:  # a script may do much between two steps
                 self._leave_by = min(self._leave_by, now + PATIENCE)
+        elif isinstance(record, records.Succeeded):
+            self._succeed(record)
         elif isinstance(record, records.Vacant):
             self._wanted[record.role] = record.incarnation
             self._fill(record.role)
@@ -317,20 +305,30 @@ class Supervisor:
         if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
-        if (status < 0 or not self.rumour) and child.role not in self._wanted:
-            self.deaths[child.role] = child.why or how
+        if (status < 0 or not self.known.rumour) and child.role not in self._wanted:
+            self.known.deaths[child.role] = child.why or how
         if self.finished is not None:
             return
         if child.spare:
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
             leaves = self._ending and roles.is_replica(child.role)
-            if roles.kind(child.role) != "shard" and child.incarnation < self.settings.restarts and not leaves:
+            if roles.kind(child.role) not in ("shard", "standby") and child.incarnation < self.settings.restarts and not leaves:
                 self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
             self._fill(child.role)
         elif self.failure is None and not self._begin_again(child, how):
-            self.deaths[child.role] = how
-            self.failure = self._gone(child.role)
+            self.known.deaths[child.role] = how
+            self.failure = self.known.gone(child.role)
+
+    def _succeed(self, record: records.Succeeded) -> None:
+        """A standby is its shard from now on; should the shard itself be there still, it has no say any more."""
+        if (former := self.children.get(record.role)) is not None:
+            former.process.kill()
+            former.process.join()
+            self._bury(former)
+        if (child := self.children.pop(record.standby, None)) is not None:
+            child.role, child.incarnation = record.role, record.incarnation
+            self.children[record.role] = child
 
     def _fill(self, role: str) -> None:
         """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""
@@ -345,15 +343,14 @@ class Supervisor:
     def _begin_again(self, coordinator: Child, how: str) -> bool:
         """Where the coordinator was killed: let the whole job go on from its newest checkpoint, in new processes; whether it can."""
         killed = coordinator.role == roles.COORDINATOR and coordinator.process.exitcode < 0
-        if not (killed and self.started and self.checkpoint and not self._interrupts and self._begun <= self.settings.restarts):
+        if not (killed and self.started and self.known.checkpoint and not self._interrupts and self._begun <= self.settings.restarts):
             return False
-        self.rumour, self._coordinator, self.listening, self._ending, self._trains = "", None, False, False, False  # the gate lets nobody in
+        self._coordinator, self.listening, self._ending, self._trains = None, False, False, False  # the gate lets nobody in
         self._begun += 1
         self._end_all(at_once=True)
-        self.checkpoint = self.sitting.go_back()
-        told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.checkpoint}"
+        self.known = Obituary(self.sitting.go_back())
+        told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.known.checkpoint}"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
-        self.deaths.clear()
         self._wanted.clear()
         self._leave_by = self._end_by = float("inf")
         self._start(self._woken)
@@ -369,7 +366,7 @@ class Supervisor:
             return
         coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
         if not self.listening:
-            self.failure = JobFailed(f"interrupted; {self._remedy()}" if self.checkpoint else "interrupted before the job began")
+            self.failure = JobFailed(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
             return
         if self._interrupts > 1 or coordinator is None:
             self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.core.consistency import Key
-from distbelief.core.messages import Message
+from distbelief.core.messages import Message, Place
 
 # replica to shard
 
@@ -50,7 +50,19 @@ class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
     dropped: tuple[Key, ...]
 
 
+class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """To the shard that rules: tell me of every round from this one on."""
+
+    round: int
+
+
 # coordinator to shard
+
+
+class Ruler(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The shard that rules has come again: there."""
+
+    place: Place
 
 
 class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -60,5 +72,5 @@ class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int
 
 
-Attendance = Attend | SitOut | Return | Admitted | Excused | Ruling | Gone
+Attendance = Attend | SitOut | Return | Admitted | Excused | Ruling | Follow | Ruler | Gone
 """Every message of this file."""

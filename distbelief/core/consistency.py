@@ -15,8 +15,8 @@ Members are the replicas that take part: those who sit out, have left or have di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from distbelief.core.settings import Settings
 
@@ -82,6 +82,13 @@ class Policy:
 
     def __init__(self, scaling: str = "none") -> None:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
+
+    def resume(self, floor: int, rulings: Iterable[Any]) -> None:
+        """Go on in the place of a shard whose floor it was; in rounds, with what was ruled."""
+        self.floor = floor
+
+    def taken(self, who: str, tick: int) -> None:
+        """A push that comes again was applied already, by this shard or the one whose place it has taken."""
 
     @property
     def decides(self) -> bool:
@@ -197,12 +204,16 @@ class Bounded(_Members):
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Apply every push at once, and note how far its replica is."""
-        before = self.members.get(key.who)
+        self.taken(key.who, tick)
+        return super().push(key, tick, samples, staleness)
+
+    def taken(self, who: str, tick: int) -> None:
+        """Note how far a replica is."""
+        before = self.members.get(who)
         if before is not None:
-            self.members[key.who] = max(before, tick + 1)
+            self.members[who] = max(before, tick + 1)
             if before == self.floor:
                 self._rise()
-        return super().push(key, tick, samples, staleness)
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Hold the fetch of a step that is too far ahead; one who is no member waits for nobody."""

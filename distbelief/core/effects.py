@@ -73,8 +73,23 @@ class Attach(msgspec.Struct, frozen=True, gc=False):
     parameters: int
 
 
+class Lend(msgspec.Struct, frozen=True, gc=False):
+    """Make vectors of `size` bytes, from which a machine sends bytes to peers; answered by `Lent`."""
+
+    size: int
+    vectors: int
+
+
+class Become(msgspec.Struct, frozen=True, gc=False):
+    """The machine that yields it ends; a machine that it has made plays another role in its place, and says that it is there."""
+
+    role: str
+    incarnation: int
+    machine: Any
+
+
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Open a link to a life of a role, in the place of the one before; answered by whether it is open."""
+    """Open a link to a life of a role, in the place of the one before; a story is answered by whether it is open, a machine by `Lost` where not."""
 
     to: str
     place: Place
@@ -131,7 +146,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Effect = Send | Receive | Compute | Measure | Attach | Connect | Wake | Record | Save | Commit | Discard | Load | End
+Effect = Send | Receive | Compute | Measure | Attach | Lend | Become | Connect | Wake | Record | Save | Commit | Discard | Load | End
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):

@@ -32,11 +32,17 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
     facts: dict[str, Any]
 
 
+class Lent(msgspec.Struct, frozen=True, gc=False):
+    """From the transport beside a machine: the vectors of a `Lend`; none where payloads are phantoms."""
+
+    vectors: tuple[Any, ...]
+
+
 class Woke(msgspec.Struct, frozen=True, gc=False):
     """From the clock beside a machine: the time of a `Wake` has come."""
 
     what: str
 
 
-Event = Message | Lost | Saved | Loaded | Woke
+Event = Message | Lost | Saved | Loaded | Lent | Woke
 """Everything a role may be told."""

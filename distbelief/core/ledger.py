@@ -8,12 +8,17 @@ The rules of the file:
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Literal, NamedTuple
 
 from distbelief.errors import RemoteProtocolError
 
 SAMPLES_LIMIT = 1 << 40
 """Most samples that one message may claim: sums of what peers claim must stay numbers that can be sent."""
+
+
+DROPPED = 4
+"""How many of a replica's dropped pushes are known: it has no more than two that are not acknowledged."""
 
 
 class Verdict(NamedTuple):
@@ -31,6 +36,15 @@ class Ledger:
 
     def __init__(self) -> None:
         self.clocks: dict[str, tuple[int, int]] = {}
+        self._dropped: dict[str, deque[tuple[int, int]]] = {}
+
+    def drop(self, who: str, incarnation: int, clock: int) -> None:
+        """A push that was taken is not applied: should it come again, its replica is told so again."""
+        self._dropped.setdefault(who, deque(maxlen=DROPPED)).append((incarnation, clock))
+
+    def dropped(self, who: str, incarnation: int, clock: int) -> bool:
+        """Whether a push was taken, and not applied."""
+        return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, incarnation: int, clock: int) -> int:
         """A replica says that its pushes up to `clock` were taken before, by a shard that died; returns how many of them are not known here.

@@ -22,7 +22,8 @@ class Lives:
     def __init__(self, restarts: int) -> None:
         self._restarts = restarts
         self._here: dict[str, int] = {}
-        self._gone: dict[str, int] = {}
+        self.gone: dict[str, int] = {}
+        """The last life of each role that is over."""
         self.over: set[str] = set()
         """Who has left, or has died in its last life."""
 
@@ -32,7 +33,7 @@ class Lives:
         Raises:
             RemoteProtocolError: this life of it is gone already.
         """
-        if incarnation <= self._gone.get(role, -1):
+        if incarnation <= self.gone.get(role, -1):
             raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
         self._here[role] = incarnation
 
@@ -42,19 +43,15 @@ class Lives:
 
     def last(self, role: str) -> int:
         """Which life of a role is gone, of those the last; -1 where none is."""
-        return self._gone.get(role, -1)
-
-    def absent(self) -> dict[str, int]:
-        """The roles of which no life is there, and the last that was."""
-        return {role: life for role, life in self._gone.items() if life >= self._here.get(role, 0)}
+        return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
         """A life is over (-1: the one that is there, or the next where none is); whether that is news, and no later life is there."""
         if incarnation < 0:
-            incarnation = self._here.get(role, self._gone.get(role, -1) + 1)
-        if incarnation <= self._gone.get(role, -1):
+            incarnation = self._here.get(role, self.gone.get(role, -1) + 1)
+        if incarnation <= self.gone.get(role, -1):
             return False
-        self._gone[role] = incarnation
+        self.gone[role] = incarnation
         if not died or incarnation >= self._restarts:
             self.over.add(role)
         return incarnation >= self._here.get(role, 0)

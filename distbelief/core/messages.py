@@ -72,6 +72,12 @@ class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A member, or the evaluator, has lost a shard, and asks where it is now; it is welcomed again once all shards are there."""
 
 
+class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has begun anew: what it says from here on is of this course of the job."""
+
+    course: int
+
+
 class Held(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Every push of this replica is applied and reported, and it makes none until checkpoint `number` is made."""
 
@@ -102,7 +108,10 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has nothing more to do and goes in peace."""
+    """A replica has nothing more to do and asks to go in peace."""
+
+    for_good: bool = False
+    """Whether it could not take up work again: its own loop is over."""
 
 
 class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -122,6 +131,8 @@ class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
     plan: Plan
     initialise: bool
     shards: tuple[Place, ...]
+    course: int = 0
+    """Greater than before where all have gone back to a checkpoint, and what was pushed since is forgotten."""
 
 
 class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -155,6 +166,10 @@ class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The job is over: push what is accrued, report it and leave."""
 
     reason: str
+
+
+class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Go in peace: all that you did is in what the shards hold."""
 
 
 class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -195,6 +210,7 @@ class Fetch(Message, frozen=True, array_like=True, tag=True, gc=False):
     start: int
     stop: int
     tick: int = 0
+    incarnation: int = 0
 
 
 # shard to replica
@@ -225,7 +241,8 @@ class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 Wired = (
     Hello
-    | Join | Rejoin | Ready | Progress | Held | Leave | Evaluated | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Evaluate | Stop
+    | Join | Rejoin | Anew | Ready | Progress | Held | Leave | Evaluated
+    | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Farewell | Evaluate | Stop
     | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message of this file that may stand on a wire."""

@@ -67,6 +67,14 @@ class Vacant(Record, frozen=True, tag=True, gc=False):
     incarnation: int
 
 
+class Succeeded(Record, frozen=True, tag=True, gc=False):
+    """A standby plays a shard that is gone, from now on, in this life of the shard."""
+
+    role: str
+    incarnation: int
+    standby: str
+
+
 class EpochDone(Record, frozen=True, tag=True, gc=False):
     """Every minibatch of an epoch (counted from 1) is applied."""
 
@@ -126,4 +134,7 @@ class Finished(Record, frozen=True, tag=True, gc=False):
     reason: str
 
 
-Any = Started | Joined | Stepped | Rewound | Forgotten | Vacant | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
+Any = (
+    Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded
+    | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
+)  # fmt: skip

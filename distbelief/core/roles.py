@@ -5,6 +5,7 @@ from __future__ import annotations
 COORDINATOR = "coordinator"
 EVALUATOR = "evaluator"
 SINGLE = "single"  # who plays everything, where there is no server
+CARRIER = "carrier"  # the transport beside a role: answers `Lent` to the machine that yielded `Lend`
 STORE = "store"  # the disk beside a role: answers `Saved` to the machine that yielded `Save`
 CLOCK = "clock"  # the driver's: answers `Woke` to the machine that yielded `Wake`
 SUPERVISOR = "supervisor"  # whoever runs the job: says `Stop` to the coordinator
@@ -35,6 +36,15 @@ def shard(index: int) -> str:
     'shard 0'
     """
     return f"shard {index}"
+
+
+def standby(index: int) -> str:
+    """The role that takes the place of shard `index`.
+
+    >>> standby(0)
+    'standby 0'
+    """
+    return f"standby {index}"
 
 
 def index_of(role: str) -> int:

@@ -7,6 +7,8 @@ A round is decided when it has the gradient of every member, or of all but the b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.attendance import Ruling
@@ -14,6 +16,34 @@ from distbelief.core.consistency import ANSWER, Drop, Key, Policy, Update, Verdi
 from distbelief.core.settings import Settings
 
 HELD = Verdict("hold", "its own push is in no round yet")
+
+
+class History:
+    """The rulings that one who comes again may not know.
+
+    No shard is more than two rounds behind: a replica computes for a round when all shards have made the one before, or with prefetch the one before
+    that. A push that was dropped may be on its way to a shard for any time, but a replica has no more than two that are not acknowledged.
+
+    >>> history = History()
+    >>> history.add(Ruling(0, (Key("replica 0", 0, 1),), ())); history.add(Ruling(1, (), (Key("replica 1", 0, 1),)))
+    >>> [ruled.round for ruled in history.since(1)]
+    [1]
+    """
+
+    def __init__(self) -> None:
+        self._taken: deque[Ruling] = deque(maxlen=8)
+        self._dropped: dict[str, deque[Ruling]] = {}
+
+    def add(self, ruled: Ruling) -> None:
+        """Keep a ruling."""
+        if ruled.taken:
+            self._taken.append(ruled)
+        for key in ruled.dropped:
+            self._dropped.setdefault(key.who, deque(maxlen=4)).append(Ruling(ruled.round, (), (key,)))
+
+    def since(self, floor: int) -> list[Ruling]:
+        """Those of what was dropped, and of the rounds from this one on."""
+        return [*(ruled for of in self._dropped.values() for ruled in of), *(ruled for ruled in self._taken if ruled.round >= floor)]
 
 
 class Rounds(Policy):
@@ -52,6 +82,7 @@ class Rounds(Policy):
         self._dropping: deque[Key] = deque()
         self._queue: deque[Ruling] = deque()
         self._untold: list[Ruling] = []
+        self.history = History()
 
     def attend(self, who: str, incarnation: int, tick: int) -> int:
         """Count a replica in; returns the round that it is in."""
@@ -74,7 +105,7 @@ class Rounds(Policy):
             return
         self._members.discard(who)
         if died:
-            self._dead[who] = known
+            self._dead[who] = max(known, incarnation)
             if who in self._fresh:
                 self._reject(self._fresh.pop(who))
         self._decide()
@@ -86,6 +117,8 @@ class Rounds(Policy):
         if key in self._late:
             self._late.discard(key)
             self._dropping.append(key)
+        elif any(key in ruling.taken for ruling in self._queue):
+            pass  # ruled before the shard that ruled it was replaced
         elif self._rules and (tick < self._decided or self._never(key)):
             self._reject(key)
         elif self._rules:
@@ -139,14 +172,24 @@ class Rounds(Policy):
         return None
 
     def rule(self, ruled: Ruling) -> None:
-        """Take what the shard that rules has decided."""
-        if ruled.taken:
+        """Take what the shard that rules has decided; it may say again what it, or the one before it, has said."""
+        self.history.add(ruled)
+        if ruled.taken and ruled.round >= self.floor + len(self._queue):
             self._queue.append(ruled)
         for key in ruled.dropped:
             if key in self._here:
-                self._dropping.append(key)
+                if key not in self._dropping:
+                    self._dropping.append(key)
             elif not self._never(key):
                 self._late.add(key)
+
+    def resume(self, floor: int, rulings: Iterable[Any]) -> None:
+        """Go on in the place of a shard that had made so many rounds, and knew these rulings; nobody takes part until he says so."""
+        self.floor = self._decided = floor
+        self._members.clear()
+        for ruled in rulings:
+            self.rule(ruled)
+            self._decided = max(self._decided, ruled.round + bool(ruled.taken))
 
     def untold(self) -> list[Ruling]:
         """What this shard has decided since it was last asked, for the others."""

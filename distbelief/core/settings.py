@@ -86,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True):
     target_accuracy: float = 0.0
     """Test accuracy (0 to 1) at which the job ends; 0 sets no target."""
     keep_checkpoints: int = 2
+    standby: int = 0
+    """1: every shard has a standby, which holds all that it has acknowledged."""
     restarts: int = 3
     """Times that a process which died is started anew."""
 
@@ -117,6 +119,10 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(f"--lr {self.optimizer.lr}: must be 0 or more, and finite")
         if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
             raise UsageError("--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no meaning with it")
+        if self.standby not in (0, 1):
+            raise UsageError(f"--standby {self.standby}: is 0 or 1")
+        if self.read_in_place and self.standby:
+            raise UsageError("--read-in-place reads one shard's own memory, and --standby 1 has another take its place: leave one of them off")
         if self.local_lr and self.fetch_every == 1:
             raise UsageError(f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more")
         if self.target_accuracy and not self.evaluate_every:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core import attendance, events, messages, roles, upkeep
+from distbelief.core import attendance, events, messages, mirroring, roles, upkeep
 from distbelief.errors import RemoteProtocolError
 
 SPEAKERS: Mapping[type, tuple[str, ...]] = {
     messages.Join: ("replica", roles.EVALUATOR),
     messages.Rejoin: ("replica", roles.EVALUATOR),
+    messages.Anew: ("replica",),
     messages.Held: ("replica",),
     messages.Ready: ("replica",),
     messages.Progress: ("replica",),
@@ -22,8 +23,22 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     attendance.SitOut: ("replica",),
     attendance.Return: ("replica",),
     attendance.Ruling: ("shard",),
+    attendance.Follow: ("shard",),
+    attendance.Ruler: (roles.COORDINATOR,),
     attendance.Gone: (roles.COORDINATOR,),
-    upkeep.Here: ("shard",),
+    mirroring.Stand: (roles.COORDINATOR,),
+    mirroring.Succeed: (roles.COORDINATOR,),
+    mirroring.Mirror: (roles.COORDINATOR,),
+    mirroring.Alone: (roles.COORDINATOR,),
+    mirroring.Stands: ("standby",),
+    mirroring.Kept: ("standby",),
+    mirroring.Mirrored: ("shard",),
+    mirroring.Bereft: ("shard",),
+    mirroring.Piece: ("shard",),
+    mirroring.Whole: ("shard",),
+    mirroring.Copy: ("shard",),
+    mirroring.Told: ("shard",),
+    upkeep.Here: ("shard", "standby"),
     upkeep.Restored: ("shard",),
     upkeep.SnapshotDone: ("shard",),
     upkeep.Description: ("shard",),
@@ -34,7 +49,8 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     events.Saved: (roles.STORE,),
     events.Loaded: (roles.STORE,),
     events.Woke: (roles.CLOCK,),
-    events.Lost: ("replica", "shard", roles.COORDINATOR, roles.EVALUATOR),
+    events.Lent: (roles.CARRIER,),
+    events.Lost: ("replica", "shard", "standby", roles.COORDINATOR, roles.EVALUATOR),
 }
 """Each event that a machine takes, to the kinds of role that may be its sender."""
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import Any, NoReturn
+from typing import Any
 
 from distbelief.core import attendance, events, messages, roles
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
 from distbelief.core.layout import Range
-from distbelief.core.messages import Version
 from distbelief.core.settings import Plan
-from distbelief.errors import JobFailed, LocalProtocolError
-from distbelief.replica.links import Links, refusal
+from distbelief.replica.links import Links, unwanted
+from distbelief.replica.parameters import Parameters
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Work, check_loss
@@ -50,29 +49,39 @@ class Downpour:
 
     def __init__(self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0) -> None:
         self.role, self.vectors, self.incarnation = role, vectors, incarnation
-        self.step = 0
+        self.step = self._course = 0
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
         self._links = Links(role)
         self._welcome: messages.Welcome | None = None
-        self._ending = self._left = self._wanted_away = False
+        self._ending = self._left = self._wanted_away = self._excused = False
 
     def story(self) -> Story:
         """Algorithm 1.1, from joining to leaving."""
         yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
         while self._welcome is None and not self._ending:
             self._take((yield RECEIVE))
-        if self._welcome is not None:
-            self._plan, self._settings = (plan := self._welcome.plan), plan.settings
-            yield Attach(plan, self._settings.slots, self._settings.landings)
-            while not self._left:
-                try:
+        if self._welcome is None:
+            yield Send(roles.COORDINATOR, messages.Leave(for_good=True))
+            return
+        self._plan, self._settings = (plan := self._welcome.plan), plan.settings
+        yield Attach(plan, self._settings.slots, self._settings.landings)
+        while not self._excused:
+            try:
+                if not self._left:
                     yield from self._enter(plan)
                     yield from self._train()
-                except _AllBack:
-                    continue
-                self._left = True
-        yield Send(roles.COORDINATOR, messages.Leave())
+                yield from self._leave()
+            except _AllBack:
+                continue
+
+    def _leave(self) -> Steps:
+        """Leave, once the coordinator says so: should all go back before it does, there is work again."""
+        yield Send(roles.COORDINATOR, messages.Leave(for_good=self._left))
+        while not self._excused:
+            self._take((yield RECEIVE))
+            if self._welcome is not None and self._welcome.course > self._course:
+                raise _AllBack
 
     def _train(self) -> Steps:
         """The loop of Algorithm 1.1."""
@@ -131,6 +140,9 @@ class Downpour:
                 self._take((yield RECEIVE))
             welcome, self._welcome = self._welcome, None
             initialise |= welcome.initialise
+            if welcome.course > self._course:
+                self._course = welcome.course
+                yield Send(roles.COORDINATOR, messages.Anew(self._course))
             for shard in [*(yield from self._links.reach(welcome)), *self._links.lost]:
                 self._links.forget(shard)
         self._start(plan)
@@ -146,16 +158,14 @@ class Downpour:
         self._holders = {(part.start, part.stop): role for role, part in held}
         self._parts: list[tuple[str, Range]] = own
         self._outgoing: list[list[Payload]] = [[self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)]
-        self._versions: dict[str, Version] = {role: Version(0, 0) for role, _ in own}
-        self._based = self._versions
-        self._arrived: dict[str, Version] = dict(self._versions)
+        self._held = Parameters(role for role, _ in own)
+        self._based = self._held.versions
         self._ending = self._holding = self._draining = self._attending = self._in_flight = False
         self._hold: int | None = None
-        self._pushes = Pushes(self.incarnation, self._versions, self._settings.slots)
+        self._pushes = Pushes(self.incarnation, self._held.versions, self._settings.slots)
         self._attends, self._in_rounds = self._settings.attends, self._settings.in_rounds
         self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
-        self._landing = self._slot = self._tick = self._floor = self._steps = self._accrued_samples = 0
-        self._floors: dict[str, int] = {role: 0 for role, _ in own}
+        self._landing = self._slot = self._tick = self._steps = self._accrued_samples = 0
         self._bound = self._settings.staleness if self._settings.consistency == "bounded" else math.inf
         self._work = Work()
 
@@ -198,7 +208,7 @@ class Downpour:
         while self._pushes.busy[self._slot]:
             yield from self._wait()
         if not self._steps:
-            self._based = self._versions
+            self._based = self._held.versions
         weight = computed.samples / self._settings.batch_size if self._in_rounds else 1.0
         self.vectors.accrue(self._slot, not self._steps, weight)
         if self._settings.local_lr:
@@ -263,29 +273,28 @@ class Downpour:
         for part in parts:
             if part.size:
                 self._work.fetched += part.size
-                yield self._links.ask(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick))
+                yield self._links.ask(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick, self.incarnation))
 
     def _landed(self) -> Steps:
         while self._links.missing:
             yield from self._wait()
         if self._in_rounds:
             yield from self._same_round()
-        self._versions = dict(self._arrived)
-        self._floor = min(self._floors.values())
+        self._held.land()
 
     def _same_round(self) -> Steps:
         """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this replica is in."""
-        while (newest := max(self._floors.values())) > min(self._floors.values()):
-            yield from self._request(self._landing, [part for role, part in self._parts if self._floors[role] < newest], newest)
+        while behind := self._held.behind():
+            yield from self._request(self._landing, [part for role, part in self._parts if role in behind], self._held.newest)
             while self._links.missing:
                 yield from self._wait()
-        self._tick = newest
+        self._tick = self._held.newest
 
     def _too_old(self, step: int, tick: int) -> bool:
         """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks for newer ones."""
         if self._in_rounds:
             return not self._steps
-        return step % self._settings.fetch_every == 0 or self._floor < tick - self._bound
+        return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound
 
     @property
     def _next_tick(self) -> int:
@@ -321,15 +330,13 @@ class Downpour:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
             yield Send(roles.COORDINATOR, messages.Held(number))
-        if self._in_rounds and self._links.lost:
-            raise _AllBack
         if self._welcome is not None:
             yield from self._reunite(self._welcome)
         yield from self._links.seek()
 
     def _reunite(self, welcome: messages.Welcome) -> Steps:
-        """Reach the shards that have come again; begin anew where these have nothing to go on from."""
-        if welcome.initialise:
+        """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone back."""
+        if welcome.initialise or welcome.course > self._course:
             raise _AllBack
         self._welcome = None
         for shard in (yield from self._links.reach(welcome)):
@@ -358,13 +365,11 @@ class Downpour:
         kind = type(event)
         if kind is messages.Fetched:
             self._links.answered(arrival.sender, event)  # type: ignore[arg-type]
-            self._arrived[arrival.sender] = event.version  # type: ignore[union-attr]
-            if arrival.sender in self._floors:  # others hold nothing but frozen parameters
-                self._floors[arrival.sender] = event.floor  # type: ignore[union-attr]
+            self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]
         elif kind is messages.Pushed:
             self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]
             if self._settings.read_in_place:
-                self._versions = {**self._versions, arrival.sender: event.version}  # type: ignore[union-attr]
+                self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]
         elif isinstance(event, messages.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, messages.Deal):
@@ -377,6 +382,8 @@ class Downpour:
         elif isinstance(event, messages.Finish):
             self._ending = True
             self._wanted_away |= arrival.sender == roles.SUPERVISOR
+        elif isinstance(event, messages.Farewell):
+            self._excused = True
         elif isinstance(event, messages.Hold):
             self._holding, self._hold = True, event.number
         elif isinstance(event, messages.Go):
@@ -386,14 +393,4 @@ class Downpour:
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
             self._links.lose(arrival.sender, event)
         else:
-            self._end(arrival)
-
-    def _end(self, arrival: Arrival) -> NoReturn:
-        event = arrival.event
-        if isinstance(event, messages.Refused):
-            raise refusal(event)
-        if isinstance(event, events.Lost):
-            raise JobFailed(f"{self.role}: {arrival.sender} is gone ({event.reason})")
-        if isinstance(event, messages.Stop):
-            raise JobFailed(f"{self.role}: the job was ended: {event.reason}")
-        raise LocalProtocolError(f"{self.role} has no use for {type(event).__name__} from {arrival.sender}")
+            unwanted(self.role, arrival)

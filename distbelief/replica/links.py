@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, NoReturn
 
 from distbelief.core import attendance, messages, roles
-from distbelief.core.effects import Connect, Effect, Payload, Send
+from distbelief.core.effects import Arrival, Connect, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message, Place
-from distbelief.errors import JobFailed, LayoutError, UsageError
+from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
 
 ANSWERS: dict[type, type] = {
     messages.Fetched: messages.Fetch,
@@ -119,3 +119,21 @@ def _named(welcome: messages.Welcome) -> list[tuple[str, Place]]:
 def refusal(event: messages.Refused) -> LayoutError | UsageError:
     """The error for a role that may not take part."""
     return (LayoutError if event.layout else UsageError)(event.reason)
+
+
+def unwanted(role: str, arrival: Arrival) -> NoReturn:
+    """End a role that was told what it cannot go on with.
+
+    Raises:
+        UsageError, LayoutError: it may not take part.
+        JobFailed: somebody is gone whom it needs, or the job was ended.
+        LocalProtocolError: it has no use for that.
+    """
+    event = arrival.event
+    if isinstance(event, messages.Refused):
+        raise refusal(event)
+    if isinstance(event, Lost):
+        raise JobFailed(f"{role}: {arrival.sender} is gone ({event.reason})")
+    if isinstance(event, messages.Stop):
+        raise JobFailed(f"{role}: the job was ended: {event.reason}")
+    raise LocalProtocolError(f"{role} has no use for {type(event).__name__} from {arrival.sender}")

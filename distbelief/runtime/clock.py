@@ -33,7 +33,8 @@ class WallClock:
     """Real time: a turn waits at an endpoint."""
 
     def __init__(self, endpoint: NetworkEndpoint) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        """Where it waits."""
         self.now = time.monotonic
         self._order = 0
         self._coming: Coming = []
@@ -46,9 +47,9 @@ class WallClock:
     def turn(self) -> None:
         """Wait until something arrives, and deliver it; or until something is due, and call it."""
         if not self._coming:
-            self._endpoint.poll(None)
+            self.endpoint.poll(None)
         elif (left := self._coming[0][0] - self.now()) > 0:
-            self._endpoint.poll(left)
+            self.endpoint.poll(left)
         else:
             _, _, function, argument = heapq.heappop(self._coming)
             function(argument)

@@ -11,6 +11,7 @@ from distbelief.core.effects import (
     Arrival,
     Attach,
     Batch,
+    Become,
     Commit,
     Compute,
     Computed,
@@ -18,6 +19,7 @@ from distbelief.core.effects import (
     Discard,
     Effect,
     End,
+    Lend,
     Load,
     Machine,
     Measure,
@@ -30,7 +32,7 @@ from distbelief.core.effects import (
 )
 from distbelief.core.effects import Record as RecordEffect
 from distbelief.core.records import Record
-from distbelief.core.roles import CLOCK, STORE
+from distbelief.core.roles import CARRIER, CLOCK, STORE
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
@@ -80,6 +82,7 @@ class _Player:
         self.story: Story | None = None
         self.worker: Worker | None = None
         self.store: Store | None = None
+        self.become: Callable[[str, int, Any], None] = _stay
 
 
 class Driver:
@@ -96,10 +99,12 @@ class Driver:
         self._ready: deque[_Player] = deque()
         """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled while it delivers."""
 
-    def add_machine(self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None) -> None:
-        """Play a machine: it is handed every arrival at its endpoint."""
+    def add_machine(
+        self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None, become: Callable[[str, int, Any], None] | None = None
+    ) -> None:
+        """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a machine that it has made."""
         player = self._add(role, endpoint)
-        player.machine, player.store = machine, store
+        player.machine, player.store, player.become = machine, store, become or _stay
         endpoint.deliver = lambda arrival: self._handle(player, arrival)
 
     def add_story(self, role: str, story: Story, endpoint: Endpoint, worker: Worker) -> None:
@@ -186,8 +191,15 @@ class Driver:
         elif isinstance(effect, Load):
             assert player.store is not None
             self._handle(player, Arrival(STORE, events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
-        elif isinstance(effect, Connect):  # who is not there has died, and whoever started it begins its next life
-            self._connect(player, effect)
+        elif isinstance(effect, Connect):
+            if not self._connect(player, effect):
+                self._handle(player, Arrival(effect.to, events.Lost("it cannot be reached", effect.place.incarnation)))
+        elif isinstance(effect, Lend):
+            arena = player.endpoint.allocate(effect.size, effect.vectors, 0)
+            self._handle(player, Arrival(CARRIER, events.Lent(arena.gradients)))
+        elif isinstance(effect, Become):
+            self._end(player)
+            player.become(effect.role, effect.incarnation, effect.machine)
         elif isinstance(effect, Wake):
             self.clock.call_later(effect.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), effect.what)
         else:
@@ -274,3 +286,7 @@ class Driver:
         if self._players.get(player.role) is player:
             del self._players[player.role]
         player.endpoint.close()
+
+
+def _stay(role: str, _incarnation: int, _machine: Any) -> None:
+    raise LocalProtocolError(f"nobody here knows how to become {role}")

@@ -6,6 +6,7 @@ import msgspec
 
 from distbelief.core.layout import check_same
 from distbelief.core.messages import Join
+from distbelief.core.records import Started
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
@@ -36,3 +37,9 @@ def check(plan: Plan, who: str, event: Join) -> None:
         raise UsageError(f"{who} has {event.samples} training samples, the job has {plan.samples}: give every replica the same data")
     if event.batch_size not in (0, plan.settings.batch_size):
         raise UsageError(f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.batch_size}: it is one for all")
+
+
+def started(plan: Plan, samples: int) -> Started:
+    """The record of a job's beginning, at which so many samples were done."""
+    s = plan.settings
+    return Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples)

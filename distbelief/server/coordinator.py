@@ -5,10 +5,9 @@ It never sees the parameter vector. A job goes through the phases of `PHASES`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import attendance, events, messages, records, roles, speakers, upkeep
+from distbelief.core import events, messages, mirroring, records, roles, upkeep
 from distbelief.core.effects import Effect, End, Payload, Record, Send
 from distbelief.core.events import Event
 from distbelief.core.portions import START, Position
@@ -17,10 +16,12 @@ from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
 from distbelief.server.dealing import Dealing
 from distbelief.server.evaluations import Evaluations
+from distbelief.server.machine import Answers
 from distbelief.server.muster import Muster
 from distbelief.server.phases import PHASES, Phase
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
+from distbelief.server.standbys import Standbys
 
 
 class Coordinator:
@@ -47,51 +48,44 @@ class Coordinator:
         self._muster = Muster(settings.shards)
         self._describing: set[str] = set()
         self._reception = Reception(settings.restarts)
+        self._standbys = Standbys(settings, self._muster, self._reception.lives)
         self._outcome, self._reason = "done", ""
-        self._door = speakers.Doorkeeper()
-        self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
-            upkeep.Here: self._on_here,
-            messages.Join: self._on_join,
-            messages.Rejoin: self._on_rejoin,
-            messages.Held: self._on_held,
-            upkeep.Restored: self._on_restored,
-            messages.Ready: self._on_ready,
-            messages.Progress: self._on_progress,
-            messages.Leave: lambda sender, _: self._without(sender, "it was done", -1, died=False),
-            messages.Evaluated: self._on_evaluated,
-            upkeep.SnapshotDone: self._on_snapshot,
-            events.Saved: self._on_saved,
-            upkeep.Description: self._on_description,
-            messages.Stop: self._on_stop,
-            events.Woke: self._on_woke,
-            events.Lost: self._on_lost,
-        }
+        self._answers = Answers(
+            "the coordinator",
+            {
+                upkeep.Here: self._on_here,
+                messages.Join: self._on_join,
+                messages.Rejoin: self._on_rejoin,
+                messages.Anew: lambda sender, event: self._reception.begun(sender, event.course),
+                messages.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
+                upkeep.Restored: self._on_restored,
+                mirroring.Stands: lambda sender, event: self._standbys.stands(sender, event.life),
+                mirroring.Mirrored: lambda sender, event: self._standbys.mirrored(sender, event.life),
+                mirroring.Bereft: lambda sender, event: self._standbys.bereft(sender, event.life),
+                messages.Ready: self._on_ready,
+                messages.Progress: self._on_progress,
+                messages.Leave: self._on_leave,
+                messages.Evaluated: self._on_evaluated,
+                upkeep.SnapshotDone: self._on_snapshot,
+                events.Saved: self._on_saved,
+                upkeep.Description: self._on_description,
+                messages.Stop: self._on_stop,
+                events.Woke: self._on_woke,
+                events.Lost: self._on_lost,
+            },
+        )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event.
-
-        Raises:
-            RemoteProtocolError: the sender broke the protocol.
-        """
-        self._door.check(sender, type(event))
-        answer = self._answers.get(type(event))
-        if answer is None:
-            raise RemoteProtocolError(f"the coordinator has no answer to {type(event).__name__}")
-        return answer(sender, event)
+        """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
+        return self._answers.to(sender, event)(sender, event)  # type: ignore[no-any-return]
 
     def waits(self) -> str:
-        """What the job waits for now, in one sentence: for whoever wonders why nothing happens.
-
-        >>> Coordinator(Settings(shards=1)).waits()
-        'gathering: waits for all shards, and for the first replica, which tells the layout (shard 0 is away)'
-        """
-        who = sorted(self._describing)
-        if self._muster.unready:
-            who = [f"{role} is {'away' if role in self._muster.missing else 'loading'}" for role in self._muster.unready]
-        elif self.phase in ("training", "leaving") and self.data is not None:
+        """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""
+        who = self._muster.waits() or sorted(self._describing)
+        if not self._muster.unready and self.phase in ("training", "leaving") and self.data is not None:
             who = self.data.waiting(self._reception.members) or sorted(self._reception.members, key=roles.index_of)
-        elif self._evaluations.pending:
-            who.append(roles.EVALUATOR)
+        elif self._evaluations.pending and not who:
+            who = [roles.EVALUATOR]
         return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, Any]:
@@ -107,7 +101,15 @@ class Coordinator:
 
     def _on_here(self, sender: str, event: upkeep.Here) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
-        return self._restore() if self._muster.here(sender, messages.Place(event.address, event.incarnation)) else []
+        place = messages.Place(event.address, event.incarnation)
+        if roles.kind(sender) == "standby":
+            self._standbys.here(sender, place)
+            return self._pair()
+        return self._restore() if self._muster.here(sender, place) else []
+
+    def _pair(self) -> list[Effect]:
+        """Have standbys follow their shards, once these hold what they are to hold."""
+        return self._standbys.pair(self.plan) if self.plan is not None and self.phase in ("training", "leaving") else []
 
     def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
@@ -131,24 +133,16 @@ class Coordinator:
 
     def _restore(self) -> list[Effect]:
         """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
-        together = self.phase == "gathering" or self.settings.in_rounds
-        if self.plan is None or (together and self._muster.missing):
+        if self.plan is None:
             return []
-        alone = not together and self.phase in ("training", "leaving")  # it takes the place of one that died
-        members = tuple((role, self._reception.lives.here(role)) for role in sorted(self._reception.members)) if alone else ()
-        ruler = self._muster.places[self.plan.ruler] if together else messages.Place("", 0)
-        restore = upkeep.Restore(self.plan, self._saving.newest, members, ruler)
-        effects: list[Effect] = [Send(role, restore) for role in self._muster.tell()]
+        members = self._reception.known() if self.phase in ("training", "leaving") else ()
+        together = self.phase == "gathering" or self.settings.in_rounds
+        effects = self._muster.restore(self.plan, self._saving.newest, members, together)
+        if not effects:
+            return []
         if self.phase == "gathering":
             self.phase = "restoring"
-        return effects + [effect for role in sorted(self._reception.lives.absent()) for effect in self._not_waited_for(role)]
-
-    def _not_waited_for(self, role: str) -> list[Effect]:
-        """Have no shard wait for a replica that may have gone before it had heard of it."""
-        if not self.settings.attends or self.plan is None or self.phase == "gathering" or not roles.is_replica(role):
-            return []
-        asked = [roles.shard(self.plan.ruler)] if self.settings.in_rounds else self._muster.roles
-        return [Send(shard, attendance.Gone(role, self._reception.lives.absent()[role])) for shard in asked]
+        return effects + self._muster.tell_gone(self.plan, self._reception.lives.gone)
 
     def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
         if not self._muster.holds(sender) or not self._muster.ready:
@@ -159,7 +153,7 @@ class Coordinator:
             self.phase = "initialising"
         if self.phase == "initialising":
             return self._ask_to_initialise()
-        return self._greet() + (self._deal() if self.phase == "training" else self._close())
+        return [*self._greet(), *self._pair(), *(self._deal() if self.phase == "training" else self._close())]
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins anew."""
@@ -167,20 +161,17 @@ class Coordinator:
         return self._greet_one(first, initialise=True) if first else []
 
     def _on_ready(self, sender: str, event: messages.Ready) -> list[Effect]:
-        if self.phase != "initialising" or not self._muster.ready:
-            return []
-        return self._begin() if list(event.shards) == [place.incarnation for place in self._muster.places] else []
+        there = self._muster.ready and list(event.shards) == [place.incarnation for place in self._muster.places]
+        return self._begin() if there and self.phase == "initialising" else []
 
     def _begin(self) -> list[Effect]:
         assert self.plan is not None and self.data is not None  # noqa: PT018
         self.phase = "training"
-        s, plan = self.settings, self.plan
-        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.data.samples)
-        effects: list[Effect] = [Record(started), *self._greet()]
+        effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples)), *self._greet(), *self._pair()]
         if self.data.dealer.finished:
             return effects + self._finish("done", "every epoch was done before")
         # so that a shard that dies can go back to what it was
-        return effects + (self._save() if s.snapshots and not self._saving.newest else [])
+        return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])
 
     def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
         if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
@@ -194,7 +185,7 @@ class Coordinator:
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
-        effects: list[Effect] = [Send(role, messages.Welcome(self.plan, initialise, self._muster.places))]
+        effects: list[Effect] = [Send(role, messages.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
         if self._saving.holds and not self.settings.in_rounds:
@@ -256,16 +247,11 @@ class Coordinator:
         """Begin a checkpoint, unless one is being made or a shard is away."""
         if self._saving.stage or not self._muster.ready or self.data is None:
             return []
-        begun = self._saving.begin(self.data, self._reception.members)
-        return [*begun, *(self._deal() if self.phase == "training" else []), *self._write()]
+        return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self.phase == "training" else []), *self._write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         due = self._saving.woke(event.what) and self.data is not None and self.data.pushes
         return self._save() if due and self.phase == "training" else self._write()
-
-    def _on_held(self, sender: str, event: messages.Held) -> list[Effect]:
-        self._saving.held(sender, event.number)
-        return self._write()
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
@@ -335,22 +321,38 @@ class Coordinator:
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
-        everybody = [*self._muster.roles, *self._reception.everybody, *([roles.EVALUATOR] if self._evaluations.evaluator == "joined" else [])]
+        everybody = [
+            *self._muster.roles,
+            *self._standbys.present,
+            *self._reception.everybody,
+            *([roles.EVALUATOR] if self._evaluations.evaluator == "joined" else []),
+        ]
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
         return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
+
+    def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
+        if not self._reception.heeds(sender) and not event.for_good:  # all have gone back, and it does not know that there is work again
+            self._reception.stray(sender)
+            return self._greet()
+        return [Send(sender, messages.Farewell()), *self._without(sender, "it was done", -1, died=False)]
 
     # death
 
     def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
             return self._without(sender, event.reason, event.incarnation, died=True)
+        if roles.kind(sender) == "standby":
+            return self._standbys.lost(sender, event.incarnation, event.reason)
         return self._without_shard(sender, event) if roles.kind(sender) == "shard" else []
 
     def _without_shard(self, role: str, event: events.Lost) -> list[Effect]:
-        """Wait for its next life, which goes on from the newest checkpoint; or end, where there is none to come, or nothing to go on from."""
+        """Wait for its next life: its standby, or one that goes on from the newest checkpoint; or end, where neither is to be had."""
         if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(role, life := self._reception.lives.last(role)):
             return []
         begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
+        if begun and self._standbys.can_succeed(role) and role not in self._reception.lives.over:
+            return [Record(records.Note(f"{what}; its standby takes its place")), *self._give_up(what), *self._standbys.succeed(role)]
+        self._standbys.alone(role)
         if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
             return self._end("failed", self._saving.unsaved(what))
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
@@ -362,7 +364,8 @@ class Coordinator:
     def _rewind(self) -> list[Effect]:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         assert self.plan is not None
-        self._reception.estrange()
+        self._reception.go_back()
+        self._standbys.alone(*self._muster.roles)
         self.data = Dealing(self.plan, self._saving.position, self._saving.samples)
         if self.phase == "leaving" and self._outcome == "done":
             self.phase = "training"
@@ -384,7 +387,9 @@ class Coordinator:
         self._saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.phase == "training" else 0
-        effects: list[Effect] = [Record(records.Gone(role, lost, reason, died)), *self._not_waited_for(role)]
+        effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
+        if self.phase != "gathering" and self.plan is not None:
+            effects += self._muster.tell_gone(self.plan, {role: self._reception.lives.gone[role]})
         if self._reception.deserted(self.settings.replicas) and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
             outcome = "failed" if died else "left"

@@ -46,3 +46,8 @@ class Evaluations:
         self.owed = not for_good and self.pending
         self.evaluator, self.measuring = "none" if for_good else "expected", False
         return "the job goes on without evaluations" if for_good else "another takes its place"
+
+    @property
+    def watchers(self) -> list[str]:
+        """The evaluator, where it takes part."""
+        return [roles.EVALUATOR] if self.evaluator == "joined" else []

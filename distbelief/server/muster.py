@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from distbelief.core import roles
-from distbelief.core.effects import Record
+from distbelief.core.attendance import Gone, Ruler
+from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.messages import Place
-from distbelief.core.records import Vacant
+from distbelief.core.records import Succeeded, Vacant
+from distbelief.core.settings import Plan
+from distbelief.core.upkeep import Restore
 from distbelief.errors import RemoteProtocolError
 
 Standing = Literal["away", "here", "told", "ready"]
@@ -21,8 +25,8 @@ class Muster:
         shards: how many.
 
     >>> muster = Muster(1)
-    >>> muster.here("shard 0", Place("unix:@a", 0)), muster.tell(), muster.holds("shard 0"), muster.ready
-    (True, ['shard 0'], True, True)
+    >>> muster.here("shard 0", Place("unix:@a", 0)), muster.missing, muster.unready, muster.ready
+    (True, [], ['shard 0'], False)
     >>> muster.gone("shard 0", 0), muster.missing, muster.grant("shard 0", 1), muster.gone("shard 0", 0)
     (True, ['shard 0'], Record(record=Vacant(role='shard 0', incarnation=1)), False)
     """
@@ -32,6 +36,7 @@ class Muster:
         self._standing: dict[str, Standing] = dict.fromkeys(self.roles, "away")
         self._places: dict[str, Place] = {}
         self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
+        self._heirs: dict[str, int] = {}  # lives that are those of a standby
 
     def here(self, role: str, place: Place) -> bool:
         """A shard is there, in some life; whether that is the one that is to be.
@@ -57,6 +62,11 @@ class Muster:
         self._standing[role], self._lives[role] = "away", incarnation
         return Record(Vacant(role, incarnation))
 
+    def inherit(self, role: str, incarnation: int, standby: str) -> Record:
+        """Have a shard's standby be its next life."""
+        self._standing[role], self._lives[role], self._heirs[role] = "away", incarnation, incarnation
+        return Record(Succeeded(role, incarnation, standby))
+
     def fall(self) -> list[Record]:
         """Have all shards begin one life together."""
         life = max(self._lives.values()) + 1
@@ -66,11 +76,38 @@ class Muster:
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self.roles)} shards")
 
-    def tell(self) -> list[str]:
-        """Those who are there and are to be told their ranges, now."""
-        told = [role for role in self.roles if self._standing[role] == "here"]
-        self._standing |= dict.fromkeys(told, "told")
-        return told
+    def restore(self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool) -> list[Effect]:
+        """Tell those who are there their ranges, and what they go on from.
+
+        Args:
+            plan: of the job.
+            checkpoint: that those load who have nothing.
+            members: replicas that go on as they were at a shard that takes the place of another.
+            together: whether all load it at once, and replicas begin anew: but heirs hold what the shards before them held.
+        """
+        told: list[Send] = []
+        ruler = self.place(plan.ruler) if together else Place("", 0)
+        for role in self.roles:
+            heir = self._inherits(role)
+            if self._standing[role] != "here" or (together and self.missing and not heir):
+                continue
+            self._standing[role] = "told"
+            told.append(Send(role, Restore(plan, "" if heir else checkpoint, () if together and not heir else members, ruler)))
+        new = {one.to for one in told}
+        if plan.settings.in_rounds and roles.shard(plan.ruler) in new:
+            told += [Send(role, Ruler(ruler)) for role in self.roles if self._standing[role] in ("told", "ready") and role not in new]
+        return [*told]
+
+    def tell_gone(self, plan: Plan, lives: Mapping[str, int]) -> list[Effect]:
+        """Have no shard wait for replicas that may have gone before it had heard of them."""
+        if not plan.settings.attends:
+            return []
+        # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not an heir, to which the dead had no link yet
+        asked = [roles.shard(plan.ruler)] if plan.settings.in_rounds and not plan.settings.standby else self.roles
+        return [Send(shard, Gone(role, lives[role])) for role in sorted(lives) if roles.is_replica(role) for shard in asked]
+
+    def _inherits(self, role: str) -> bool:
+        return role in self._places and self._heirs.get(role) == self._places[role].incarnation
 
     def holds(self, role: str) -> bool:
         """A shard says that it holds its range; whether it had been told to.
@@ -94,10 +131,18 @@ class Muster:
         """Those who do not hold what they are to hold yet."""
         return [role for role in self.roles if self._standing[role] != "ready"]
 
+    def waits(self) -> list[str]:
+        """For whom the job waits, in words."""
+        return [f"{role} is {'away' if self._standing[role] == 'away' else 'loading'}" for role in self.unready]
+
     @property
     def ready(self) -> bool:
         """Whether all hold what they are to hold."""
         return not self.unready
+
+    def place(self, index: int) -> Place:
+        """Where a shard is, or was last; nowhere, where it never was."""
+        return self._places.get(self.roles[index], Place("", 0))
 
     @property
     def places(self) -> tuple[Place, ...]:

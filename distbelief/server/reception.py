@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from distbelief.core import roles
+from distbelief.core.effects import Effect
 from distbelief.core.lives import Lives
 
 
@@ -21,7 +22,9 @@ class Reception:
         self.lives = Lives(restarts)
         self._new: deque[str] = deque()
         self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
-        self._estranged: set[str] = set()  # they are to begin anew, and do not know it yet
+        self._course = 0
+        self._behind: set[str] = set()
+        """Who is to begin anew, and has not said that it has."""
 
     def wait(self, role: str) -> None:
         """One has joined, and waits to be welcomed."""
@@ -30,15 +33,29 @@ class Reception:
     def stray(self, role: str) -> None:
         """One who was welcomed waits to be welcomed again."""
         self._astray.add(role)
-        self._estranged.discard(role)
 
-    def estrange(self) -> None:
-        """All members are to begin anew: what they say until they ask where the shards are is of the past."""
-        self._estranged |= self.members - self._astray
+    def go_back(self) -> None:
+        """All members are to begin anew: what they say until they have is of the past."""
+        self._course += 1
+        self._behind |= self.members
+
+    def begun(self, role: str, course: int) -> list[Effect]:
+        """A member has begun anew, in some course of the job."""
+        if course == self._course:
+            self._behind.discard(role)
+        return []
+
+    def known(self) -> tuple[tuple[str, int], ...]:
+        """The members, and which life of each."""
+        return tuple((role, self.lives.here(role)) for role in sorted(self.members))
+
+    def course(self, role: str) -> int:
+        """The course that a role is to begin; 0 for one that goes on, or has never taken part."""
+        return self._course if role in self._behind else 0
 
     def heeds(self, role: str) -> bool:
         """Whether what a member says is of now."""
-        return role not in self._estranged
+        return role not in self._behind
 
     def initialiser(self) -> str | None:
         """Who is to send the shards their first parameters: who had begun to, else the first replica that waits."""
@@ -69,7 +86,7 @@ class Reception:
         if role in self._new:
             self._new.remove(role)
         self._astray.discard(role)
-        self._estranged.discard(role)
+        self._behind.discard(role)
         return True
 
     def deserted(self, replicas: int) -> bool:

@@ -72,10 +72,11 @@ class Saving:
     def _patience(self) -> str:
         return f"hold {self._holds}"
 
-    def held(self, role: str, number: int = -1) -> None:
+    def held(self, role: str, number: int = -1) -> list[Effect]:
         """A replica has nothing on its way any more, or (-1) is gone."""
         if number in (-1, self._holds):
             self._holding.discard(role)
+        return []
 
     def woke(self, what: str) -> bool:
         """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the former."""

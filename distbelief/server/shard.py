@@ -4,7 +4,8 @@ A push applies whole or not at all, and at most once; between shards nothing is 
 push that is held stays where it lies, unacknowledged, and so its replica does not write there.
 
 A shard that takes the place of one that died goes on from the newest checkpoint: replicas tell it what the one before had acknowledged beyond that,
-which is lost, and push again what it had not.
+which is lost, and push again what it had not. With a standby (`server/standby.py`) nothing is lost: it is told of every update, and what the update
+lets the shard say is said once the standby has it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import attendance, events, learning_rate, messages, records, roles, speakers, upkeep
+from distbelief.core import attendance, events, learning_rate, messages, mirroring, records, roles, upkeep
 from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
@@ -22,6 +23,8 @@ from distbelief.core.messages import Version
 from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Answers
+from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
 
 
@@ -45,64 +48,84 @@ class Shard:
         self._asks = False
         self._pushes: dict[Key, tuple[messages.Push, Payload]] = {}
         self._fetches: dict[tuple[str, int, int], messages.Fetch] = {}
-        self._others: list[str] = []
+        self._others: dict[str, int] = {}
         self._plan: Plan | None = None
         self._slice: Slice | None = None
-        self._door = speakers.Doorkeeper()
-        self._lives: dict[str, int] = {}
+        self._blank: set[Range] = set()
         self._latest: dict[str, tuple[int, int]] = {}
-        self._answers: dict[type, Callable[[str, Any, Payload | None], list[Effect]]] = {
-            messages.Push: self._push,
-            messages.Fetch: self._fetch,
-            messages.Initialise: self._initialise,
-            upkeep.Restore: self._restore,
-            events.Loaded: self._loaded,
-            attendance.Attend: self._attend,
-            attendance.SitOut: self._sit_out,
-            attendance.Return: self._return,
-            attendance.Gone: self._gone,
-            attendance.Ruling: self._rule,
-            upkeep.Snapshot: self._snapshot,
-            events.Saved: self._saved,
-            upkeep.Describe: self._describe,
-            messages.Stop: self._stop,
-            events.Lost: self._lost,
-        }
+        self._mirror = Mirror(roles.standby(index))
+        self._inherits: tuple[int, list[attendance.Ruling]] | None = None
+        self._answers = Answers(
+            "a shard",
+            {
+                messages.Push: self._push,
+                messages.Fetch: self._fetch,
+                messages.Initialise: self._initialise,
+                upkeep.Restore: self._restore,
+                events.Loaded: self._loaded,
+                attendance.Attend: self._attend,
+                attendance.SitOut: self._sit_out,
+                attendance.Return: self._return,
+                attendance.Gone: self._gone,
+                attendance.Ruling: self._rule,
+                attendance.Follow: self._follow,
+                attendance.Ruler: lambda _sender, event, _payload: self._meet(event.place),
+                events.Lent: self._lent,
+                mirroring.Mirror: self._begin_mirror,
+                mirroring.Kept: self._kept,
+                mirroring.Alone: self._alone,
+                upkeep.Snapshot: self._snapshot,
+                events.Saved: self._saved,
+                upkeep.Describe: self._describe,
+                messages.Stop: self._stop,
+                events.Lost: self._lost,
+            },
+        )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event.
-
-        Raises:
-            RemoteProtocolError: the sender broke the protocol.
-        """
-        self._door.check(sender, type(event))
-        answer = self._answers.get(type(event))
-        if answer is None:
-            raise RemoteProtocolError(f"a shard has no answer to {type(event).__name__}")
-        return answer(sender, event, payload)
+        """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
+        return self._answers.to(sender, event)(sender, event, payload)  # type: ignore[no-any-return]
 
     def _restore(self, sender: str, event: upkeep.Restore, payload: Payload | None) -> list[Effect]:
-        if self._slice is not None:
+        if self._slice is not None and self._inherits is None:
             raise RemoteProtocolError(f"shard {self.index} was told its range before: a shard begins once")
-        self._plan, self._slice = event.plan, self._make(event.plan, self.index)
-        self._range, self._frozen = event.plan.assignments[self.index].moving, event.plan.assignments[self.index].frozen
-        self._blank = {part for part in (self._range, self._frozen) if part.size}
+        if self._inherits is None:
+            self.hold(event.plan)
+            self._blank |= {part for part in (self._range, self._frozen) if part.size}
         settings = event.plan.settings
-        if settings.in_rounds:
-            self.policy = Rounds(settings, rules=self.index == event.plan.ruler)
-            self._others = [roles.shard(i) for i, own in enumerate(event.plan.assignments) if i != self.index and own.moving.size]
-        else:
-            self.policy = policy_of(settings)
+        self.policy = Rounds(settings, rules=self.index == event.plan.ruler) if settings.in_rounds else policy_of(settings)
+        if self._inherits is not None:
+            self.policy.resume(*self._inherits)
         for who, incarnation in event.members:
-            self._lives[who] = incarnation
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
         self._asks = self.policy.decides
         self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
-        met: list[Effect] = [Connect(roles.shard(event.plan.ruler), event.ruler)] if settings.in_rounds and self.index != event.plan.ruler else []
-        if event.checkpoint:
+        met = self._meet(event.ruler) if settings.in_rounds else []
+        met += [effect for follower in self._others for effect in self._recall(follower)]
+        if settings.standby:
+            met.append(self._mirror.lend(max(self._range.size, self._frozen.size, self.held.sum_size)))
+        if event.checkpoint and self._inherits is None:
             return [*met, Load(event.checkpoint, event.plan, self.index)]
-        return [*met, Send(roles.COORDINATOR, upkeep.Restored(loaded=False))]
+        return [*met, Send(roles.COORDINATOR, upkeep.Restored(loaded=self._inherits is not None))]
+
+    def hold(self, plan: Plan) -> Slice:
+        """Make its slice of a plan."""
+        self._plan, self._slice = plan, self._make(plan, self.index)
+        self._range, self._frozen = plan.assignments[self.index].moving, plan.assignments[self.index].frozen
+        return self._slice
+
+    def inherit(self, incarnation: int, floor: int, rulings: list[attendance.Ruling]) -> None:
+        """Be the next life of a shard, whose slice and counts it holds already."""
+        self.version = Version(incarnation, self.version.updates)
+        self._began, self._inherits = self.version.updates, (floor, rulings)
+
+    def _meet(self, ruler: messages.Place) -> list[Effect]:
+        """Be told of the rounds by the shard that rules them, unless it is this one."""
+        assert self._plan is not None
+        who = roles.shard(self._plan.ruler)
+        floor = self._inherits[0] if self._inherits else self.policy.floor
+        return [] if self.index == self._plan.ruler else [Connect(who, ruler), Send(who, attendance.Follow(floor))]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
@@ -133,6 +156,7 @@ class Shard:
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
         if noted.action == "refuse":
             return []
+        told: list[Effect] = []
         freed: list[Effect] = []
         if noted.action == "apply":
             incarnation, updates = self.version
@@ -151,17 +175,25 @@ class Shard:
                     held.gather(sender, event.slot, payload, verdict.scale, average=False)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
-                    return [Send(sender, messages.Pushed(event.slot, event.clock, version, False, event.incarnation)), *self._settle()]
+                    told = self._mirror.copy("gather", payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor)
+                    return [*told, *self._mirror.after([_pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
+            told = self._mirror.copy(
+                "apply", payload, (Key(sender, event.incarnation, event.clock),), (staleness,), event.samples, factor, 1.0, self.policy.floor
+            )
             if self.policy.floor > floor:
                 freed = self._let_go()
         elif self._pushes and Key(sender, event.incarnation, event.clock) in self._pushes:
             return []
-        return [Send(sender, messages.Pushed(event.slot, event.clock, self.version, False, event.incarnation)), *freed]
+        else:
+            self.policy.taken(sender, event.tick)
+            freed = self._let_go()
+        dropped = noted.action == "acknowledge" and self.ledger.dropped(sender, event.incarnation, event.clock)
+        return [*told, *self._mirror.after([_pushed(sender, event, self.version, dropped)]), *freed]
 
     def _based(self, version: Version) -> int:
         """How many updates were in the parameters of a version; all that this life began with are in those of a life before."""
@@ -170,45 +202,59 @@ class Shard:
     def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
         frozen = self._which(sender, start, stop)
-        if self._asks and not frozen and self.policy.fetch(sender, event.tick).action == "hold":
+        if self._asks and not frozen and not self._may_fetch(sender, event.tick):
             self._fetches[sender, start, event.slot] = event
             return []
         held = self.held.frozen() if frozen else self.held.moving()
         return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self.policy.floor), held)]
 
+    def _may_fetch(self, who: str, tick: int) -> bool:
+        """Whether a step may begin with the parameters as they are."""
+        return self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action == "answer"
+
     def _settle(self, short: bool = False) -> list[Effect]:
         """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
         effects: list[Effect] = []
         if isinstance(self.policy, Rounds):
-            effects += [Send(role, ruling) for ruling in self.policy.untold() for role in self._others]
+            for ruling in self.policy.untold():
+                effects += self._mirror.tell(ruling=ruling)
+                effects += self._mirror.after([Send(role, ruling) for role in self._others])
         made: list[Effect] = []
         while (due := self.policy.due(short)) is not None:
             made += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        return effects + made + self._let_go() if made else effects
+        return effects + made + self._let_go() if made else effects + self._mirror.tell_floor(self.policy.floor)
 
     def _update(self, due: Update) -> list[Effect]:
         """One optimizer step; held pushes are read where they lie."""
         incarnation, updates = self.version
         factor = learning_rate.factor(self._schedule, self.samples, self._total)
         taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
-        for key, weight, push, payload in taken:
+        stale = tuple(updates - self._based(push.version) for _, _, push, _ in taken)
+        for (key, weight, push, payload), staleness in zip(taken, stale, strict=True):
             self.held.gather(key.who, push.slot, payload, weight, average=True)
-            staleness = updates - self._based(push.version)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+        if not taken:
+            told = self._mirror.tell(step=(due.samples, factor, due.weight))
+        elif self._mirror.place is not None:
+            keys = tuple(key for key, *_ in taken)
+            told = self._mirror.copy("sum", self.held.sum(), keys, stale, due.samples, factor, due.weight, self.policy.floor)
+        else:
+            told = []
         self.held.step(factor, due.weight)
         self.samples += due.samples
         self.version = Version(incarnation, updates + 1)
-        return [Send(key.who, messages.Pushed(push.slot, key.clock, self.version, False, key.incarnation)) for key, _, push, _ in taken]
+        return told + self._mirror.after([_pushed(key.who, push, self.version) for key, _, push, _ in taken])
 
     def _drop(self, due: Drop) -> list[Effect]:
         push, _ = self._pushes.pop(due.key)
-        return [Send(due.key.who, messages.Pushed(push.slot, push.clock, self.version, True, push.incarnation))]
+        self.ledger.drop(*due.key)
+        return self._mirror.tell(dropped=due.key) + self._mirror.after([_pushed(due.key.who, push, self.version, dropped=True)])
 
     def _let_go(self) -> list[Effect]:
         """Answer the held fetches that may be answered now."""
-        effects: list[Effect] = []
+        effects = self._mirror.tell_floor(self.policy.floor)
         for (who, start, slot), event in list(self._fetches.items()):
-            if self.policy.fetch(who, event.tick).action == "answer":
+            if self._may_fetch(who, event.tick):
                 del self._fetches[who, start, slot]
                 effects += self._fetch(who, event, None)
         return effects
@@ -224,7 +270,6 @@ class Shard:
     # who takes part
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
-        self._lives[sender] = event.incarnation
         tick = self.policy.attend(sender, event.incarnation, event.tick)
         asked: list[Effect] = [Send(sender, attendance.Admitted(tick))] if event.tick < 0 else []
         return asked + self._settle() + self._let_go()
@@ -242,10 +287,49 @@ class Shard:
         return self._without(event.who, event.incarnation, died=True)
 
     def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
-        if died and not 0 <= incarnation < self._lives.get(who, 0):
-            self._fetches = {key: event for key, event in self._fetches.items() if key[0] != who}
+        if died:
+            gone = [key for key, event in self._fetches.items() if key[0] == who and (incarnation < 0 or event.incarnation <= incarnation)]
+            for key in gone:
+                del self._fetches[key]
         self.policy.leave(who, incarnation, died)
         return self._settle() + self._let_go()
+
+    # the standby
+
+    def _lent(self, sender: str, event: events.Lent, payload: Payload | None) -> list[Effect]:
+        self._mirror.vectors = event.vectors
+        return []
+
+    def _begin_mirror(self, sender: str, event: mirroring.Mirror, payload: Payload | None) -> list[Effect]:
+        """Send a standby all that this shard holds, and from here on what changes."""
+        made = self._settle(short=True)
+        rulings = tuple(self.policy.history.since(0)) if isinstance(self.policy, Rounds) else ()
+        clocks = dict(self.ledger.clocks)
+        for key in self._pushes:  # what is held is taken, and not in what is sent
+            clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))
+        counts = (self.version.updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings)
+        return [*made, *self._mirror.begin(event.place, self.version.incarnation, self.held.arrays(), counts)]
+
+    def _kept(self, sender: str, event: mirroring.Kept, payload: Payload | None) -> list[Effect]:
+        said, whole = self._mirror.kept(event)
+        told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.life))] if whole else []
+        return told + said + self._let_go()
+
+    def _alone(self, sender: str, event: mirroring.Alone, payload: Payload | None) -> list[Effect]:
+        if self._mirror.place is None or self._mirror.place.incarnation != event.life:
+            return []
+        return self._mirror.end() + self._let_go()
+
+    # rounds
+
+    def _follow(self, sender: str, event: attendance.Follow, payload: Payload | None) -> list[Effect]:
+        self._others[sender] = event.round
+        return self._recall(sender)
+
+    def _recall(self, follower: str) -> list[Effect]:
+        """Tell a shard the rulings that it may have missed."""
+        known = self.policy.history.since(self._others[follower]) if isinstance(self.policy, Rounds) else []
+        return self._mirror.after([Send(follower, ruled) for ruled in known])
 
     def _rule(self, sender: str, event: attendance.Ruling, payload: Payload | None) -> list[Effect]:
         if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
@@ -271,6 +355,8 @@ class Shard:
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
         if roles.is_replica(sender) and self._plan is not None:
             return self._without(sender, event.incarnation, died=True)
+        if sender == self._mirror.standby and self._mirror.place is not None and event.incarnation in (-1, self._mirror.place.incarnation):
+            return [Send(roles.COORDINATOR, mirroring.Bereft(self._mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     def waits(self) -> str:
@@ -305,3 +391,7 @@ class Shard:
         if self._slice is None or asked not in (self._range, self._frozen):
             raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what shard {self.index} holds")
         return asked != self._range
+
+
+def _pushed(who: str, push: messages.Push, version: Version, dropped: bool = False) -> Send:
+    return Send(who, messages.Pushed(push.slot, push.clock, version, dropped, push.incarnation))

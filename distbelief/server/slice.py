@@ -10,6 +10,7 @@ from distbelief.core.effects import Payload, Phantom
 from distbelief.core.layout import Layout, Section
 from distbelief.core.settings import Plan
 from distbelief.server import optimizers
+from distbelief.server.packing import as_bytes
 
 MASTERED = (torch.bfloat16, torch.float16)
 """Dtypes whose parameters have float32 masters on the shard, which the optimizer steps."""
@@ -29,6 +30,17 @@ class Slice(Protocol):
 
     def step(self, factor: float, weight: float) -> None:
         """Make one optimizer step with what was gathered, times a weight."""
+
+    @property
+    def sum_size(self) -> int:
+        """Bytes of a `sum`."""
+        ...
+
+    def sum(self) -> Payload:
+        """What was gathered for the next `step`, as bytes: a copy."""
+
+    def take_sum(self, payload: Payload, parts: int) -> None:
+        """Take what `sum` gave of so many pushes, in the place of gathering them."""
 
     def moving(self) -> Payload:
         """The bytes of the moving range, as they are."""
@@ -51,6 +63,11 @@ class _Piece:
         self.master = tensor.dtype in MASTERED
         self.parameter = (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
         self.gradient = torch.zeros_like(self.parameter) if self.parameter is not None and self.master else None
+
+    @property
+    def summed(self) -> bool:
+        """Whether what is pushed for it can be summed, and averaged: all but buffers of whole numbers."""
+        return self.parameter is not None or self.tensor.is_floating_point()
 
     def working(self) -> torch.Tensor:
         """Where what is pushed is summed; made when it is first needed."""
@@ -147,7 +164,7 @@ class TorchSlice:
             else:
                 torch.mul(gradient, weight, out=work) if work.dtype == gradient.dtype else work.copy_(gradient).mul_(weight)
         for piece, value in zip(self._carried, values, strict=True):
-            if not average or not value.is_floating_point():
+            if not (average and piece.summed):
                 piece.tensor.copy_(value)
             elif first:
                 piece.working().copy_(value)
@@ -161,9 +178,30 @@ class TorchSlice:
             piece.parameter.grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
         self._optimize(factor)
         for piece in self._carried:
-            if self._average and piece.tensor.is_floating_point():
+            if self._average and piece.summed:
                 piece.tensor.copy_(piece.working().div_(self._gathered))
         self._gathered = 0
+
+    @property
+    def sum_size(self) -> int:
+        """Bytes of a `sum`: of low-precision parameters it has float32."""
+        return sum(piece.tensor.numel() * (4 if piece.master and piece.parameter is not None else piece.tensor.itemsize) for piece in self._pieces)
+
+    def sum(self) -> Payload:
+        """What was gathered for the next `step` with averaged buffers: sums in the precision in which they are made."""
+        return torch.cat([as_bytes(part) for part in self._sums()])
+
+    def take_sum(self, payload: Payload, parts: int) -> None:
+        """Take what `sum` gave of so many pushes."""
+        assert isinstance(payload, torch.Tensor)
+        sums = self._sums()
+        for room, part in zip(sums, payload.split([room.nbytes for room in sums]), strict=True):
+            as_bytes(room).copy_(part)
+        self._gathered, self._average = parts, True
+
+    def _sums(self) -> list[torch.Tensor]:
+        """Where pushes are summed, and the values that are not."""
+        return [piece.working() if piece.summed else piece.tensor for piece in self._pieces]
 
     def moving(self) -> Payload:
         """The bytes of the moving range, as they are."""
@@ -231,6 +269,18 @@ class PhantomSlice:
 
     def step(self, factor: float, weight: float) -> None:
         """Nothing to step."""
+
+    @property
+    def sum_size(self) -> int:
+        """Bytes of the moving range."""
+        return self._moving.nbytes
+
+    def sum(self) -> Payload:
+        """A stand-in that knows its length."""
+        return self._moving
+
+    def take_sum(self, payload: Payload, parts: int) -> None:
+        """Nothing to take."""
 
     def moving(self) -> Payload:
         """A stand-in that knows its length."""

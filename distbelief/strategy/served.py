@@ -25,6 +25,9 @@ class Served:
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica that died is started anew."""
 
+    standby: int = field(default=0, kw_only=True)
+    """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
+
     name: ClassVar[str]
 
     @property
@@ -34,7 +37,8 @@ class Served:
 
     def cast(self) -> tuple[str, ...]:
         """The roles of a job, beside the evaluator."""
-        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)))
+        standbys = map(roles.standby, range(self.shards if self.standby else 0))
+        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)), *standbys)
 
 
 @dataclass(frozen=True)

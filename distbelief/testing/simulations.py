@@ -37,8 +37,9 @@ class Observed:
         self.records: list[Record] = []
         self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
-        # where a shard goes back, `Witness` knows what that undoes
-        self._ruled = not self.simulation.settings.attends and not any(crash.role.startswith("shard") for crash in cluster.crashes)
+        # where a shard goes back, `Witness` knows what that undoes, and with a standby what is said later than it is done
+        settings, fallen = self.simulation.settings, any(crash.role.startswith("shard") for crash in cluster.crashes)
+        self._ruled = not (settings.attends or settings.standby or fallen)
         if self._ruled:
             self.watch(self.rules)
 

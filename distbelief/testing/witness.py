@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from distbelief.core import attendance, messages, upkeep
+from distbelief.core import attendance, messages, mirroring, upkeep
 from distbelief.core.messages import Message
-from distbelief.core.records import Forgotten, Note
+from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 
@@ -33,6 +33,7 @@ class Witness:
     - Versions of a shard grow by one with each update.
     - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once, as forgotten. In rounds all
       go back together, and each minibatch is applied once in what is kept, whatever was made in vain.
+    - A standby that takes a shard's place holds every update that the shard had acknowledged.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -56,7 +57,9 @@ class Witness:
         self._lost: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._began: Counter[str] = Counter()
         self._courses: Counter[tuple[str, int]] = Counter()
-        self._furthest = 0
+        self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
+        """By shard: the updates its standby began with, those it was sent since, and what is gathered for the next."""
+        self._course = 0
         self._run = run
         self._clock = run.simulation.clock
         self._lives: Counter[str] = Counter()
@@ -72,9 +75,15 @@ class Witness:
             self._ends[life(sender, message.incarnation)] = sender, message.incarnation
         elif isinstance(message, messages.Welcome):
             self.plan = message.plan
-            self._welcomed(to, message)
+            if (course := sum(isinstance(record, Rewound) for record in self._run.records)) > self._course:
+                self._course = course
+                self.holder.clear()
+        elif isinstance(message, messages.Anew):
+            self._courses[sender, self._lives[sender]] += 1
         elif isinstance(message, upkeep.Restored) and message.loaded:
             self._restored(sender)
+        elif isinstance(message, mirroring.Whole | mirroring.Copy | mirroring.Told):
+            self._copied(sender, message)
         elif isinstance(message, messages.Deal):
             portion = message.portion
             for index in range(portion.first, portion.first + portion.count):
@@ -107,19 +116,42 @@ class Witness:
         self._ends[name] = role, incarnation
         return name
 
-    def _welcomed(self, role: str, message: messages.Welcome) -> None:
-        """Where all shards have come again in a synchronous job, a replica begins anew, and so do the minibatches."""
-        lives = sum(place.incarnation for place in message.shards)
-        if not self.plan.settings.in_rounds or not lives or role not in self._members:
+    def _copied(self, shard: str, message: mirroring.Whole | mirroring.Copy | mirroring.Told) -> None:
+        """A standby is told of an update; it is sent in the order in which the shard makes them."""
+        if isinstance(message, mirroring.Whole):
+            self._mirrored[shard] = message.updates, [], []
             return
-        if lives > self._furthest:
-            self._furthest = lives
-            self.holder.clear()
-        self._courses[role, self._members[role]] += 1
+        _, updates, gathered = self._mirrored[shard]
+        if isinstance(message, mirroring.Copy):
+            keys = [(self._name(key.who, key.incarnation), key.clock) for key in message.keys]
+            gathered += keys
+            if message.what != "gather":
+                updates.append(keys)
+                gathered.clear()
+        elif message.step is not None:
+            updates.append(list(gathered))
+            gathered.clear()
+
+    def _inherited(self, shard: str, now: int) -> None:
+        """A standby is its shard: it holds what was acknowledged, and perhaps more, of which nobody knows yet."""
+        began, updates, gathered = self._mirrored[shard]
+        assert now >= len(self.groups[shard]), f"{shard} had acknowledged {len(self.groups[shard])} updates, its standby holds {now}"
+        for version, keys in enumerate([*updates, gathered], began + 1):
+            known = self.groups[shard].get(version, [])
+            assert set(known) <= set(keys) or version > now, f"{shard} had acknowledged {known} as update {version}, its standby holds {keys}"
+            for who, clock in keys if version <= now else ():
+                if (who, clock) not in known:
+                    self._take(shard, who, self.sent_pushes[who, shard, clock][0], version, life=-1)
+            if version <= now:
+                self.groups[shard][version] = list(keys)
 
     def _restored(self, shard: str) -> None:
-        """A shard holds a checkpoint: what it applied after that is undone."""
-        began = self._run.simulation.shards[int(shard.split()[1])].version.updates
+        """A shard holds a checkpoint: what it applied after that is undone; or what the shard before it held."""
+        incarnation, began = self._run.simulation.shards[int(shard.split()[1])].version
+        if any(isinstance(record, Succeeded) and (record.role, record.incarnation) == (shard, incarnation) for record in self._run.records):
+            self._inherited(shard, began)
+            self._began[shard] = began
+            return
         self._began[shard] = began
         kept = {version: group for version, group in self.groups[shard].items() if version <= began}
         self._lost[shard] |= {key for version, group in self.groups[shard].items() if version > began for key in group}
@@ -138,8 +170,6 @@ class Witness:
         push = self.sent_pushes[who, shard, message.clock][0]
         if self._began[shard] and any(key in group for group in self.groups[shard].values()):
             return  # it is in the checkpoint, and its replica did not know
-        here = push.version.incarnation == message.version.incarnation
-        self.based[who, shard, message.clock] = push.version.updates if here else min(push.version.updates, self._began[shard])
         assert (who, shard, message.clock) not in self.fates, f"{shard} decides twice on push {message.clock} of {who}"
         self.fates[who, shard, message.clock] = message.dropped
         if message.dropped:
@@ -149,9 +179,16 @@ class Witness:
             return
         groups, version = self.groups[shard], message.version.updates
         assert version in (len(groups), len(groups) + 1), f"{shard} is at update {version} after {len(groups)}"
+        self._take(shard, who, push, version, message.version.incarnation)
         groups.setdefault(version, []).append(key)
+
+    def _take(self, shard: str, who: str, push: messages.Push, version: int, life: int) -> None:
+        """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
+        here = push.version.incarnation == life or life < 0
+        self.based[who, shard, push.clock] = push.version.updates if here else min(push.version.updates, self._began[shard])
+        self.fates[who, shard, push.clock] = False
         self.moments.setdefault((shard, version), self._clock.now())
-        for minibatch in self.pushes[key]:
+        for minibatch in self.pushes[who, push.clock]:
             self.applied[shard][minibatch] += 1
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
@@ -189,8 +226,10 @@ class Witness:
             for clock in range(record.first, record.last + 1)
         }
         assert told == self.forgotten, f"{told} pushes were told to be lost with their shard, {self.forgotten} were"
-        fallen, rounds = any(role.startswith("shard") for role in died), self.plan is not None and self.plan.settings.in_rounds
-        mortal = [role for role in died if not role.startswith("shard")]
+        fallen = any(isinstance(record, Vacant) and record.role.startswith("shard") for record in self._run.records)
+        fallen |= outcome == "failed" and any(role.startswith("shard") for role in died)
+        rounds = self.plan is not None and self.plan.settings.in_rounds
+        mortal = [role for role in died if role.startswith("replica")]
         # what a checkpoint holds that did not wait for all may be of two rounds
         exact = not any(isinstance(record, Note) and "it is not exact" in record.text for record in self._run.records)
         for who, _, clock in self.fates:

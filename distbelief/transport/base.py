@@ -35,7 +35,7 @@ class Arena(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of one vector; 0 for an empty arena."""
-        return self.parameters[0].nbytes if self.parameters else 0
+        return next((vector.nbytes for vector in (*self.parameters, *self.gradients)), 0)
 
 
 EMPTY = Arena((), ())

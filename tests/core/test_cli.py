@@ -27,11 +27,11 @@ SHARED = (
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
-CADENCE = "--replicas --shards --restarts --push-every --fetch-every --local-lr --prefetch --warm-start-steps --staleness-scaling"
+CADENCE = "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps --staleness-scaling"
 DOWNPOUR = f"{CADENCE} --read-in-place"
 OWN = {
     "downpour": DOWNPOUR,
-    "synchronous": "--replicas --shards --restarts --push-every --backup-workers",
+    "synchronous": "--replicas --shards --restarts --standby --push-every --backup-workers",
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
@@ -475,7 +475,7 @@ def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
         (words.faults, ["partition=1s+2s"], "write it as partition=2s"),
         (words.faults, ["partition=1+2s@1"], "--faults partition start '1': its unit is missing"),
         (words.faults, ["partition=1s+0s@1"], "its length is 0, and cuts nobody off"),
-        (words.faults, ["partition=1s+1s@1/"], "'': is no role; write 1 or replica1, shard0, coordinator or evaluator"),
+        (words.faults, ["partition=1s+1s@1/"], "'': is no role; write 1 or replica1, shard0, standby0, coordinator or evaluator"),
         (words.faults, ["partition=1s+1s@coordinator/shard"], "'shard': is no role"),
         (words.faults, ["delay=1%"], "1 % of the messages take 50 ms longer"),
         (words.optimizer_options, ["eps=small"], "'small': is not a number"),

@@ -77,7 +77,7 @@ COMPUTED = Computed(1.0, 1, 0.0)
 def test_a_replica_that_is_too_late_leaves_in_peace() -> None:
     reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", messages.Finish("the job is ending"))
     assert reader.waits is None
-    assert reader.sent() == [messages.Join(0, LAYOUT, 8, 0), messages.Leave()]
+    assert reader.sent() == [messages.Join(0, LAYOUT, 8, 0), messages.Leave(for_good=True)]
 
 
 @pytest.mark.parametrize(("push_every", "computes"), [(1, 2), (2, 3), (3, 3), (9, 3)])
@@ -99,7 +99,7 @@ def test_a_replica_told_to_finish_pushes_what_it_has_and_leaves_the_rest_of_its_
     *_, report, leave = sent
     assert isinstance(report, messages.Progress)
     assert (report.steps, leave) == (computed, messages.Leave())
-    assert reader.waits is None
+    assert reader.tell("coordinator", messages.Farewell()).waits is None
 
 
 def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrived() -> None:
@@ -199,7 +199,9 @@ def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_
     clock = 0
     while reader.waits is not None:
         for message in reader.sent():
-            if isinstance(message, messages.Push):
+            if isinstance(message, messages.Leave):
+                mail.append(("coordinator", messages.Farewell()))
+            elif isinstance(message, messages.Push):
                 clock += 1
                 mail.append(("shard 0", messages.Pushed(message.slot, message.clock, Version(0, clock))))
             elif isinstance(message, messages.Fetch):

@@ -28,6 +28,8 @@ class Told:
         plan = Plan(Settings(replicas=3, **settings), LAYOUT, cut(LAYOUT, 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
         self.hear("coordinator", upkeep.Restore(plan, ""))
+        if plan.settings.in_rounds and index == 0:
+            self.hear("shard 1", attendance.Follow(0))
         for replica in range(attending):
             self.hear(f"replica {replica}", attendance.Attend(0, 0))
 

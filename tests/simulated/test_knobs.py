@@ -76,7 +76,7 @@ def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, c
 def test_every_option_of_training_has_its_test() -> None:
     """Beside the oracles: an option that is added needs a change above, or a test of its own named here."""
     tested = {name for change in CHANGES for name in change}
-    elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts"}
+    elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts", "standby"}
     elsewhere |= {"snapshot_seconds", "snapshot_pushes"}
     elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
     assert set(Settings.__struct_fields__) == tested | elsewhere

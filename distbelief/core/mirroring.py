@@ -1,0 +1,138 @@
+"""Mirroring: the messages by which a standby holds all that its shard has acknowledged, and takes its place.
+
+A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate with which it applied it;
+in rounds it sends the aggregate, once. It acknowledges to replicas what its standby has confirmed. Whatever is numbered is confirmed by `Kept`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from distbelief.core.attendance import Ruling
+from distbelief.core.consistency import Key
+from distbelief.core.messages import Bulk, Message, Place
+from distbelief.core.settings import Plan
+
+# coordinator to standby
+
+
+class Stand(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Hold what this life of your shard will send you; forget what another has sent."""
+
+    plan: Plan
+    life: int
+
+
+class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Your shard is gone: be it, in this life of it."""
+
+    life: int
+
+
+# standby to coordinator
+
+
+class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """It is ready to be sent what a life of its shard holds."""
+
+    life: int
+
+
+# coordinator to shard
+
+
+class Mirror(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Have your standby, which is there, hold what you hold, and acknowledge nothing that it has not confirmed."""
+
+    place: Place
+
+
+class Alone(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """That life of your standby will not take your place: acknowledge what it has not confirmed."""
+
+    life: int
+
+
+# shard to coordinator
+
+
+class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """That life of its standby holds all that the shard has acknowledged, and will."""
+
+    life: int
+
+
+class Bereft(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The link to that life of its standby is gone; the shard acknowledges nothing until it is told that it is alone."""
+
+    life: int
+
+
+# shard to standby; `life` is the shard's
+
+
+class Piece(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """Bytes of one array of its state, from `offset` on."""
+
+    life: int
+    number: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """That was all of its state but these counts; of `clocks`, see `core/ledger`."""
+
+    life: int
+    number: int
+    updates: int
+    samples: int
+    staleness: dict[int, int]
+    clocks: dict[str, tuple[int, int]]
+    floor: int
+    rulings: tuple[Ruling, ...]
+
+
+class Copy(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it makes with `weight`."""
+
+    life: int
+    number: int
+    what: Literal["apply", "gather", "sum"]
+    keys: tuple[Key, ...]
+    staleness: tuple[int, ...]
+    samples: int
+    factor: float
+    """Of the learning rate."""
+    weight: float = 1.0
+    floor: int = 0
+    """Of its policy, after that."""
+
+
+class Told(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What has no bytes: an update with what was gathered, a push that was dropped, a ruling; and the floor of its policy, after that."""
+
+    life: int
+    number: int
+    step: tuple[int, float, float] | None = None
+    """Its samples, its factor of the learning rate, its weight."""
+    dropped: Key | None = None
+    ruling: Ruling | None = None
+    floor: int = 0
+
+
+# standby to shard
+
+
+class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The standby, in this life of it, has done all up to this number; the slot it came in may be written again (-1: it had none)."""
+
+    life: int
+    number: int
+    slot: int = -1
+
+
+Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | Piece | Whole | Copy | Told | Kept
+"""Every message of this file."""

@@ -1,0 +1,35 @@
+"""What the machines have in common: each takes the events that it has an answer to, from the roles that have a say in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distbelief.core import speakers
+from distbelief.core.events import Event
+from distbelief.errors import RemoteProtocolError
+
+
+class Answers:
+    """The answers of one machine.
+
+    Args:
+        who: the machine, as an error names it.
+        by_kind: its answer to each kind of event.
+    """
+
+    def __init__(self, who: str, by_kind: dict[type, Callable[..., Any]]) -> None:
+        self._who, self.by_kind = who, by_kind
+        self._door = speakers.Doorkeeper()
+
+    def to(self, sender: str, event: Event) -> Callable[..., Any]:
+        """The answer to an event.
+
+        Raises:
+            RemoteProtocolError: there is none, or the sender has no say in it.
+        """
+        self._door.check(sender, type(event))
+        answer = self.by_kind.get(type(event))
+        if answer is None:
+            raise RemoteProtocolError(f"{self._who} has no answer to {type(event).__name__}")
+        return answer

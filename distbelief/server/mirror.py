@@ -1,0 +1,171 @@
+"""The mirror of a shard: what its standby has been sent, what that has confirmed, and what waits to be said until it has."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from distbelief.core.consistency import Key
+from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
+from distbelief.core.messages import Message, Place
+from distbelief.core.mirroring import Copy, Kept, Piece, Told, Whole
+from distbelief.server.packing import Packed, pack, stage
+
+SLOTS = 2
+"""Vectors in which what is sent lies until the standby has it: one is read while the next is written."""
+LEAST_SLOT = 1 << 12
+"""Least bytes of one."""
+
+Make = Callable[[int, int], Message]
+"""Makes a message from the number it has and the slot that its bytes lie in (-1: it has none)."""
+
+
+class Mirror:
+    """A shard's side of it. With no standby nothing is sent, and nothing waits.
+
+    Args:
+        standby: its role.
+
+    >>> mirror = Mirror("standby 0")
+    >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
+    ([], ['said at once'])
+    >>> connect, whole = mirror.begin(Place("unix:@a", 0), 0, {}, (0, 0, {}, {}, 0, ()))
+    >>> mirror.after(["said when it has all"]), mirror.kept(Kept(0, 1))
+    ([], (['said when it has all'], True))
+    """
+
+    def __init__(self, standby: str) -> None:
+        self.standby = standby
+        self.place: Place | None = None
+        """Where the standby is; None where there is none."""
+        self.vectors: tuple[Payload, ...] = ()
+        """What it sends from; none where payloads are phantoms."""
+        self._size = LEAST_SLOT
+        self._life = 0
+        self._free: list[int] = []
+        self._queue: deque[tuple[int, Make, Payload | None]] = deque()
+        self._waiting: deque[tuple[int, list[Effect]]] = deque()
+        self._number = self._kept = self._whole = 0
+        self._floors: deque[tuple[int, int]] = deque()
+        self._floor = self._told = 0
+
+    def lend(self, size: int) -> Lend:
+        """Ask for vectors of that many bytes."""
+        self._size = max(size, LEAST_SLOT)
+        return Lend(self._size, SLOTS)
+
+    def begin(self, place: Place, life: int, arrays: dict[str, Any], counts: tuple[Any, ...]) -> list[Effect]:
+        """Mirror to a standby, which is sent all of the shard's state first, as of now.
+
+        Args:
+            place: where it is.
+            life: of the shard.
+            arrays: that the shard holds; they are copied.
+            counts: the rest of a `Whole`.
+        """
+        said = self.end()
+        self.place, self._life, self._free = place, life, list(range(SLOTS))
+        self._floor = self._told = counts[4]
+        sent = [effect for part in pack(arrays, self._size) for effect in self._send(partial(_piece, life, part), part.data)]
+        sent += self._send(lambda number, _: Whole(life, number, *counts))
+        self._whole = self._number
+        return [*said, Connect(self.standby, place), *sent]
+
+    def end(self) -> list[Effect]:
+        """The standby is no more: what waited for it may be said."""
+        said = [effect for _, effects in self._waiting for effect in effects]
+        self.place = None
+        self._queue.clear()
+        self._waiting.clear()
+        self._floors.clear()
+        self._number = self._kept = self._whole = 0
+        return said
+
+    @property
+    def pending(self) -> bool:
+        """Whether the standby has not confirmed all that the shard has done."""
+        return self._number > self._kept
+
+    def covers(self, floor: int) -> bool:
+        """Whether the standby would go on from this floor of the policy, or there is none: what nobody else knows is not to be relied on."""
+        return self.place is None or floor <= self._floor
+
+    def copy(
+        self,
+        what: Literal["apply", "gather", "sum"],
+        payload: Payload,
+        keys: tuple[Key, ...],
+        staleness: tuple[int, ...],
+        samples: int,
+        factor: float,
+        weight: float,
+        floor: int,
+    ) -> list[Effect]:
+        """Send the standby a push, or the sum of several; its bytes stay as they are until it has confirmed them."""
+        if self.place is None:
+            return []
+        self._rise(floor)
+        of, by = (keys, staleness, samples), (factor, weight, floor)
+        return self._send(lambda number, slot: Copy(slot, 0, payload.nbytes, self._life, number, what, *of, *by), payload)
+
+    def tell(self, **what: Any) -> list[Effect]:
+        """Tell the standby what has no bytes: the fields of a `Told`."""
+        return self._send(lambda number, _: Told(self._life, number, **what)) if self.place is not None else []
+
+    def tell_floor(self, floor: int) -> list[Effect]:
+        """Tell the standby that the floor of the policy has risen, unless it knows."""
+        if floor <= self._told or self.place is None:
+            return []
+        self._rise(floor)
+        return self.tell(floor=floor)
+
+    def _rise(self, floor: int) -> None:
+        """The next word tells a floor."""
+        if floor > self._told:
+            self._told = floor
+            self._floors.append((self._number + 1, floor))
+
+    def after(self, effects: list[Effect]) -> list[Effect]:
+        """Say this once the standby has confirmed all that the shard has done so far."""
+        if not self.pending or not effects:
+            return effects
+        self._waiting.append((self._number, effects))
+        return []
+
+    def kept(self, event: Kept) -> tuple[list[Effect], bool]:
+        """The standby has confirmed: what may be said now, and whether it holds the whole state since this word."""
+        if self.place is None or event.life != self.place.incarnation or event.number > self._number:
+            return [], False
+        whole = self._kept < self._whole <= event.number
+        self._kept = max(self._kept, event.number)
+        if event.slot in range(SLOTS) and event.slot not in self._free:
+            self._free.append(event.slot)
+        while self._floors and self._floors[0][0] <= self._kept:
+            self._floor = self._floors.popleft()[1]
+        said: list[Effect] = []
+        while self._waiting and self._waiting[0][0] <= self._kept:
+            said += self._waiting.popleft()[1]
+        return [*self._go_on(), *said], whole
+
+    def _send(self, make: Make, payload: Payload | None = None) -> list[Effect]:
+        self._number += 1
+        self._queue.append((self._number, make, payload))
+        return self._go_on()
+
+    def _go_on(self) -> list[Effect]:
+        """Send what is next, as far as there are vectors for it."""
+        sent: list[Effect] = []
+        while self._queue and (self._queue[0][2] is None or self._free):
+            number, make, payload = self._queue.popleft()
+            if payload is None:
+                sent.append(Send(self.standby, make(number, -1)))
+                continue
+            slot = self._free.pop(0)
+            sent.append(Send(self.standby, make(number, slot), stage(payload, self.vectors[slot] if self.vectors else None)))
+        return sent
+
+
+def _piece(life: int, part: Packed, number: int, slot: int) -> Piece:
+    return Piece(slot, 0, part.data.nbytes, life, number, part.name, part.dtype, part.shape, part.offset)

@@ -1,0 +1,160 @@
+"""The standby: the machine that holds all that its shard has acknowledged, and takes its place when the coordinator says so.
+
+It makes the same optimizer steps, in the same order, and confirms each. It decides nothing: what is applied, gathered or dropped is the shard's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distbelief.core import events, messages, mirroring, roles
+from distbelief.core.consistency import Key
+from distbelief.core.effects import Become, Effect, End, Payload, Send
+from distbelief.core.events import Event
+from distbelief.core.messages import Version
+from distbelief.core.rounds import History
+from distbelief.core.settings import Plan
+from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Answers
+from distbelief.server.packing import Unpacking
+from distbelief.server.shard import Shard
+from distbelief.server.slice import Slice
+
+STATE_LIMIT = 16
+"""Most bytes of a shard's state, for each byte of its slice, with `STATE_LEAST` beside."""
+STATE_LEAST = 1 << 16
+
+
+class Standby:
+    """The standby of one shard.
+
+    Args:
+        index: of the shard.
+        make: makes its slice, once the plan is known.
+        incarnation: of this standby.
+    """
+
+    def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
+        self.index, self.incarnation, self._make = index, incarnation, make
+        self._life = -1
+        self._whole = False
+        self._answers = Answers(
+            f"standby {index}",
+            {
+                mirroring.Stand: self._stand,
+                mirroring.Piece: self._piece,
+                mirroring.Whole: self._take_whole,
+                mirroring.Copy: self._copy,
+                mirroring.Told: self._told,
+                mirroring.Succeed: self._succeed,
+                messages.Stop: lambda _sender, event, _payload: [End(event.reason)],
+                events.Lost: lambda sender, _event, _payload: [End("the coordinator is gone")] if sender == roles.COORDINATOR else [],
+            },
+        )
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
+        if roles.kind(sender) == "shard" and sender != roles.shard(self.index):
+            raise RemoteProtocolError(f"standby {self.index} is none of {sender}'s")
+        return self._answers.to(sender, event)(sender, event, payload)  # type: ignore[no-any-return]
+
+    def waits(self) -> str:
+        """What it waits for, in one sentence."""
+        return "" if self._whole else "to be sent what its shard holds"
+
+    def standing(self) -> dict[str, Any]:
+        """What it has applied."""
+        return {"version": self._shard.version.updates} if self._whole else {}
+
+    def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
+        """Begin with nothing; whatever life of the shard it followed before."""
+        self._life, self._whole = event.life, False
+        self._shard = Shard(self.index, self._make)
+        held = self._shard.hold(event.plan)
+        own = event.plan.assignments[self.index]
+        self._state = Unpacking(STATE_LEAST + STATE_LIMIT * (own.moving.size + own.frozen.size))
+        self._held, self._history, self._floor = held, History(), 0
+        self._gathered = self._gathered_samples = 0
+        return [Send(roles.COORDINATOR, mirroring.Stands(event.life))]
+
+    def _keep(self, event: mirroring.Piece | mirroring.Whole | mirroring.Copy | mirroring.Told) -> Effect:
+        slot = event.slot if isinstance(event, mirroring.Piece | mirroring.Copy) else -1
+        return Send(roles.shard(self.index), mirroring.Kept(self.incarnation, event.number, slot))
+
+    def _piece(self, sender: str, event: mirroring.Piece, payload: Payload | None) -> list[Effect]:
+        if event.life != self._life:
+            return []  # on its way since a life that is gone
+        self._state.take(event, payload)
+        return [self._keep(event)]
+
+    def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
+        if event.life != self._life:
+            return []
+        shard, arrays = self._shard, self._state.arrays
+        if arrays:
+            self._held.load(arrays)
+            self._state.arrays = {}
+        shard.version, shard.samples, shard.staleness = Version(0, event.updates), event.samples, dict(event.staleness)
+        shard.ledger.clocks, self._floor, self._whole = dict(event.clocks), event.floor, True
+        for ruled in event.rulings:
+            self._history.add(ruled)
+        return [self._keep(event)]
+
+    def _copy(self, sender: str, event: mirroring.Copy, payload: Payload | None) -> list[Effect]:
+        if event.life != self._life:
+            return []
+        if not self._whole or payload is None or len(event.keys) != len(event.staleness):
+            raise RemoteProtocolError(f"standby {self.index} was sent a push before the state that it changes, or no push")
+        if event.what == "apply":
+            self._held.apply(sender, event.slot, payload, event.factor)
+            self._updated(event.samples)
+        elif event.what == "gather":
+            self._held.gather(sender, event.slot, payload, event.factor, average=False)
+            self._gathered, self._gathered_samples = self._gathered + 1, self._gathered_samples + event.samples
+        else:
+            self._held.take_sum(payload, len(event.keys))
+            self._held.step(event.factor, event.weight)
+            self._updated(event.samples)
+        self._floor = max(self._floor, event.floor)
+        for key, staleness in zip(event.keys, event.staleness, strict=True):
+            self._note(key)
+            self._shard.staleness[staleness] = self._shard.staleness.get(staleness, 0) + 1
+        return [self._keep(event)]
+
+    def _told(self, sender: str, event: mirroring.Told, payload: Payload | None) -> list[Effect]:
+        if event.life != self._life:
+            return []
+        if event.step is not None:
+            self._step(*event.step)
+        if event.dropped is not None:
+            self._note(event.dropped)
+            self._shard.ledger.drop(*event.dropped)
+        self._floor = max(self._floor, event.floor)
+        if event.ruling is not None:
+            self._history.add(event.ruling)
+        return [self._keep(event)]
+
+    def _step(self, samples: int, factor: float, weight: float) -> None:
+        """Make an update with what was gathered."""
+        self._held.step(factor, weight)
+        self._gathered = self._gathered_samples = 0
+        self._updated(samples)
+
+    def _updated(self, samples: int) -> None:
+        shard = self._shard
+        shard.samples += samples
+        shard.version = Version(0, shard.version.updates + 1)
+
+    def _note(self, key: Key) -> None:
+        """A push was taken; the last of a life may be told of after the first of the next."""
+        self._shard.ledger.clocks[key.who] = max(self._shard.ledger.clocks.get(key.who, (0, 0)), (key.incarnation, key.clock))
+
+    def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
+        """Be the shard; what was gathered for an update that nobody else will make, makes one."""
+        if not self._whole:
+            raise RemoteProtocolError(f"standby {self.index} is to be its shard, and does not hold what that held")
+        if self._gathered:
+            self._step(self._gathered_samples, 1.0, 1.0 / self._gathered)
+        self._shard.inherit(event.life, self._floor, self._history.since(0))
+        return [Become(roles.shard(self.index), event.life, self._shard)]

@@ -1,0 +1,109 @@
+"""The standbys of a job, as the coordinator knows them: which are there, and which could take their shard's place."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from distbelief.core import mirroring, roles
+from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.lives import Lives
+from distbelief.core.messages import Place
+from distbelief.core.records import Note, Vacant
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import RemoteProtocolError
+from distbelief.server.muster import Muster
+
+Standing = Literal["away", "here", "told", "sent", "mirrors"]
+"""Not there; there; told whose state it will be sent; being sent it; holding all that its shard acknowledges."""
+
+
+class Standbys:
+    """One for each shard, or none.
+
+    Args:
+        settings: of the job.
+        muster: of its shards.
+        lives: of all roles.
+    """
+
+    def __init__(self, settings: Settings, muster: Muster, lives: Lives) -> None:
+        self._muster, self._lives = muster, lives
+        self._standing: dict[str, Standing] = dict.fromkeys(map(roles.standby, range(settings.shards * settings.standby)), "away")
+        self._places: dict[str, Place] = {}
+
+    def here(self, role: str, place: Place) -> None:
+        """A standby is there.
+
+        Raises:
+            RemoteProtocolError: there is to be no such standby.
+        """
+        if role not in self._standing:
+            raise RemoteProtocolError(f"{role} is none of this job's {len(self._standing)} standbys")
+        self._standing[role], self._places[role] = "here", place
+
+    @property
+    def present(self) -> list[str]:
+        """Those that are there."""
+        return [role for role, standing in self._standing.items() if standing != "away"]
+
+    def pair(self, plan: Plan) -> list[Effect]:
+        """Tell those that are there whose state they will be sent, where their shards hold what they are to hold."""
+        told: list[Effect] = []
+        for role, standing in self._standing.items():
+            shard = roles.shard(roles.index_of(role))
+            if standing == "here" and shard not in self._muster.unready:
+                self._standing[role] = "told"
+                told.append(Send(role, mirroring.Stand(plan, self._life(shard))))
+        return told
+
+    def stands(self, role: str, life: int) -> list[Effect]:
+        """A standby is ready to be sent what a life of its shard holds."""
+        shard = roles.shard(roles.index_of(role))
+        if self._standing.get(role) != "told" or shard in self._muster.unready or life != self._life(shard):
+            return []
+        self._standing[role] = "sent"
+        return [Send(shard, mirroring.Mirror(self._places[role]))]
+
+    def mirrored(self, shard: str, life: int) -> list[Effect]:
+        """A shard says that this life of its standby holds all that it has acknowledged."""
+        role = roles.standby(roles.index_of(shard))
+        if self._standing.get(role) != "sent" or self._places[role].incarnation != life:
+            return []
+        self._standing[role] = "mirrors"
+        return [Record(Note(f"{role} holds all that {shard} has acknowledged"))]
+
+    def can_succeed(self, shard: str) -> bool:
+        """Whether a shard's standby could take its place now."""
+        return self._standing.get(roles.standby(roles.index_of(shard))) == "mirrors"
+
+    def succeed(self, shard: str) -> list[Effect]:
+        """Have a shard's standby take its place, and another that of the standby."""
+        role, life = roles.standby(roles.index_of(shard)), self._lives.last(shard) + 1
+        self._standing[role] = "away"
+        return [self._muster.inherit(shard, life, role), Send(role, mirroring.Succeed(life)), *self._vacant(role)]
+
+    def alone(self, *shards: str) -> None:
+        """Shards are gone, and their standbys cannot take their places: they wait for the next."""
+        for role in map(roles.standby, map(roles.index_of, shards)):
+            if self._standing.get(role, "away") != "away":
+                self._standing[role] = "here"
+
+    def lost(self, role: str, incarnation: int, reason: str) -> list[Effect]:
+        """A standby is gone, or its shard's link to it is."""
+        if self._standing.get(role, "away") == "away" or (0 <= incarnation < self._places[role].incarnation):
+            return []
+        self._standing[role] = "away"
+        alone = Send(roles.shard(roles.index_of(role)), mirroring.Alone(self._places[role].incarnation))
+        return [Record(Note(f"{role} is gone ({reason})")), alone, *self._vacant(role)]
+
+    def bereft(self, shard: str, life: int) -> list[Effect]:
+        """A shard's link to a life of its standby is gone."""
+        return self.lost(roles.standby(roles.index_of(shard)), life, f"{shard} cannot reach it") or [Send(shard, mirroring.Alone(life))]
+
+    def _vacant(self, role: str) -> list[Effect]:
+        life = self._places[role].incarnation
+        self._lives.end(role, life, died=True)
+        return [] if role in self._lives.over else [Record(Vacant(role, life + 1))]
+
+    def _life(self, shard: str) -> int:
+        return self._muster.places[roles.index_of(shard)].incarnation

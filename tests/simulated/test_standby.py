@@ -1,0 +1,180 @@
+"""Standbys: what they hold, that one in its shard's place loses nothing that was acknowledged, and who is believed."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import messages, mirroring, records
+from distbelief.core.messages import Message
+from distbelief.core.settings import Optimizer, optim
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.server.standby import Standby
+from distbelief.strategy import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategy.served import Served
+from distbelief.testing.simulations import Observed
+from distbelief.testing.witness import Witness
+from distbelief.transport.virtual import Weather
+
+STRATEGIES = [
+    Downpour(3, 2, standby=1), Downpour(3, 2, push_every=2, fetch_every=2, prefetch=1, standby=1), Softsync(4, 2, n=2, standby=1),
+    Bounded(3, 2, staleness=1, standby=1), Synchronous(3, 2, standby=1), Synchronous(4, 2, backup_workers=1, standby=1),
+]  # fmt: skip
+
+
+def name(strategy: Any) -> str:
+    return f"{strategy.name} {getattr(strategy, 'prefetch', '')}{getattr(strategy, 'backup_workers', '')}"
+
+
+def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Witness]:
+    model = options.pop("model", lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
+    cluster = options.pop("cluster", None) or Simulated(crashes=crashes, weather=Weather(jitter=3.0), pace=Pace(spread="exponential"))
+    job = Job(task=plain.classes(model, samples=83), strategy=strategy, **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options})
+    run = Observed(job, cluster)
+    witness = Witness(run)
+    run.simulation.run()
+    witness.finish(run.outcome, run.simulation.killed)
+    return run, witness
+
+
+def standbys(run: Observed) -> list[Standby]:
+    players = run.simulation.driver._players
+    return [players[role].machine for role in sorted(players) if role.startswith("standby")]  # type: ignore[misc]
+
+
+class Last:
+    """Keeps the standbys of a run as they are when they are told to stop."""
+
+    def __init__(self, run: Observed) -> None:
+        self.run, self.held = run, dict[str, Any]()
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        if isinstance(message, messages.Stop) and to.startswith("standby"):
+            standby: Any = self.run.simulation.driver._players[to].machine
+            self.held[to] = standby._held.arrays(), standby._shard
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """What is delivered changes nothing here."""
+
+
+@pytest.mark.parametrize("optimizer", [optim("sgd"), optim("momentum"), optim("adagrad"), optim("adam"), optim("rmsprop")], ids=lambda o: o.name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
+def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace, strategy: Served, optimizer: Optimizer) -> None:
+    for model, dtype in [(plain.mlp, torch.float32), (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.float32),
+                         (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(), torch.bfloat16)]:  # fmt: skip
+        task = plain.classes(model, samples=83, dtype=dtype)
+        cluster = Simulated(weather=Weather(jitter=3.0), pace=Pace(spread="exponential"))
+        strategy = dataclasses.replace(strategy, optimizer=optimizer)
+        run = Observed(Job(task=task, strategy=strategy, batch_size=8, evaluate_every=0, lr_schedule="linear"), cluster)
+        last = Last(run)
+        run.simulation.run()
+        for index, shard in enumerate(run.simulation.shards):
+            arrays, twin = last.held[f"standby {index}"]
+            assert arrays.keys() == (own := shard.held.arrays()).keys()
+            assert all(torch.equal(arrays[key], own[key]) for key in own)  # type: ignore[arg-type]
+            assert (twin.version, twin.samples, twin.staleness) == (shard.version, shard.samples, shard.staleness)
+            assert twin.version.updates > 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
+@pytest.mark.parametrize("moment", [20, 33, 47, 60])
+def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(plain: SimpleNamespace, strategy: Served, moment: int) -> None:
+    """The witness holds that every update which was acknowledged is in what the standby goes on from, and every minibatch is applied once."""
+    run, _ = play(plain, strategy, Crash("shard 1", moment))
+    assert run.outcome == "done"
+    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]
+    assert not [record for record in run.records if isinstance(record, records.Forgotten | records.Rewound)]
+    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 83
+    assert run.simulation.shards[1].version.incarnation == 1
+
+
+def test_without_a_standby_the_same_death_loses_what_was_acknowledged(plain: SimpleNamespace) -> None:
+    _, witness = play(plain, Downpour(3, 2, standby=0), Crash("shard 1", 60))
+    assert witness.forgotten
+    _, witness = play(plain, Downpour(3, 2, standby=1), Crash("shard 1", 60))
+    assert not witness.forgotten
+
+
+def test_a_standby_that_dies_costs_nothing_and_another_comes(plain: SimpleNamespace) -> None:
+    run, _ = play(plain, Downpour(3, 2, standby=1), Crash("standby 0", 30), cluster=None)
+    assert run.outcome == "done"
+    vacant = [(record.role, record.incarnation) for record in run.records if isinstance(record, records.Vacant)]
+    assert vacant == [("standby 0", 1)]
+
+
+def test_one_death_after_another_in_one_place(plain: SimpleNamespace) -> None:
+    deaths = (Crash("shard 0", 40), Crash("shard 0", 40), Crash("shard 0", 40))
+    cluster = Simulated(crashes=deaths, restart_seconds=1e-3)
+    run, _ = play(plain, Synchronous(2, 2, standby=1), cluster=cluster, epochs=6)
+    assert run.outcome == "done"
+    assert run.simulation.shards[0].version.incarnation == 3
+    assert not [record for record in run.records if isinstance(record, records.Rewound)]
+
+
+def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: SimpleNamespace) -> None:
+    """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed before it was told."""
+    job = Job(task=plain.classes(plain.mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0)
+    run = Observed(job, Simulated(weather=Weather(jitter=5.0)))
+    copied: dict[tuple[str, int], int] = {}
+    kept, told = [0], list[bool]()
+
+    class Watch:
+        def sent(self, sender: str, to: str, message: Message) -> None:
+            if isinstance(message, mirroring.Copy):
+                copied[message.keys[0].who, message.keys[0].clock] = message.number
+            elif isinstance(message, messages.Pushed) and (to, message.clock) in copied:
+                told.append(copied[to, message.clock] <= kept[0])
+
+        def delivered(self, sender: str, to: str, message: Message) -> None:
+            if isinstance(message, mirroring.Kept):
+                kept[0] = message.number
+
+    run.watch(Watch())
+    run.simulation.run()
+    assert len(told) > 15
+    assert all(told)
+
+
+def test_a_round_is_sent_to_the_standby_once(plain: SimpleNamespace) -> None:
+    job = Job(task=plain.classes(plain.mlp, samples=80), strategy=Synchronous(4, 2, standby=1), batch_size=4, evaluate_every=0)
+    run, copies = Observed(job, Simulated()), list[mirroring.Copy]()
+
+    class Watch:
+        def sent(self, sender: str, to: str, message: Message) -> None:
+            if isinstance(message, mirroring.Copy) and sender == "shard 0":
+                copies.append(message)
+
+        def delivered(self, sender: str, to: str, message: Message) -> None:
+            """Sent is enough."""
+
+    run.watch(Watch())
+    run.simulation.run()
+    assert [(copy.what, len(copy.keys)) for copy in copies] == [("sum", 4)] * 5
+
+
+def test_a_phantom_of_a_thousand_replicas_survives_too() -> None:
+    strategy = Downpour(replicas=200, shards=8, standby=1)
+    run = Observed(Job(task="digits", strategy=strategy, epochs=8, batch_size=4), Simulated(phantom=True, crashes=(Crash("shard 3", 900),)))
+    run.simulation.run()
+    assert run.outcome == "done"
+    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 3"]
+
+
+@pytest.mark.parametrize("standby", [-1, 2])
+def test_there_is_one_standby_or_none(standby: int) -> None:
+    with pytest.raises(UsageError, match=f"--standby {standby}: is 0 or 1"):
+        Job(task="digits", strategy=Downpour(standby=standby)).settings()
+
+
+def test_memory_that_is_read_in_place_has_no_standby() -> None:
+    with pytest.raises(UsageError, match="--standby 1 has another take its place"):
+        Job(task="digits", strategy=Downpour(standby=1, read_in_place=True)).settings()
