@@ -28,6 +28,7 @@ BENCHES: Mapping[str, Bench] = {
     "wire": Bench("push and fetch over each carrier, beside the limits of this machine", "distbelief.bench.wire", "WireOptions"),
     "train": Bench("samples per second of Downpour beside single, DDP and Hogwild", "distbelief.bench.train", "TrainOptions"),
     "straggle": Bench("samples per second under stragglers, by what may be stale", "distbelief.bench.straggle", "StraggleOptions"),
+    "standby": Bench("what a standby costs, and how long it takes to be its shard", "distbelief.bench.standby", "StandbyOptions"),
     "start": Bench("seconds from starting a job to its first step", "distbelief.bench.start", "StartOptions"),
     "memory": Bench("flat vectors that a replica and a shard hold", "distbelief.bench.memory", "MemoryOptions"),
     "simulator": Bench("messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"),

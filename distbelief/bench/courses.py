@@ -54,6 +54,11 @@ def wide() -> Task:
     return Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: _noise(WIDE))
 
 
+def million() -> Task:
+    """One layer of a million parameters, on few and small data."""
+    return Task(model=lambda: nn.Linear(1024, 1024, bias=False), train=lambda: _noise(1024))
+
+
 def narrow() -> Task:
     """As `wide`, with 64 kB."""
     return Task(model=lambda: nn.Linear(128, 128, bias=False), train=lambda: _noise(128))

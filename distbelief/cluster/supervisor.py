@@ -194,7 +194,7 @@ class Supervisor:
             woken.recv_bytes()
             self._interrupt()
         for child in list(self.children.values()):
-            if id(child.channel.connection) in ready:
+            if self.children.get(child.role) is child and id(child.channel.connection) in ready:
                 child.open = child.channel.hear_all(lambda word, child=child: self._take(child, word))  # type: ignore[misc]
         for child in list(self.children.values()):
             if self.children.get(child.role) is child and not child.process.is_alive():

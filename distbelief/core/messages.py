@@ -69,7 +69,10 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member, or the evaluator, has lost a shard, and asks where it is now; it is welcomed again once all shards are there."""
+    """A member, or the evaluator, has lost shards, and asks where they are now; it is welcomed again once all shards are there."""
+
+    lost: tuple[tuple[str, int], ...] = ()
+    """Which, and the life of each to which the link is gone."""
 
 
 class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -73,7 +73,8 @@ class Links:
         if self._sought or not self.lost:
             return []
         self._sought = True
-        return [Send(roles.COORDINATOR, messages.Rejoin())]
+        lost = tuple((shard, self._places[shard].incarnation) for shard in sorted(self.lost, key=roles.index_of))
+        return [Send(roles.COORDINATOR, messages.Rejoin(lost))]
 
     def reach(self, welcome: messages.Welcome) -> Generator[Effect, Any, list[str]]:
         """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns to whom there is one now.

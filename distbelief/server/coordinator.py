@@ -177,11 +177,11 @@ class Coordinator:
         if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
         self._reception.stray(sender)
-        return self._ask_to_initialise() if self.phase == "initialising" else self._greet()
+        return self._muster.doubt(event.lost) + (self._ask_to_initialise() if self.phase == "initialising" else self._greet())
 
     def _greet(self) -> list[Effect]:
         """Welcome those who wait for it, once the shards are there."""
-        return [effect for role in (self._reception.callers() if self._muster.ready else ()) for effect in self._greet_one(role)]
+        return [effect for role in (self._reception.callers() if self._muster.sure else ()) for effect in self._greet_one(role)]
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
@@ -250,16 +250,16 @@ class Coordinator:
         return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self.phase == "training" else []), *self._write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
-        due = self._saving.woke(event.what) and self.data is not None and self.data.pushes
-        return self._save() if due and self.phase == "training" else self._write()
+        self._muster.woke(event.what)
+        due = self._saving.woke(event.what) and self.data is not None and self.data.pushes and self.phase == "training"
+        return (self._greet() if self.phase in ("training", "leaving") else []) + (self._save() if due else self._write())
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
         return self._saving.write(self.data, self._reception.members, self._muster.roles) if self.data else []
 
     def _on_snapshot(self, sender: str, event: upkeep.SnapshotDone) -> list[Effect]:
-        effects = self._saving.written(sender, event, self.plan)
-        return (self._go() if effects else []) + effects
+        return (self._go() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
 
     def _go(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""

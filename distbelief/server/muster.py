@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from distbelief.core import roles
 from distbelief.core.attendance import Gone, Ruler
-from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.effects import Effect, Record, Send, Wake
 from distbelief.core.messages import Place
 from distbelief.core.records import Succeeded, Vacant
 from distbelief.core.settings import Plan
 from distbelief.core.upkeep import Restore
 from distbelief.errors import RemoteProtocolError
+
+DOUBT_SECONDS = 1.0
+"""How long the death of a shard may be unheard of that somebody has lost."""
 
 Standing = Literal["away", "here", "told", "ready"]
 """Not there; there; told its range; holding it."""
@@ -37,6 +40,7 @@ class Muster:
         self._places: dict[str, Place] = {}
         self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
         self._heirs: dict[str, int] = {}  # lives that are those of a standby
+        self._doubted: set[tuple[str, int]] = set()
 
     def here(self, role: str, place: Place) -> bool:
         """A shard is there, in some life; whether that is the one that is to be.
@@ -52,10 +56,21 @@ class Muster:
 
     def gone(self, role: str, incarnation: int) -> bool:
         """A life of a shard is over; whether it was the one that is to be. What it says from now on is not its to say any more."""
+        self._doubted = {one for one in self._doubted if one[0] != role}
         if incarnation < self._lives[role]:
             return False
         self._standing[role] = "away"
         return True
+
+    def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
+        """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is waited for."""
+        doubted = {(role, life) for role, life in lost if role in self._places and self._places[role].incarnation == life} - self._doubted
+        self._doubted |= {one for one in doubted if self._standing[one[0]] == "ready"}
+        return [Wake(DOUBT_SECONDS, _doubt(one)) for one in sorted(doubted & self._doubted)]
+
+    def woke(self, what: str) -> None:
+        """It has been waited for long enough: the shard lives, and it was the link that broke."""
+        self._doubted = {one for one in self._doubted if _doubt(one) != what}
 
     def grant(self, role: str, incarnation: int) -> Record:
         """Have a shard begin a life, in the place of any before."""
@@ -145,6 +160,15 @@ class Muster:
         return self._places.get(self.roles[index], Place("", 0))
 
     @property
+    def sure(self) -> bool:
+        """Whether all hold what they are to hold, and nobody has reason to doubt that they are there."""
+        return self.ready and not self._doubted
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """Where each of them is, in their order; all must be there."""
         return tuple(self._places[role] for role in self.roles)
+
+
+def _doubt(one: tuple[str, int]) -> str:
+    return f"doubt of {one[0]} {one[1]}"

@@ -16,6 +16,7 @@ KEYS = {
     "wire": {"sizes"},
     "train": {"models", "batch_size", "transport"},
     "straggle": {"scenarios", "pad", "replicas"},
+    "standby": {"with_of_without", "take_overs"},
     "start": {"seconds", "runs"},
     "memory": {"vectors", "vector_bytes"},
     "simulator": {"messages", "seconds", "messages_per_second"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import random
@@ -16,7 +17,7 @@ from distbelief.cluster.sitting import Sitting
 from distbelief.core import records
 
 KILLS = int(os.environ.get("DISTBELIEF_KILLS", "60"))
-ROLES = ["replica 0", "replica 1", "shard 0", "shard 1", "coordinator", "evaluator"]
+ROLES = ["replica 0", "replica 1", "shard 0", "shard 1", "standby 0", "coordinator", "evaluator"]
 ADAGRAD = db.optim("adagrad", lr=0.05)
 STRATEGIES = [
     db.Downpour(2, 2, ADAGRAD), db.Downpour(2, 2, ADAGRAD, push_every=2, prefetch=1), db.Synchronous(2, 2, ADAGRAD),
@@ -28,6 +29,7 @@ STRATEGIES = [
 def test_a_job_reaches_its_accuracy_whoever_is_killed_whenever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     chance = random.Random(seed)
     role, strategy = ROLES[seed % len(ROLES)], STRATEGIES[seed // len(ROLES) % len(STRATEGIES)]
+    strategy = dataclasses.replace(strategy, standby=1 if role.startswith("standby") else chance.randint(0, 1))
     place = db.Local(chance.choice(("shared", "tcp")))
     left, killed = [chance.randint(1, 150)], list[int]()
     record = Sitting.record

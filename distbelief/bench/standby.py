@@ -1,0 +1,125 @@
+"""`bench standby`: what a standby costs, and how long it takes to be its shard when that is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.cluster.local import Local
+from distbelief.cluster.status import status
+from distbelief.core.settings import optim
+from distbelief.errors import JobFailed
+from distbelief.job import Job
+from distbelief.strategy import Downpour
+
+SECONDS, SHARE = 1.0, 0.85
+"""The figures to reach: a take-over, and the samples per second of a job with standbys, of one without."""
+PATIENCE = 120.0
+"""Longest wait for one job."""
+ENDLESS = 1_000_000
+
+
+@dataclass(frozen=True)
+class StandbyOptions:
+    """Options of `bench standby`."""
+
+    task: str = "distbelief.bench.courses:lenet_short"
+    """What is trained with and without standbys."""
+    replicas: int = 2
+    """Replicas of every job."""
+    shards: int = 2
+    """Its shards."""
+    repeats: int = 5
+    """Rounds of the two jobs, and shards that are killed."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One short round: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: StandbyOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        JobFailed: a job did not go on.
+    """
+    facts, repeats = machine(), 1 if options.quick else options.repeats
+    task = "distbelief.bench.courses:lenet_quick" if options.quick else options.task
+    plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
+    turns = {"without": partial(_rate, task, plain), "with": partial(_rate, task, dataclasses.replace(plain, standby=1))}
+    taken = interleave(turns, repeats)
+    took = [_take_over(options) for _ in range(repeats)]
+    seconds, forgotten = statistics.median(one["seconds"] for one in took), sum(one["forgotten"] for one in took)
+    share = ratio(taken["with"], taken["without"])
+    result: dict[str, Any] = {
+        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards, "repeats": repeats,
+        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
+        "spread": {name: spread(values) for name, values in taken.items()}, "with_of_without": share, "take_overs": took,
+        "figures": [] if options.quick else [
+            figure("samples per second with standbys, of those without", share, SHARE),
+            figure("seconds from the death of a shard to the next step that all shards have applied", seconds, SECONDS, lower=True),
+            figure("acknowledged pushes that were lost", forgotten, 0, lower=True),
+        ],
+    }  # fmt: skip
+    if not options.quiet:
+        rows = [[f"samples/s {name} standbys", number(value)] for name, value in result["samples_per_second"].items()]
+        rows += [["seconds to take over", ", ".join(number(one["seconds"]) for one in took)]]
+        show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("", ""), rows)
+    return finish(result, options.json, options.quiet)
+
+
+def _rate(task: str, strategy: Downpour) -> float:
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        job = Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0, out=f"{folder}/run")
+        return float(Local().run(job)["samples_per_second"])
+
+
+def _take_over(options: StandbyOptions) -> dict[str, float]:
+    """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.courses:million", "downpour", "--standby", "1", "--json"]
+        command += ["--replicas", str(options.replicas), "--shards", str(options.shards), "--batch-size", "8", "--lr", "0", "--out", str(run)]
+        command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            seconds = _watch(process.stdout, run, options.shards)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+        return {"seconds": seconds, "forgotten": json.loads((run / "result.json").read_text())["forgotten"]}
+
+
+def _watch(lines: IO[str], run: Path, shards: int) -> float:
+    """Kill shard 0 once all standbys hold what their shards do; returns the seconds until a step is applied after that."""
+    ready, killed, succeeded, give_up = 0, 0.0, False, time.monotonic() + PATIENCE
+    for line in lines:
+        now, record = time.monotonic(), json.loads(line)
+        if now > give_up:
+            break
+        ready += record.get("event") == "Note" and "holds all that shard" in record["text"]
+        succeeded |= record.get("event") == "Succeeded"
+        if succeeded and record.get("event") == "Stepped" and record["steps"]:
+            return now - killed
+        if ready == shards and not killed:
+            [pid] = [one["pid"] for one in status(run)["members"] if one["role"] == "shard 0"]
+            killed = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+    raise JobFailed(f"no standby took over within {PATIENCE:.0f} s; is the machine overloaded?")
