@@ -95,7 +95,7 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
         command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.courses:million", "downpour", "--standby", "1", "--json"]
         command += ["--replicas", str(options.replicas), "--shards", str(options.shards), "--batch-size", "8", "--lr", "0", "--out", str(run)]
         command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
         try:
             seconds = _watch(process.stdout, run, options.shards)

@@ -187,6 +187,7 @@ class Witness:
         here = push.version.incarnation == life or life < 0
         self.based[who, shard, push.clock] = push.version.updates if here else min(push.version.updates, self._began[shard])
         self.fates[who, shard, push.clock] = False
+        self._lost[shard].discard((who, push.clock))
         self.moments.setdefault((shard, version), self._clock.now())
         for minibatch in self.pushes[who, push.clock]:
             self.applied[shard][minibatch] += 1
