@@ -243,9 +243,7 @@ class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 Wired = (
-    Hello
-    | Join | Rejoin | Anew | Ready | Progress | Held | Leave | Evaluated
-    | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Farewell | Evaluate | Stop
-    | Initialise | Push | Fetch | Initialised | Pushed | Fetched
+    Hello | Join | Rejoin | Anew | Ready | Progress | Held | Leave | Evaluated | Welcome | Refused | Deal | Drain | Hold | Go | Finish | Farewell
+    | Evaluate | Stop | Initialise | Push | Fetch | Initialised | Pushed | Fetched
 )  # fmt: skip
 """Every message of this file that may stand on a wire."""
