@@ -101,7 +101,7 @@ def ring(members: Sequence[int], whole: Range) -> Steps:
 
 
 def direct(members: Sequence[int], whole: Range) -> Steps:
-    """Everybody sends each other his part, which adds them up and sends everybody the sum: what shared memory does. Nobody is sent to by all at once."""
+    """Everybody sends each other his part, which adds them up and sends everybody the sum; in an order in which nobody is sent to by all at once."""
     count, parts = len(members), cut(whole, len(members))
     pairs = [(i, (i + shift) % count) for shift in range(1, count) for i in range(count)]
     adding = _all_at_once(((members[one], members[other], parts[other]) for one, other in pairs), True)
@@ -144,6 +144,16 @@ def _in_turn(pairs: Sequence[tuple[int, int]], whole: Range, adds: bool) -> Step
 
 def _side_by_side(many: Sequence[Steps]) -> Steps:
     return [[transfer for step in steps for transfer in step] for steps in zip_longest(*many, fillvalue=())]
+
+
+def broadcast(ranks: int, length: int) -> Schedule:
+    """The second half of `tree`: the first rank's elements go to all. It adds nothing, so it is no all-reduce.
+
+    >>> [(t.source, t.target) for t in broadcast(3, 1).transfers]
+    [(0, 2), (0, 1)]
+    """
+    steps = [tuple(step) for step in tree(range(ranks), Range(0, length)) if step and not step[0].adds]
+    return Schedule("broadcast", ranks, length, tuple(steps))
 
 
 def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:

@@ -48,12 +48,15 @@ class Turn(NamedTuple):
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
-    """An all-reduce of `length` elements among `ranks` ranks; steps in which nothing moves are left out.
+    r"""An all-reduce of `length` elements among `ranks` ranks; steps in which nothing moves are left out.
 
     >>> from distbelief.core.algorithms import schedule
-    >>> schedule("ring", 2, 4).steps
-    ((Transfer(source=0, target=1, start=0, stop=2, adds=True), Transfer(source=1, target=0, start=2, stop=4, adds=True)), \
-(Transfer(source=0, target=1, start=2, stop=4, adds=False), Transfer(source=1, target=0, start=0, stop=2, adds=False)))
+    >>> for step in schedule("ring", 2, 4).steps:
+    ...     print(*step, sep="\n")
+    Transfer(source=0, target=1, start=2, stop=4, adds=True)
+    Transfer(source=1, target=0, start=0, stop=2, adds=True)
+    Transfer(source=0, target=1, start=0, stop=2, adds=False)
+    Transfer(source=1, target=0, start=2, stop=4, adds=False)
     """
 
     algorithm: str

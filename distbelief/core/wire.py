@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from distbelief.core.assembly import Assembly
 from distbelief.core.attendance import Attendance
 from distbelief.core.messages import Message, Wired
 from distbelief.core.upkeep import Upkeep
@@ -21,7 +22,7 @@ MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep).decode
+_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Assembly).decode
 
 
 def encode(message: Message) -> bytes:
