@@ -125,12 +125,14 @@ def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formul
 
 def cheapest(
     ranks: int, length: int, item: int, link: Link, inside: Link | None = None, hosts: tuple[tuple[int, ...], ...] = (),
-    among: Sequence[str] = ALGORITHMS,
+    among: Sequence[str] = ALGORITHMS, header: int = 0,
 ) -> str:  # fmt: skip
-    """The algorithm with the least price; of equals, the first.
+    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`.
 
     >>> [cheapest(8, n, 4, Link(20e-6, 1.25e9), among=("butterfly", "halving-doubling", "ring")) for n in (1000, 250_000)]
     ['butterfly', 'halving-doubling']
     """
-    prices = {name: price(schedule(name, ranks, length, hosts if name == "hierarchical" else ()), item, link, inside, hosts) for name in among}
+    prices = {
+        name: price(schedule(name, ranks, length, hosts if name == "hierarchical" else ()), item, link, inside, hosts, header) for name in among
+    }
     return min(prices, key=lambda name: prices[name])

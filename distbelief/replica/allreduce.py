@@ -7,11 +7,12 @@ who has made fewer rounds than another, or has just come, is given what that one
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from distbelief.core import assembly, events, learning_rate, messages, roles
 from distbelief.core.buckets import Bucket, buckets, of_buffers
+from distbelief.core.collectives import Schedule
 from distbelief.core.effects import (
     RECEIVE,
     Arrival,
@@ -66,16 +67,17 @@ class Allreduce:
         incarnation: of this replica; a restarted one has a higher.
         reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel as messages.
         gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before it is over.
+        choose: the algorithm for a bucket among so many ranks, where the job's is auto.
     """
 
     def __init__(
         self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0, reduces: bool = False,
-        gradual: bool = False,
+        gradual: bool = False, choose: Callable[[Bucket, int], str] | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.rounds = self.samples = 0
         self._enter = assembly.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest())
-        self._reduces, self._gradual = reduces, gradual
+        self._reduces, self._gradual, self._choose = reduces, gradual, choose
         self._plan: Plan | None = None
         self._assemble: assembly.Assemble | None = None
         self._halt: int | None = None
@@ -142,8 +144,7 @@ class Allreduce:
         needy = {i for i, member in enumerate(told.members) if member.needs}
         partners = needy if rank == told.source else {told.source} if rank in needy else set()
         if not self._reduces:
-            schedules = [schedule_of(bucket, settings.algorithm, len(self._members), settings.per_host) for bucket in self._buckets]
-            self._pieces = Pieces(told.group, self._members, rank, self._buckets, schedules, self.whole)
+            self._pieces = Pieces(told.group, self._members, rank, self._buckets, [*map(self._schedule, self._buckets)], self.whole)
             partners |= self._pieces.partners
         yield from self._meet(told, partners - {rank})
         if told.checkpoint and rank == told.source:
@@ -157,6 +158,12 @@ class Allreduce:
         self.rounds, self.samples = told.rounds, told.samples
         if self._reduces and not (yield Form(told)):
             yield from self._break("its part in the group could not be made")
+
+    def _schedule(self, bucket: Bucket) -> Schedule:
+        """How one bucket is reduced in the group."""
+        ranks, settings = len(self._members), self._settings
+        chosen = self._choose(bucket, ranks) if self._choose and settings.algorithm == "auto" else settings.algorithm
+        return schedule_of(bucket, chosen, ranks, settings.per_host)
 
     def _meet(self, told: assembly.Assemble, partners: set[int]) -> Steps:
         """Open the links to partners of a higher rank, and wait for those of a lower one."""

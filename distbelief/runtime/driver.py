@@ -39,7 +39,6 @@ from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, Re
 from distbelief.runtime.clock import Clock
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
-
 INTERRUPTS = (assembly.Halt, messages.Stop, events.Lost)
 """What a story is told in the middle of a reduction that need not go on then."""
 

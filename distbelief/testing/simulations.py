@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulated import Simulated, stage
 from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
@@ -35,10 +35,14 @@ class Observed:
     def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
-        self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
+        self.simulation = stage(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
         # where a shard goes back, `Witness` knows what that undoes
-        self._ruled = not self.simulation.settings.attends and not any(crash.role.startswith("shard") for crash in cluster.crashes)
+        self._ruled = (
+            not self.simulation.settings.attends
+            and not self.simulation.settings.among_themselves
+            and not any(crash.role.startswith("shard") for crash in cluster.crashes)
+        )
         if self._ruled:
             self.watch(self.rules)
 
