@@ -25,6 +25,10 @@ from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
 
+CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
+"""What auto chooses from: messages of one moment enter a port of the virtual network in the order in which they were sent, not in which they come,
+so that it charges `direct` more than its price."""
+
 
 class Assembled(Simulation):
     """A simulation whose replicas reduce their gradients among themselves; `peers` are their stories."""
@@ -59,7 +63,7 @@ class Assembled(Simulation):
         link, inside = Link(weather.latency, weather.bandwidth, weather.reduction), self.network.inside
         within = Link(inside.latency, inside.bandwidth, weather.reduction) if inside else None
         hosts = by_host(ranks, self.settings.per_host)
-        return cheapest(ranks, bucket.length, bucket.item, link, within, hosts, ALGORITHMS, HEADER)
+        return cheapest(ranks, bucket.length, bucket.item, link, within, hosts, CHOICES, HEADER)
 
 
 class _Gradual:

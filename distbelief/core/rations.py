@@ -57,9 +57,9 @@ class Rations:
         """Samples in a minibatch."""
         return min(self._batch_size, self._samples - index * self._batch_size)
 
-    def deal(self, members: int) -> Portion | None:
-        """The next ration of a group of so many; None when all is dealt."""
-        self._members, most = members, members * ROUNDS_LIMIT
+    def deal(self, members: int, rounds: int = ROUNDS_LIMIT) -> Portion | None:
+        """The next ration of a group of so many, of at most so many rounds; None when all is dealt."""
+        self._members, most = members, members * rounds
         if self._again:
             whole = self._again.popleft()
             portion = Portion(whole.epoch, whole.first, min(whole.count, most))

@@ -267,7 +267,8 @@ class Allreduce:
         pieces.next_round(self.rounds)
         early, self._early = self._early, []
         for sender, piece in early:
-            pieces.take(sender, piece)
+            if piece.group == self._group:  # those of groups before were on their way when these broke up
+                pieces.take(sender, piece)
         ready = self._moments(computed)
         for number, moment in enumerate(ready):
             if moment > ready[0]:

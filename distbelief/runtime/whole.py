@@ -151,11 +151,11 @@ class TorchWhole:
     def update(self, factor: float) -> None:
         """Make one optimizer step with the sum, clipped to the job's norm."""
         if self._clip:
-            norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part.float()) for part in self._sums])))
-            if norm > self._clip:
+            norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums])))
+            if (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
                 self._slot[: self.layout.trained.stop].copy_(self.sum[: self.layout.trained.stop])
                 for view in self._views:
-                    view.mul_(self._clip / (norm + 1e-6))
+                    view.mul_(shrinks)
                 self.slice.apply("clipped", 0, self._slot, factor)
                 return
         self.slice.apply("sum", 0, self.sum, factor)

@@ -15,7 +15,7 @@ from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Recor
 from distbelief.core.events import Event
 from distbelief.core.lives import Lives
 from distbelief.core.portions import START, Position
-from distbelief.core.rations import Rations, Share
+from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
@@ -138,9 +138,7 @@ class Conductor:
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
-        assert self.plan is not None
-        assert self.data is not None
-        if any(role not in self._here for role in self._expected) or not self._here:
+        if self.plan is None or self.data is None or not self._here or any(role not in self._here for role in self._expected):
             return []
         self.phase = "training"
         s, plan = self.settings, self.plan
@@ -230,7 +228,7 @@ class Conductor:
         while self.group and not self._errands and self.phase == "training" and self.data.out < AHEAD:
             if self.data.out and self.data.at_start and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1)):
                 break
-            portion = self.data.deal(len(self.group))
+            portion = self.data.deal(len(self.group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
             if portion is None:
                 break
             effects += [Send(role, assembly.Ration(self._formed, portion)) for role in self.group]
