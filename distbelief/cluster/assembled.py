@@ -8,14 +8,14 @@ from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.simulation import Simulation, with_data
 from distbelief.core import roles
 from distbelief.core.algorithms import ALGORITHMS, by_host
-from distbelief.core.buckets import Bucket, buckets
+from distbelief.core.buckets import Bucket, buckets, shares
 from distbelief.core.cost import Link, cheapest
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import Store
-from distbelief.replica.allreduce import Allreduce, shares
+from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.whole import PhantomWhole
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.whole import TorchWhole

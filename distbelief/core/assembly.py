@@ -9,6 +9,9 @@ from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan
 
+NOTHING = -2
+"""The rounds of a replica that holds nothing yet."""
+
 
 class Member(NamedTuple):
     """One replica of a group."""

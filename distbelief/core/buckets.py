@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from distbelief.core.layout import ITEM_SIZES, Entry, Layout
 
 MEGABYTE = 1_000_000
+FORWARD = 1 / 3
+"""Of the time of a simulated step, what has passed when the backward pass begins."""
 
 
 class Bucket(NamedTuple):
@@ -53,3 +56,17 @@ def of_buffers(layout: Layout) -> tuple[Bucket, ...]:
     """What all take from the first rank: the model's buffers, as bytes; nothing where it has none."""
     start = min((section.start for section in layout.sections if section.kind == "buffer"), default=layout.moving)
     return (Bucket(start, layout.moving, "uint8", False),) if start < layout.moving else ()
+
+
+def shares(found: Sequence[Bucket]) -> list[float]:
+    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them; buffers are there at the end.
+
+    >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
+    [0.6666666666666667, 1.0]
+    """
+    whole = sum(bucket.stop - bucket.start for bucket in found if bucket.adds)
+    done, moments = 0, []
+    for bucket in found:
+        done += (bucket.stop - bucket.start) * bucket.adds
+        moments.append(FORWARD + (1 - FORWARD) * done / whole)
+    return moments

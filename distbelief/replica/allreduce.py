@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from distbelief.core import assembly, events, learning_rate, messages, roles
-from distbelief.core.buckets import Bucket, buckets, of_buffers
+from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.core.collectives import Schedule
 from distbelief.core.effects import (
     RECEIVE,
@@ -51,6 +51,10 @@ FORWARD = 1 / 3
 Steps = Generator[Effect, Any, None]
 
 
+NOTHING = -2
+"""The rounds of one who holds nothing yet."""
+
+
 class _Halted(Exception):
     """The group is broken up."""
 
@@ -75,7 +79,8 @@ class Allreduce:
         gradual: bool = False, choose: Callable[[Bucket, int], str] | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
-        self.step = self.rounds = self.samples = 0
+        self.step = self.samples = 0
+        self.rounds = assembly.NOTHING
         self._enter = assembly.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest())
         self._reduces, self._gradual, self._choose = reduces, gradual, choose
         self._plan: Plan | None = None
@@ -151,13 +156,16 @@ class Allreduce:
             loaded: events.Loaded = yield Load(told.checkpoint, plan, 0)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
+        if self.rounds == assembly.NOTHING:
+            self.samples = told.samples
         if rank == told.source:
             yield from self._give([member.role for i, member in enumerate(told.members) if member.needs])
         elif told.members[rank].needs:
             yield from self._receive_state()
-        self.rounds, self.samples = told.rounds, told.samples
+        self.rounds = told.rounds
         if self._reduces and not (yield Form(told)):
             yield from self._break("its part in the group could not be made")
+        yield self._report()
 
     def _schedule(self, bucket: Bucket) -> Schedule:
         """How one bucket is reduced in the group."""
@@ -188,7 +196,7 @@ class Allreduce:
         for name, dtype, shape, data in self.whole.state():
             chunks += [(name, dtype, shape, start, data[start : start + CHUNK]) for start in range(0, max(len(data), 1), CHUNK)]
         chunks = chunks or [("", "", (), 0, b"")]
-        chunks.append(("updates", "int64", (), self._updates, b""))
+        chunks += [("updates", "int64", (), self._updates, b""), ("samples", "int64", (), self.samples, b"")]
         for left, (name, dtype, shape, start, data) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
             size = len(data) if data else self.whole.layout.total * (not name)
             for role in needy:
@@ -198,7 +206,7 @@ class Allreduce:
         """Wait for what the source holds, and take it."""
         while self._left or self._given < self._group:
             yield from self._wait()
-        self._updates = self._arrays.pop("updates")[2]
+        self._updates, self.samples = (self._arrays.pop(name)[2] for name in ("updates", "samples"))
         arrays = {name: (dtype, shape, b"".join(data)) for name, (dtype, shape, _, data) in self._arrays.items() if name}
         self._arrays.clear()
         self.whole.take_state(arrays)
@@ -383,17 +391,3 @@ class Allreduce:
         if isinstance(event, messages.Stop):
             raise JobFailed(f"{self.role}: the job was ended: {event.reason}")
         raise LocalProtocolError(f"{self.role} has no use for {type(event).__name__} from {arrival.sender}")
-
-
-def shares(found: list[Bucket]) -> list[float]:
-    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them; buffers are there at the end.
-
-    >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
-    [0.6666666666666667, 1.0]
-    """
-    whole = sum(bucket.stop - bucket.start for bucket in found if bucket.adds)
-    done, moments = 0, []
-    for bucket in found:
-        done += (bucket.stop - bucket.start) * bucket.adds
-        moments.append(FORWARD + (1 - FORWARD) * done / whole)
-    return moments

@@ -17,8 +17,9 @@ from distbelief.core.lives import Lives
 from distbelief.core.portions import START, Position
 from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
+from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
+from distbelief.server.grouping import Grouping
 
 AHEAD = 2
 """Rations that a group has at a time."""
@@ -50,16 +51,10 @@ class Conductor:
         self._kept = (checkpoint, position, samples)
         self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
-        self._here: dict[str, assembly.Enter] = {}
-        self._stand: dict[str, int] = {}
-        """How far each of those is who halt or have halted; -1 for one who has not said so yet, and -2 for one who was in no group."""
-        self.group: list[str] = []
-        """The members, in their order; empty while a group is formed."""
-        self._last: list[str] = []  # the group before
-        self._reported: dict[str, int] = {}
+        self._groups = Grouping()
         self._told: dict[str, assembly.Rounds] = {}
         self._fallen: list[tuple[str, str, bool]] = []  # who is gone since the group was formed, of whom is not known yet what was done
-        self._formed = self._barren = 0
+        self._barren = 0
         self._errands: list[tuple[str, int]] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
         self._pushes = 0
@@ -95,19 +90,19 @@ class Conductor:
         >>> Conductor(Settings(consistency="allreduce")).waits()
         'gathering: waits for replica 0, replica 1'
         """
-        who = [role for role in self._expected if role not in self._here]
-        if self.phase != "gathering":
-            who = [role for role, rounds in self._stand.items() if rounds == -1]
-        if self.group:
-            least = min(self._reported.values())
-            who = [role for role in self.group if self._reported[role] == least]
-        if self._out and self.group:
-            return f"{self.phase}: waits for {self.group[0]} to {self._errands[0][0]}"
+        groups = self._groups
+        who = groups.awaited
+        if self.phase == "gathering":
+            who = [role for role in self._expected if role not in groups.here]
+        elif self._out:
+            return f"{self.phase}: waits for {groups.group[0]} to {self._errands[0][0]}"
+        elif groups.group:
+            who = groups.waits_for()
         return f"{self.phase}: waits for {', '.join(who)}"
 
     def standing(self) -> dict[str, Any]:
         """How far it is."""
-        return {"phase": self.phase, "rounds": self.rounds, "group": self._formed}
+        return {"phase": self.phase, "rounds": self.rounds, "group": self._groups.number}
 
     @property
     def epochs(self) -> int:
@@ -131,72 +126,64 @@ class Conductor:
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
             return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
-        if self.phase in ("leaving", "closing"):
+        if self.phase == "leaving":
             return [Send(sender, messages.Finish("the job is ending"))]
-        self._here[sender], self._stand[sender] = event, -2
-        return self._gathered() if self.phase == "gathering" else self._regroup()
+        self._groups.enter(sender, event)
+        if self.phase == "gathering":
+            return self._gathered()
+        return [Record(records.Joined(sender)), *self._regroup()]
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
-        if self.plan is None or self.data is None or not self._here or any(role not in self._here for role in self._expected):
+        here = self._groups.here
+        if self.plan is None or self.data is None or not here or any(role not in here for role in self._expected):
             return []
         self.phase = "training"
         s, plan = self.settings, self.plan
-        begun = records.Started(len(self._here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
-        effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in self._here)]
+        begun = records.Started(len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
+        effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
         if self.data.finished:
-            self._close("done", "every epoch was done before")
+            effects += self._close("done", "every epoch was done before")
         return effects + self._regroup()
 
     def _regroup(self) -> list[Effect]:
         """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited for."""
-        effects: list[Effect] = []
-        if self.group:
-            self._last, self.group = self.group, []
-            self._formed += 1
-            halting = [role for role in self._last if self._stand.get(role, -2) >= 0]  # another life of one may have come already
-            self._stand |= dict.fromkeys(halting, -1)
-            effects = [Send(role, assembly.Halt(self._formed)) for role in halting]
-        return effects + self._assemble()
+        halting = self._groups.break_up()
+        self._out = False
+        return [*(Send(role, assembly.Halt(self._groups.number)) for role in halting), *self._assemble()]
 
     def _on_halted(self, sender: str, event: assembly.Halted) -> list[Effect]:
-        if event.group != self._formed or self._stand.get(sender) != -1:
-            return []
-        if event.rounds < self.rounds:
-            raise RemoteProtocolError(f"{sender} has made {event.rounds} rounds, and reported {self.rounds} before")
-        self._stand[sender] = event.rounds
+        self._groups.halted(sender, event)
         return self._assemble()
 
     def _assemble(self) -> list[Effect]:
         """Form a group of all who are there, once all have halted."""
-        if self.phase == "gathering" or not self._here or -1 in self._stand.values():
+        groups = self._groups
+        if self.phase == "gathering" or groups.group or not groups.here or groups.awaited:
             return []
         assert self.plan is not None
         assert self.data is not None
-        most = max(self._stand.values())
-        effects = self._settle(most) if most > self.rounds else []
+        nothing = groups.most == assembly.NOTHING
+        effects = self._rewind() if nothing and groups.number else []
+        checkpoint = self._kept[0] if nothing else ""
+        begins = self.rounds if nothing else groups.most
+        members, source = groups.form(begins, alike=not checkpoint)
+        told = assembly.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
+        return [*effects, *(Send(role, told) for role in groups.group)]
+
+    def _whole(self, rounds: int) -> list[Effect]:
+        """All of a group hold what it begins with: what was dealt to the last and is not in that is dealt again."""
+        assert self.data is not None
+        groups = self._groups
+        groups.whole = True
+        effects = self._settle(rounds) if rounds > self.rounds else []
         effects += self._bury(self.data.recall())
-        if most < 0 and self._formed:
-            effects += self._rewind()
-        self.group = sorted(self._here, key=roles.index_of)
-        source = next((i for i, role in enumerate(self.group) if self._stand[role] == most), 0)
-        checkpoint = self._kept[0] if most < 0 else ""
-        fresh = most < 0 and not checkpoint
-        digest = self._here[self.group[source]].digest
-        members = []
-        for i, role in enumerate(self.group):
-            entered = self._here[role]
-            needs = i != source and (entered.digest != digest if fresh else self._stand[role] != most or most < 0)
-            members.append(assembly.Member(role, messages.Place(entered.address, entered.incarnation), needs))
-        told = assembly.Assemble(self._formed, self.plan, tuple(members), source, self.rounds, self.samples, checkpoint)
-        self._stand = dict.fromkeys(self.group, self.rounds)
-        self._reported = dict.fromkeys(self.group, self.rounds)
-        self._last, self._out = self.group, False
-        return [*effects, *(Send(role, told) for role in self.group), *self._go_on()]
+        groups.dealt = groups.group
+        return effects
 
     def _bury(self, lost: list[int]) -> list[Effect]:
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
-        held = dict(zip(self._last, lost, strict=False))
+        held = dict(zip(self._groups.dealt, lost, strict=False))
         told: list[Effect] = [Record(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen]
         self._fallen = []
         return told
@@ -204,15 +191,16 @@ class Conductor:
     def _rewind(self) -> list[Effect]:
         """Nobody is left who holds anything: go back to the newest checkpoint, or to the beginning."""
         assert self.plan is not None
+        held = self._bury(self._held)
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
         self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position)
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
-        return [Record(records.Note(f"all replicas are gone; those that came again {whence}")), Record(records.Rewound(self.samples))]
+        return [*held, Record(records.Note(f"all replicas are gone; those that came again {whence}")), Record(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: assembly.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
-        if event.group != self._formed or sender not in self.group:
+        if event.group != self._groups.number or sender not in self._groups.group:
             return []
         self._barren += 1
         if self._barren > BARREN:
@@ -225,20 +213,21 @@ class Conductor:
         """Deal to the group, unless somebody must do something first, or it is over."""
         assert self.data is not None
         effects: list[Effect] = []
-        while self.group and not self._errands and self.phase == "training" and self.data.out < AHEAD:
+        group = self._groups.group if self._groups.whole else []
+        while group and not self._errands and self.phase == "training" and self.data.out < AHEAD:
             if self.data.out and self.data.at_start and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1)):
                 break
-            portion = self.data.deal(len(self.group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
+            portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
             if portion is None:
                 break
-            effects += [Send(role, assembly.Ration(self._formed, portion)) for role in self.group]
-        if self._errands and not self._out and not self.data.out and self.group:
+            effects += [Send(role, assembly.Ration(self._groups.number, portion)) for role in group]
+        if group and self._errands and not self._out and not self.data.out:
             self._out = True
             what, number = self._errands[0]
-            errand = messages.Evaluate(number) if what == "measure" else assembly.Keep(number) if what == "keep" else None
-            if errand is None:
-                return effects + self._dismiss()
-            effects.append(Send(self.group[0], errand))
+            if what == "dismiss":
+                self.phase = "leaving"
+                return effects + [Send(role, messages.Finish(self._reason)) for role in group]
+            effects.append(Send(group[0], messages.Evaluate(number) if what == "measure" else assembly.Keep(number)))
         return effects
 
     def _measures_after(self, epoch: int) -> bool:
@@ -249,16 +238,15 @@ class Conductor:
         return bool(self.settings.checkpoint_every and epoch % self.settings.checkpoint_every == 0)
 
     def _on_rounds(self, sender: str, event: assembly.Rounds) -> list[Effect]:
-        if sender not in self._here or event.rounds < self._reported.get(sender, 0):
-            raise RemoteProtocolError(f"{sender} reports {event.rounds} rounds")
         before = self._told.get(sender)
         sums = [getattr(event, name) + (getattr(before, name) if before else 0) for name in ("loss", "losses", "sent", "received")]
         self._told[sender] = assembly.Rounds(event.group, event.rounds, *sums)
-        self._reported[sender] = event.rounds
-        if not self.group:
+        rounds = self._groups.report(sender, event)
+        if rounds is None:
             return []
-        least = min(self._reported[role] for role in self.group)
-        return (self._settle(least) if least > self.rounds else []) + self._go_on()
+        if not self._groups.whole:
+            return self._whole(rounds) + self._go_on()
+        return (self._settle(rounds) if rounds > self.rounds else []) + self._go_on()
 
     def _settle(self, rounds: int) -> list[Effect]:
         """So many rounds are done by all who are there, or by one from whom the others have them."""
@@ -269,7 +257,7 @@ class Conductor:
         self.rounds = rounds
         self._barren = 0
         self.samples += sum(share.samples for share in shares)
-        effects: list[Effect] = [Record(self._stepped(role, share)) for role, share in zip(self._last, shares, strict=True) if share.steps]
+        effects: list[Effect] = [Record(self._stepped(role, share)) for role, share in zip(self._groups.dealt, shares, strict=True) if share.steps]
         for epoch in range(before + 1, self.data.completed + 1):
             effects.append(Record(records.EpochDone(epoch)))
             if self.phase == "training" and not self.data.finished:
@@ -318,16 +306,19 @@ class Conductor:
             effects += self._close("target", f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
         return effects + self._go_on()
 
+    def _does(self, what: str, sender: str) -> bool:
+        return self._out and self._groups.group[:1] == [sender] and self._errands[0][0] == what
+
     def _is_done(self, what: str, sender: str) -> bool:
         """Whether this is the answer to what the first member was asked for last; the next may be asked for then."""
-        if not (self._out and self.group and sender == self.group[0] and self._errands[0][0] == what):
+        if not self._does(what, sender):
             return False
         self._errands.pop(0)
         self._out = False
         return True
 
     def _on_kept(self, sender: str, event: assembly.Kept) -> list[Effect]:
-        if event.number != self.number or not (self._out and self.group and sender == self.group[0] and self._errands[0][0] == "keep"):
+        if event.number != self.number or not self._does("keep", sender):
             return []
         assert self.plan is not None
         assert self.data is not None
@@ -358,10 +349,6 @@ class Conductor:
         self._errands += [("keep", self.number), ("dismiss", 0)]
         return [Record(records.Ending(outcome, reason))]
 
-    def _dismiss(self) -> list[Effect]:
-        self.phase = "leaving"
-        return [Send(role, messages.Finish(self._reason)) for role in self.group]
-
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase == "gathering":
             return self._end("interrupted", event.reason)
@@ -370,8 +357,9 @@ class Conductor:
         return [*self._close("interrupted", event.reason), *self._regroup()]
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
-        stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._here]
-        applied = [Record(records.Applied(self._last[0], self._updates, self.samples, {0: self._updates}))] if self._last else []
+        stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._groups.here]
+        dealt = self._groups.dealt
+        applied = [Record(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
         return [*stops, *applied, Record(records.Finished(outcome, reason)), End(reason)]
 
     # death
@@ -380,8 +368,7 @@ class Conductor:
         """Go on without a replica, or end."""
         if not self._lives.end(role, incarnation, died):
             return []
-        member = self._here.pop(role, None) is not None
-        self._stand.pop(role, None)
+        member = self._groups.leave(role)
         self._fallen.append((role, reason, died))
         if member and self.phase not in ("gathering", "leaving") and self._expected:
             if not died or self.settings.on_death == "regroup":
@@ -389,8 +376,8 @@ class Conductor:
             return self._bury(self._held) + self._end("failed", f"{role} is gone ({reason}), and --on-death is stop")
         effects = self._bury(self._held)
         if self.phase == "leaving":
-            return effects if self._here else effects + self._end(self._outcome, self._reason)
-        if not self._expected and not self._here:
+            return effects if self._groups.here else effects + self._end(self._outcome, self._reason)
+        if not self._expected and not self._groups.here:
             return effects + self._end("failed" if died else "left", f"every replica is gone; the last was {role}: {reason}")
         return effects + (self._gathered() if self.phase == "gathering" else self._regroup())
 

@@ -362,7 +362,7 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
             jitter=chance.choice((0.0, 2.0)),
             delay_chance=chance.choice((0.0, 0.02)),
             delay=5e-3,
-            partitions=tuple(p for p in draw_partitions(chance, replicas, 0, [c.role for c in crashes])),
+            partitions=tuple(p for p in draw_partitions(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas),
         )
         cluster = Simulated(weather, Pace(spread=chance.choice(("constant", "exponential"))), crashes, restart_seconds=chance.choice((0.001, 0.1)))
         options = {
