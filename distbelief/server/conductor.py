@@ -143,7 +143,7 @@ class Conductor:
         begun = records.Started(len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
         effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
         if self.data.finished:
-            effects += self._close("done", "every epoch was done before")
+            self._close("done", "every epoch was done before")
         return effects + self._regroup()
 
     def _regroup(self) -> list[Effect]:
@@ -195,12 +195,14 @@ class Conductor:
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
         self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position)
+        if self._outcome != "interrupted":
+            self.phase, self._outcome, self._errands = "training", "done", []
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
         return [*held, Record(records.Note(f"all replicas are gone; those that came again {whence}")), Record(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: assembly.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
-        if event.group != self._groups.number or sender not in self._groups.group:
+        if event.group != self._groups.number or sender not in self._groups.group or self.phase == "leaving":
             return []
         self._barren += 1
         if self._barren > BARREN:
@@ -226,7 +228,8 @@ class Conductor:
             what, number = self._errands[0]
             if what == "dismiss":
                 self.phase = "leaving"
-                return effects + [Send(role, messages.Finish(self._reason)) for role in group]
+                ending: list[Effect] = [Record(records.Ending(self._outcome, self._reason))]
+                return effects + ending + [Send(role, messages.Finish(self._reason)) for role in group]
             effects.append(Send(group[0], messages.Evaluate(number) if what == "measure" else assembly.Keep(number)))
         return effects
 
@@ -264,7 +267,7 @@ class Conductor:
                 self._errands += [("measure", epoch)] * self._measures_after(epoch)
                 self._errands += [("keep", self.number)] * self._keeps_after(epoch)
         if self.data.finished and self.phase == "training":
-            effects += self._close("done", "all epochs are done")
+            self._close("done", "all epochs are done")
         return effects + self._in_time()
 
     def _stepped(self, role: str, share: Share) -> records.Stepped:
@@ -303,7 +306,7 @@ class Conductor:
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self.phase == "training" and target and event.accuracy >= target:
-            effects += self._close("target", f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
+            self._close("target", f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
         return effects + self._go_on()
 
     def _does(self, what: str, sender: str) -> bool:
@@ -342,19 +345,19 @@ class Conductor:
 
     # the end
 
-    def _close(self, outcome: str, reason: str, measured: bool = False) -> list[Effect]:
+    def _close(self, outcome: str, reason: str, measured: bool = False) -> None:
         """Have the first member do what is left, then let all go."""
         self.phase, self._outcome, self._reason = "closing", outcome, reason
         self._errands = [("measure", self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
         self._errands += [("keep", self.number), ("dismiss", 0)]
-        return [Record(records.Ending(outcome, reason))]
 
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase == "gathering":
             return self._end("interrupted", event.reason)
         if self.phase != "training":
             return []
-        return [*self._close("interrupted", event.reason), *self._regroup()]
+        self._close("interrupted", event.reason)
+        return self._regroup()
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._groups.here]

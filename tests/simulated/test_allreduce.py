@@ -70,13 +70,18 @@ def held(run: Observed) -> dict[str, dict[str, torch.Tensor]]:
     """What each replica holds that was there at the end."""
     left = {record.role for record in run.records if isinstance(record, records.Gone) and not record.died}
     stories = run.simulation.peers  # type: ignore[attr-defined]
-    return {role: {name: value.clone() for name, value in stories[role].whole.flat.module.state_dict().items()} for role in sorted(left)}
+    return {
+        role: {name: value.clone() for name, value in stories[role].whole.flat.module.state_dict().items()}
+        for role in sorted(left)
+        if stories[role].rounds >= 0
+    }
 
 
 def same_on_all(run: Observed) -> dict[str, torch.Tensor]:
     """What all replicas hold, once it is seen to be the same bits."""
-    first, *others = held(run).values()
-    for other in others:
+    ended = list(held(run).values())
+    first = ended[0] if ended else {}
+    for other in ended[1:]:
         for name, value in first.items():
             assert torch.equal(value, other[name]), f"{name} differs between replicas"
     return first
