@@ -68,6 +68,28 @@ class Peer:
         return self._carrier.reduce(round, told)
 
 
+class Scripted:
+    """The part of a replica whose loop is the user's: a step may be several backward passes, so that nothing is added up before it is over."""
+
+    def __init__(self, spec: Spec, role: str, incarnation: int, address: str) -> None:
+        self._role, self._incarnation, self._address = role, incarnation, address
+        self._carrier = carrier(spec, role)
+        self.store = Store(spec.run)
+
+    def story(self, flat: FlatModule, samples: int, batch_size: int) -> Allreduce:
+        """What it plays, for a model."""
+        self.whole = TorchWhole(flat, self._carrier)
+        return Allreduce(self._role, self.whole, samples, batch_size, self._address, self._incarnation, reduces=True)
+
+    def form(self, group: Assemble) -> bool:
+        """Take one's place in a group."""
+        return self._carrier.form(group)
+
+    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
+        """Add up the gradients of a round."""
+        return self._carrier.reduce(round, told)
+
+
 def carrier(spec: Spec, role: str) -> Memory:
     """What adds up the gradients of a replica."""
     descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)

@@ -21,7 +21,7 @@ from torch import nn
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
-from distbelief.cluster.peer import Peer
+from distbelief.cluster.peer import Peer, Scripted
 from distbelief.cluster.settle import settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
@@ -265,16 +265,21 @@ class _Process:
         """Run the user's own script, with this replica for it to join."""
         self._meet()
 
+        alone = self.spec.settings.among_themselves
+        part = Scripted(self.spec, self.role, self.incarnation, self._listen()) if alone else None
+
         def attach(vectors: FlatModule, plan: Plan, arena: Arena) -> None:
             if self.spec.init_from:
                 vectors.module.load_state_dict(load_weights(self.spec.init_from, vectors.layout))
-            _Worker(self, vectors, None, None).attach(plan, arena)
+            if part:
+                part.whole.bind(plan)
+            else:
+                _Worker(self, vectors, None, None).attach(plan, arena)
 
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
-        loop.current = loop.Replica(
-            self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device, self.incarnation, self._padding()
-        )
+        clip = 0.0 if part else self.spec.settings.clip_norm  # without a server the sum is clipped
+        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, clip, self.pump(), device, self.incarnation, self._padding(), part)
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
