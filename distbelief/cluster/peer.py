@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Callable
 
 from distbelief.cluster.spec import Spec
@@ -15,11 +19,13 @@ from distbelief.replica.allreduce import Allreduce
 from distbelief.runtime.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.worker import Trainer, measure
+from distbelief.tasks.worker import Trainer, measure, placed
 from distbelief.transport.base import Arena
 from distbelief.transport.memory import Memory
+from distbelief.transport.process_group import ProcessGroup
 
 Compute = Callable[[Batch], Computed]
+SIOCGIFADDR = 0x8915
 
 
 class Peer:
@@ -45,7 +51,8 @@ class Peer:
 
     def story(self, address: str) -> Allreduce:
         """What it plays."""
-        return Allreduce(self._role, self.whole, len(self._trainer.data), address=address, incarnation=self._incarnation, reduces=True)
+        samples, store = len(self._trainer.data), store_of(self._carrier)
+        return Allreduce(self._role, self.whole, samples, address=address, incarnation=self._incarnation, reduces=True, store=store)
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         """Have the model live in its flat vector."""
@@ -79,7 +86,8 @@ class Scripted:
     def story(self, flat: FlatModule, samples: int, batch_size: int) -> Allreduce:
         """What it plays, for a model."""
         self.whole = TorchWhole(flat, self._carrier)
-        return Allreduce(self._role, self.whole, samples, batch_size, self._address, self._incarnation, reduces=True)
+        store = store_of(self._carrier)
+        return Allreduce(self._role, self.whole, samples, batch_size, self._address, self._incarnation, reduces=True, store=store)
 
     def form(self, group: Assemble) -> bool:
         """Take one's place in a group."""
@@ -90,7 +98,40 @@ class Scripted:
         return self._carrier.reduce(round, told)
 
 
-def carrier(spec: Spec, role: str) -> Memory:
-    """What adds up the gradients of a replica."""
-    descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
-    return Memory(descriptor, roles.index_of(role), spec.settings.replicas, spec.settings.algorithm, spec.settings.per_host)
+Carrier = Memory | ProcessGroup
+
+
+def store_of(carrier: Carrier) -> str:
+    """Where a group that torch.distributed makes meets."""
+    return carrier.store if isinstance(carrier, ProcessGroup) else ""
+
+
+def carrier(spec: Spec, role: str) -> Carrier:
+    """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network."""
+    settings, index = spec.settings, roles.index_of(role)
+    if spec.transport == "shared":
+        descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
+        return Memory(descriptor, index, settings.replicas, settings.algorithm, settings.per_host)
+    if interface := interface_of(spec.advertise):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return ProcessGroup(index, placed(spec.device, index), settings.algorithm, settings.per_host, spec.advertise)
+
+
+def interface_of(host: str) -> str:
+    """The network interface of this machine that has a host's IPv4 address; "" where none has.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # it has no such address
+                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)[20:24]) == address:
+                    return name
+    return ""

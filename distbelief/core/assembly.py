@@ -20,6 +20,8 @@ class Member(NamedTuple):
     place: Place
     needs: bool
     """Whether it does not have the parameters with which the group begins."""
+    store: str
+    """Where a group that torch.distributed makes meets, if this is its first member."""
 
 
 # replica to coordinator
@@ -34,6 +36,7 @@ class Enter(Message, frozen=True, array_like=True, tag=True, gc=False):
     samples: int
     batch_size: int
     digest: str
+    store: str = ""
 
 
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):

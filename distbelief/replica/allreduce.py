@@ -71,17 +71,18 @@ class Allreduce:
         incarnation: of this replica; a restarted one has a higher.
         reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel as messages.
         gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before it is over.
+        store: where a group that torch.distributed makes meets, if this is its first member.
         choose: the algorithm for a bucket among so many ranks, where the job's is auto.
     """
 
     def __init__(
         self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0, reduces: bool = False,
-        gradual: bool = False, choose: Callable[[Bucket, int], str] | None = None,
+        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
         self.rounds = assembly.NOTHING
-        self._enter = assembly.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest())
+        self._enter = assembly.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest(), store)
         self._reduces, self._gradual, self._choose = reduces, gradual, choose
         self._plan: Plan | None = None
         self._assemble: assembly.Assemble | None = None

@@ -79,7 +79,7 @@ class Grouping:
         for i, role in enumerate(self.group):
             entered, stand = self.here[role], self._stand[role]
             lacks = (not alike or entered.digest != digest) if most == NOTHING else stand != most
-            members.append(assembly.Member(role, Place(entered.address, entered.incarnation), i != source and lacks))
+            members.append(assembly.Member(role, Place(entered.address, entered.incarnation), i != source and lacks, entered.store))
         self._stand = dict.fromkeys(self.group, begins)
         self._reported = dict.fromkeys(self.group, NOTHING)
         self._begins = begins
