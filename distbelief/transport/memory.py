@@ -81,14 +81,17 @@ class Memory:
 
     def form(self, group: Assemble) -> bool:
         """Take one's place in a group."""
-        self._members = [roles.index_of(member.role) for member in group.members]
-        self._rank = self._members.index(self._index)
+        self.meet(group.group, [roles.index_of(member.role) for member in group.members])
+        return True
+
+    def meet(self, group: int, members: Sequence[int]) -> None:
+        """Be one of the replicas of a group, which has a higher number than those before; all must have left these."""
+        self._members, self._rank = list(members), list(members).index(self._index)
         # of a later group every count is larger than of those before
-        self._sequence = (group.group + 1) << 28
+        self._sequence = (group + 1) << 28
         self._own = [self._shares(bucket) if self._direct else [] for bucket in self._buckets]
         self._plays = [[] if self._direct else self._play_of(bucket) for bucket in self._buckets]
         self._next_round()
-        return True
 
     def _next_round(self) -> None:
         self._sequence += 1
