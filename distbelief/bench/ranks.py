@@ -95,6 +95,6 @@ def _swap(tensor: torch.Tensor, rank: int, ranks: int) -> None:
     """Send to the next, and receive from the one before."""
     there = torch.empty_like(tensor)
     for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, tensor, (rank + 1) % ranks), dist.P2POp(dist.irecv, there, (rank - 1) % ranks)]
+        [dist.P2POp(dist.irecv, there, (rank - 1) % ranks), dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)]
     ):  # fmt: skip
         work.wait()

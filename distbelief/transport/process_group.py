@@ -102,12 +102,10 @@ class Player:
         part = max(PART // tensor.itemsize, 1)
         for turn in how.turns(self.rank):
             aside, room, taken = turn.aside, 0, []
-            operations = []
-            for sent in turn.sends:
-                whole = tensor[sent.start : sent.stop]
-                operations += [dist.P2POp(dist.isend, piece, sent.target) for piece in (whole.clone() if aside else whole).split(part)]
-            sending, size = len(operations), sum(got.length for got in turn.receives if got.adds or aside)
+            size = sum(got.length for got in turn.receives if got.adds or aside)
             scratch = self._room(tensor, size)
+            operations: list[dist.P2POp] = []
+            # first what comes: gloo tells the sender that there is room for it behind whatever leaves to him before
             for got in turn.receives:
                 here = there = tensor[got.start : got.stop]
                 if got.adds or aside:
@@ -115,6 +113,10 @@ class Player:
                     room += got.length
                 taken += [(a, b, got.adds, len(operations) + i) for i, (a, b) in enumerate(zip(here.split(part), there.split(part), strict=True))]
                 operations += [dist.P2POp(dist.irecv, piece, got.source) for piece in there.split(part)]
+            receiving = len(operations)
+            for sent in turn.sends:
+                whole = tensor[sent.start : sent.stop]
+                operations += [dist.P2POp(dist.isend, piece, sent.target) for piece in (whole.clone() if aside else whole).split(part)]
             works = dist.batch_isend_irecv(operations)
             each = len(works) == len(operations)  # NCCL has one work for all of them
             for work in () if each else works:
@@ -128,7 +130,7 @@ class Player:
                     here.add_(there)
                 elif there.data_ptr() != here.data_ptr():
                     here.copy_(there)
-            for work in works[:sending] if each else ():  # gloo would wait for ever for what was waited for before
+            for work in works[receiving:] if each else ():  # gloo would wait for ever for what was waited for before
                 work.wait()
 
     def _room(self, tensor: torch.Tensor, elements: int) -> torch.Tensor:
@@ -145,7 +147,7 @@ class Player:
 
         def swap(tensor: torch.Tensor) -> None:
             there = torch.empty_like(tensor)
-            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, ahead), dist.P2POp(dist.irecv, there, behind)]):
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, there, behind), dist.P2POp(dist.isend, tensor, ahead)]):
                 work.wait()
 
         latency, whole = _least(lambda: swap(small)), _least(lambda: swap(large))
