@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from distbelief.core.portions import START, Portion, Position
+from distbelief.errors import RemoteProtocolError
 
 ROUNDS_LIMIT = 16
 """Most rounds in one ration; a group is dealt the next while it makes one."""
@@ -101,7 +102,14 @@ class Rations:
         return not self._left
 
     def settle(self, rounds: int) -> list[Share]:
-        """So many more rounds are done; returns the share of each member in them."""
+        """So many more rounds are done; returns the share of each member in them.
+
+        Raises:
+            RemoteProtocolError: more than were dealt.
+        """
+        dealt = sum(-(-portion.count // self._members) - done for portion, done in self._out)
+        if rounds > dealt:
+            raise RemoteProtocolError(f"{rounds} rounds are reported, and {dealt} were dealt")
         shares = [Share() for _ in range(self._members)]
         for _ in range(rounds):
             portion, done = self._out.popleft()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distbelief.cli import commands
 from distbelief.core import cost
 from distbelief.core.algorithms import ALGORITHMS, FLAT, by_host, schedule
 from distbelief.core.collectives import Schedule, Transfer
@@ -180,3 +184,26 @@ def test_the_cheapest_changes_with_the_length() -> None:
     assert found == ["butterfly", "ring"]
     inside = Link(1e-6, 1e11)
     assert cost.cheapest(16, 10_000_000, 4, Link(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical")) == "hierarchical"
+
+
+def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text()
+    shown = re.findall(r"^\$ distbelief draw (.*)\n((?:.|\n)*?)\n```", text, re.MULTILINE)
+    assert {words.split()[0] for words, _ in shown} == set(ALGORITHMS)
+    for words, drawn in shown:
+        commands.draw(words.split())
+        assert capsys.readouterr().out.rstrip() == drawn
+
+
+@pytest.mark.parametrize("words", ["ring --ranks 0", "ring --ranks 27", "rong", "ring --rank 3"])
+def test_what_cannot_be_drawn_is_refused(words: str) -> None:
+    with pytest.raises(UsageError):
+        commands.draw(words.split())
+
+
+def test_options_of_draw_do_something(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = []
+    for words in ("", "--ranks 6", "--per-host 2", "--network latency=1ms", "--network local-latency=1ms", "--network reduce=1MB"):
+        commands.draw(["hierarchical", *words.split()])
+        drawn.append(capsys.readouterr().out)
+    assert len(set(drawn)) == len(drawn)
