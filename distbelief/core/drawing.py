@@ -22,9 +22,9 @@ def draw(schedule: Schedule, link: Link, inside: Link | None = None) -> str:
     >>> from distbelief.core.algorithms import schedule
     >>> print(draw(schedule("butterfly", 2, 2), Link(20e-6, 1.25e9)))
     butterfly, 2 ranks: 1 step; all ranks together send 2.0 times the vector
-    step 1, added: 0-1 1-0
-      rank 0  ==
-      rank 1  ==
+    step 1, added: 1-0 0-1
+      rank 0  =
+      rank 1  =
     price of 1 MB, at a latency of 20 us and 1.25 GB/s: 0.82 ms
     """
     prove(schedule)
