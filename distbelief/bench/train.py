@@ -16,7 +16,7 @@ from distbelief.cluster.local import Local
 from distbelief.core.settings import Optimizer
 from distbelief.errors import unknown
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Single, Strategy, Synchronous
+from distbelief.strategy import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 
 TASKS = {
@@ -28,6 +28,7 @@ RATE = 0.01
 """Learning rate of every contender: plain SGD, slow enough that nobody diverges on a crowded machine."""
 PAIR = "two independent singles"
 SYNCHRONOUS = "synchronous, 2 replicas"
+ALLREDUCE = "allreduce, 2 replicas"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
             for prefetch in (0, 1)
         },
         SYNCHRONOUS: job(Synchronous(replicas=2, shards=1, optimizer=Optimizer("sgd", RATE))),
+        ALLREDUCE: job(Allreduce(replicas=2, optimizer=Optimizer("sgd", RATE))),
         "ddp on gloo, 2 ranks": partial(loops.ddp, halved, 2),
         "hogwild, 2 processes": partial(loops.hogwild, halved, 2),
     }
@@ -129,6 +131,11 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
             best = max(names, key=lambda name: one[key][name])
             figures.append(figure(f"{model}: {best}, of {against}", one[key][best], promised))
             figures.append(figure(f"{model}: {best}, of ddp on gloo, 2 ranks", one["of_ddp"][best], 1.0))
+    for model, of_ddp, of_pair in (("mlp", 1.2, 0.85), ("lenet", 1.0, 0.96)):
+        found: dict[str, Any] = measured.get(model, {})
+        if found:
+            figures.append(figure(f"{model}: {ALLREDUCE}, of ddp on gloo, 2 ranks", found["of_ddp"][ALLREDUCE], of_ddp))
+            figures.append(figure(f"{model}: {ALLREDUCE}, of {PAIR}", found["of_pair"][ALLREDUCE], of_pair))
     if lenet := measured.get("lenet"):
         figures.append(figure(f"lenet: {SYNCHRONOUS}, of {PAIR}", lenet["of_pair"][SYNCHRONOUS], 0.93))
     return figures

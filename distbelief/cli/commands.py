@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
@@ -15,6 +16,10 @@ from distbelief.bench import BENCHES
 from distbelief.cli import options, words
 from distbelief.cli.main import INTERRUPTED
 from distbelief.cluster import forkserver
+from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, schedule
+from distbelief.core.cost import Link
+from distbelief.core.drawing import LETTERS
+from distbelief.core.drawing import draw as draw_schedule
 from distbelief.core.settings import option
 from distbelief.errors import UsageError, unknown
 from distbelief.strategy import STRATEGIES
@@ -243,7 +248,39 @@ def bench(args: list[str]) -> int:
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[list[str]], int]] = {f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, bench)}
+@dataclass(frozen=True)
+class Draw:
+    """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
+
+    ranks: int = 4
+    """How many add up, at most 26."""
+    per_host: int = 0
+    """Ranks on each host, for hierarchical; 0 for all on one."""
+    network: str = "latency=20us,bandwidth=10Gbit"
+    """Latency and bandwidth of every line; local-latency and local-bandwidth of those inside a host; reduce=10GB, how fast is added."""
+
+
+def draw(args: list[str]) -> int:
+    """`distbelief draw ALGORITHM [options]`."""
+    if not args or args[0] in ("--help", "-h"):
+        print(f"usage: distbelief draw ALGORITHM [options]\n\nalgorithms: {', '.join(ALGORITHMS)}, or hierarchical:NAME with NAME between hosts")
+        return 0 if args else 2
+    prog = f"distbelief draw {args[0]}"
+    check_algorithm(args[0])
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(Draw)])
+    asked = options.call_tyro(Draw, prog, str(Draw.__doc__), args[1:])
+    if not 1 <= asked.ranks <= len(LETTERS):
+        raise UsageError(f"--ranks {asked.ranks}: must be from 1 to {len(LETTERS)}")
+    hosts = by_host(asked.ranks, asked.per_host) if args[0].startswith("hierarchical") else ()
+    network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **words.network(asked.network)}
+    link = Link(network["latency"], network["bandwidth"], network["reduction"])
+    inside = Link(network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction)
+    made = schedule(args[0], asked.ranks, math.lcm(*range(1, asked.ranks + 1)) if asked.ranks < 10 else asked.ranks, hosts)
+    print(draw_schedule(made, link, None if inside == link else inside))
+    return 0
+
+
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, bench, draw)}
 """Every command, by name."""
 
 

@@ -22,6 +22,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
   leave TICKET                                     let the replicas that joined from this machine finish what they began, and go
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
+  draw ALGORITHM [options]                         what an all-reduce sends, step by step, and its price
   bench NAME [options]                             measure: {benches}
 
 tasks:       {tasks}, or module:function of your own

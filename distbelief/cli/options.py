@@ -63,7 +63,8 @@ class Virtual:
     """The virtual cluster."""
 
     network: str = "latency=50us,bandwidth=10Gbit"
-    """Latency, bandwidth and jitter (a fraction of the latency) of every link."""
+    """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of those inside a host (allreduce
+    --per-host); reduce=10GB, how fast a gradient that arrives is added to another."""
     compute: str = "lognormal:1ms:0.2"
     """Time of a step: 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2."""
     stragglers: tuple[str, ...] = ()

@@ -85,14 +85,22 @@ def network(text: str) -> dict[str, float]:
 
     >>> network("latency=50us,bandwidth=10Gbit,jitter=0.1")
     {'latency': 5e-05, 'bandwidth': 1250000000.0, 'jitter': 0.1}
+    >>> network("local-latency=2us,local-bandwidth=100Gbit,reduce=10GB")
+    {'local_latency': 2e-06, 'local_bandwidth': 12500000000.0, 'reduction': 1e-10}
     """
+    known = ("latency", "bandwidth", "jitter", "local-latency", "local-bandwidth", "reduce")
     fields: dict[str, float] = {}
     for item in _items([text]):
         name, value = _pair(item, "=", "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1")
-        if name not in ("latency", "bandwidth", "jitter"):
-            raise unknown("word in --network", name, ("latency", "bandwidth", "jitter"))
-        where = f"--network {name}"
-        fields[name] = duration(value, where) if name == "latency" else rate(value, where) if name == "bandwidth" else _number(value, where)
+        if name not in known:
+            raise unknown("word in --network", name, known)
+        where, field = f"--network {name}", name.replace("-", "_")
+        if name == "jitter":
+            fields[field] = _number(value, where)
+        elif name == "reduce":
+            fields["reduction"] = 1 / (rate(value, where) or math.inf)
+        else:
+            fields[field] = duration(value, where) if name.endswith("latency") else rate(value, where)
     return fields
 
 

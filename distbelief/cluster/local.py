@@ -142,6 +142,16 @@ class Local:
 
         return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run()
 
+    def _check_assembled(self, settings: Settings) -> None:
+        """Refuse what a job without a server cannot do."""
+        if self.listen:
+            raise UsageError(f"--listen {self.listen}: strategy {settings.consistency} has no server that guests could join; leave it off")
+        if self.encrypted:
+            raise UsageError(
+                f"strategy {settings.consistency} over a network is torch.distributed's, which encrypts nothing: allow that with --insecure, on a"
+                " network where nobody else can read or forge it"
+            )
+
     def settings(self, job: Job) -> Settings:
         """What every role of a job is told here.
 
@@ -158,6 +168,8 @@ class Local:
         if self.tls and self.insecure:
             raise UsageError("--tls and --insecure exclude each other: leave one of them off")
         settings = job.settings()
+        if settings.among_themselves:
+            self._check_assembled(settings)
         if self.listen and not job.strategy.served:
             raise UsageError(f"--listen {self.listen}: strategy {job.strategy.name} has no replicas that could join")
         for name in ("replicas", "shards"):

@@ -21,6 +21,7 @@ from torch import nn
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
+from distbelief.cluster.peer import Peer, Scripted
 from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
@@ -30,12 +31,14 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Plan
 from distbelief.errors import DistbeliefError, TrainingError, UsageError
 from distbelief.record.restore import Store, load_weights
+from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
-from distbelief.runtime.driver import Driver
+from distbelief.runtime.driver import Driver, Worker
 from distbelief.runtime.pump import Pump
+from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
@@ -148,8 +151,10 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
-        self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run))
+        kind = Conductor if spec.settings.among_themselves else Coordinator
+        machine = kind(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.player = machine
+        self.driver.add_machine(self.role, machine, self.endpoint, Store(spec.run))
         self.channel.say(Listening(self._listen()))
         self.driver.run()
 
@@ -241,6 +246,10 @@ class _Process:
             return
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
+        if spec.settings.among_themselves:
+            peer = Peer(spec, self.role, self.incarnation, FlatModule(model), task, self._padded)
+            self._tell_story(peer.story(self._listen()), peer, peer.store)
+            return
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
         worker = _Worker(self, vectors, self._padded(trainer.compute), None)
@@ -277,16 +286,21 @@ class _Process:
         """Run the user's own script, with this replica for it to join."""
         self._meet()
 
+        alone = self.spec.settings.among_themselves
+        part = Scripted(self.spec, self.role, self.incarnation, self._listen()) if alone else None
+
         def attach(vectors: FlatModule, plan: Plan, arena: Arena) -> None:
             if self.spec.init_from:
                 vectors.module.load_state_dict(load_weights(self.spec.init_from, vectors.layout))
-            _Worker(self, vectors, None, None).attach(plan, arena)
+            if part:
+                part.whole.bind(plan)
+            else:
+                _Worker(self, vectors, None, None).attach(plan, arena)
 
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
-        loop.current = loop.Replica(
-            self.role, self.driver, self.endpoint, attach, self.spec.settings.clip_norm, self.pump(), device, self.incarnation, self._padding()
-        )
+        clip = 0.0 if part else self.spec.settings.clip_norm  # without a server the sum is clipped
+        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, clip, self.pump(), device, self.incarnation, self._padding(), part)
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
@@ -322,9 +336,9 @@ class _Process:
         vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
         self._tell_story(Evaluator(vectors, self.incarnation), _Worker(self, vectors, None, task))
 
-    def _tell_story(self, player: Downpour | Evaluator, worker: _Worker) -> None:
+    def _tell_story(self, player: Downpour | Evaluator | Allreduce, worker: Worker, store: Store | None = None) -> None:
         self.player = player
-        self.driver.add_story(self.role, player.story(), self.endpoint, worker)
+        self.driver.add_story(self.role, player.story(), self.endpoint, worker, store)
         self._meet()
         self.driver.run()
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
+from distbelief.cluster.assembled import Assembled
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import roles
-from distbelief.core.records import Finished
+from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
@@ -79,7 +80,7 @@ class Simulated:
         clock = VirtualClock()
         try:
             with _interrupts() as stopped:
-                simulation = Simulation(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
+                simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
                 sitting.live.ask = lambda: _tell_shards(simulation, sitting)
                 simulation.run()
         except BaseException as error:
@@ -108,6 +109,8 @@ class Simulated:
             raise UsageError(f"--target-accuracy {settings.target_accuracy}: --phantom computes nothing that could reach it; leave one of them off")
         if self.phantom:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
+        if settings.among_themselves and settings.algorithm == "native":
+            raise UsageError("--algorithm native is that of a real network's library, and a simulated one has none: name another, or auto")
         self.weather.check()
         self.pace.check(settings.replicas)
         self._check_crashes(settings)
@@ -117,36 +120,44 @@ class Simulated:
     def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):
             raise UsageError(f"restart_seconds {self.restart_seconds}: must be 0 or more, and finite")
-        there = self._mortal(settings)
+        there = {*job_roles(settings)}
         dying = [crash.role for crash in self.crashes]
         for crash in self.crashes:
             if crash.role not in there:
-                raise UsageError(f"{crash.role} cannot crash: there are {_named(settings)}")
+                raise UsageError(f"{crash.role} cannot crash: there are {_told(settings)}")
             if crash.message < 1:
                 raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
                 raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
 
-    def _mortal(self, settings: Settings) -> set[str]:
-        standbys = map(roles.standby, range(settings.shards * settings.standby))
-        return {*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(settings.shards)), *standbys}
-
     def _check_partitions(self, settings: Settings) -> None:
-        there = {roles.COORDINATOR, *self._mortal(settings)}
-        if settings.evaluate_every:
+        there = {roles.COORDINATOR, *job_roles(settings)}
+        if settings.evaluate_every and not settings.among_themselves:
             there.add(roles.EVALUATOR)
         for partition in self.weather.partitions:
             for role in partition.side:
                 if role not in there:
                     raise UsageError(
-                        f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}{_named(settings)}"
+                        f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}{_told(settings)}"
                     )
             if there <= {*partition.side}:
                 raise UsageError(f"the partition at {partition.start} s has everybody on one side, and cuts nobody off: leave somebody out")
 
 
-def _named(settings: Settings) -> str:
-    there = f"replicas 0 to {settings.replicas - 1} and shards 0 to {settings.shards - 1}"
+def stage(job: Job, settings: Settings, cluster: Simulated, sink: Callable[[float, str, Record], None], *more: Any, **others: Any) -> Simulation:
+    """The simulation of a job: with a server, or without one."""
+    return (Assembled if settings.among_themselves else Simulation)(job, settings, cluster, sink, *more, **others)
+
+
+def job_roles(settings: Settings) -> list[str]:
+    """The replicas of a job, its shards, and their standbys."""
+    shards = 0 if settings.among_themselves else settings.shards
+    standbys = map(roles.standby, range(shards * settings.standby))
+    return [*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(shards)), *standbys]
+
+
+def _told(settings: Settings) -> str:
+    there = f"replicas 0 to {settings.replicas - 1}" + ("" if settings.among_themselves else f" and shards 0 to {settings.shards - 1}")
     return there + (", each with a standby" if settings.standby else "")
 
 

@@ -62,7 +62,7 @@ class Simulation:
     """Says, between two events, why the job is to end; None while it is not."""
 
     def __post_init__(self) -> None:
-        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom)
+        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom, self.settings.per_host)
         self.driver = Driver(self.clock, self._record)
         self.task = task_of(self.job)
         self._data = as_data(self.task.train())
@@ -174,7 +174,7 @@ class Simulation:
                 self.clock,
                 stopwatch,
                 vectors,
-                Trainer(_with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
+                Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
             )
         story = DownpourStory(role, vectors, samples, incarnation=incarnation).story()
         self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
@@ -253,7 +253,7 @@ class Simulation:
             add(roles.index_of(record.role), record.incarnation)
 
 
-def _with_data(task: Task, data: Data) -> Task:
+def with_data(task: Task, data: Data) -> Task:
     """The task with its training set loaded, shared by all simulated replicas."""
     return dataclasses.replace(task, train=lambda: data).named(task.reference)
 

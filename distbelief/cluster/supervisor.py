@@ -67,7 +67,8 @@ class Supervisor:
         self._gate: Gate | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
-        self._memory = os.memfd_create("distbelief parameters") if settings.read_in_place else -1
+        shared = settings.read_in_place or (settings.among_themselves and cluster.carrier == "shared")
+        self._memory = os.memfd_create("distbelief parameters") if shared else -1
 
     def run(self) -> dict[str, Any]:
         """Start, watch and end the job."""
@@ -165,7 +166,7 @@ class Supervisor:
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
-        return [*strategy.cast(), *([roles.EVALUATOR] if self.evaluates and strategy.served else [])]
+        return [*strategy.cast(), *([roles.EVALUATOR] if self.evaluates and strategy.served and not self.settings.among_themselves else [])]
 
     def _admit(self, knock: Knock) -> Part | Sorry:
         """What a guest is told who holds the ticket; called by threads of the gate."""

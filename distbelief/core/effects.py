@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from distbelief.core.assembly import Assemble
 from distbelief.core.events import Event
 from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Position
@@ -63,6 +64,18 @@ class Compute(msgspec.Struct, frozen=True, gc=False):
 
 class Measure(msgspec.Struct, frozen=True, gc=False):
     """Measure the current parameters on the test set; answered by `Measured`."""
+
+
+class Form(msgspec.Struct, frozen=True, gc=False):
+    """Let the worker, which adds up gradients by itself, know its group; answered by whether it could be made."""
+
+    group: Assemble
+
+
+class Reduce(msgspec.Struct, frozen=True, gc=False):
+    """Have the worker add up the gradients of a round; answered by whether it could, before something arrived."""
+
+    round: int
 
 
 class Attach(msgspec.Struct, frozen=True, gc=False):
@@ -146,7 +159,10 @@ class End(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Effect = Send | Receive | Compute | Measure | Attach | Lend | Become | Connect | Wake | Record | Save | Commit | Discard | Load | End
+Effect = (
+    Send | Receive | Compute | Measure | Form | Reduce | Attach | Lend | Become | Connect | Wake
+    | Record | Save | Commit | Discard | Load | End
+)  # fmt: skip
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):

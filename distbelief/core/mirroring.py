@@ -1,7 +1,7 @@
 """Mirroring: the messages by which a standby holds all that its shard has acknowledged, and takes its place.
 
 A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate with which it applied it;
-in rounds it sends the aggregate, once. It acknowledges to replicas what its standby has confirmed. Whatever is numbered is confirmed by `Kept`.
+in rounds it sends the aggregate, once. It acknowledges to replicas what its standby has confirmed. Whatever is numbered is confirmed by `Confirmed`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Bereft(Message, frozen=True, array_like=True, tag=True, gc=False):
 # shard to standby; `life` is the shard's
 
 
-class Piece(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """Bytes of one array of its state, from `offset` on."""
 
     life: int
@@ -95,7 +95,7 @@ class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
     rulings: tuple[Ruling, ...]
 
 
-class Copy(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it makes with `weight`."""
 
     life: int
@@ -126,7 +126,7 @@ class Told(Message, frozen=True, array_like=True, tag=True, gc=False):
 # standby to shard
 
 
-class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
+class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The standby, in this life of it, has done all up to this number; the slot it came in may be written again (-1: it had none)."""
 
     life: int
@@ -134,5 +134,5 @@ class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
-Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | Piece | Whole | Copy | Told | Kept
+Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | StatePart | Whole | Copied | Told | Confirmed
 """Every message of this file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from distbelief.core import learning_rate
+from distbelief.core.algorithms import check_algorithm
 from distbelief.core.layout import Layout
 from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
@@ -42,6 +43,11 @@ def optim(name: str, lr: float | None = None, **options: float | bool | tuple[fl
 MOST = 1 << 16
 """Most replicas and most shards of a job, be it simulated."""
 
+PLACED = ("native", "auto")
+"""Algorithms that the place where a job runs chooses: the carrier's own, and the cheapest by what was measured."""
+
+CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
+
 STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
@@ -75,6 +81,16 @@ class Settings(msgspec.Struct, frozen=True):
     """Bounded: how many clocks a step may begin ahead of the slowest."""
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness."""
+    algorithm: str = "auto"
+    """How gradients are reduced: one of `core/algorithms`, native or auto."""
+    bucket_mb: float = 25.0
+    """Most megabytes of gradients that are reduced at once."""
+    buffers: str = "broadcast"
+    """Whose buffers a replica computes with: those of the first (broadcast), or its own (local)."""
+    on_death: str = "regroup"
+    """What a job without a server does when a replica dies: regroup or stop."""
+    per_host: int = 0
+    """Replicas that are on one host, in their order; 0 for all."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
@@ -99,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True):
         """
         least = dict.fromkeys(("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1)
         least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
-        least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy"), 0)
+        least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0)
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):
@@ -133,6 +149,13 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an update")
         if self.staleness_scaling not in STALENESS_SCALINGS:
             raise unknown("staleness scaling", self.staleness_scaling, STALENESS_SCALINGS)
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown(option(name), getattr(self, name), known)
+        if self.algorithm not in PLACED:
+            check_algorithm(self.algorithm)
+        if not 0 < self.bucket_mb < float("inf"):
+            raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         learning_rate.check(self.lr_schedule)
 
     @property
@@ -144,6 +167,11 @@ class Settings(msgspec.Struct, frozen=True):
     def in_rounds(self) -> bool:
         """Whether all replicas make one update together."""
         return self.consistency == "synchronous"
+
+    @property
+    def among_themselves(self) -> bool:
+        """Whether replicas reduce their gradients among themselves, and there is no server."""
+        return self.consistency == "allreduce"
 
     @property
     def snapshots(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core import attendance, events, messages, mirroring, roles, upkeep
+from distbelief.core import assembly, attendance, events, messages, mirroring, roles, upkeep
 from distbelief.errors import RemoteProtocolError
 
 SPEAKERS: Mapping[type, tuple[str, ...]] = {
@@ -31,12 +31,12 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     mirroring.Mirror: (roles.COORDINATOR,),
     mirroring.Alone: (roles.COORDINATOR,),
     mirroring.Stands: ("standby",),
-    mirroring.Kept: ("standby",),
+    mirroring.Confirmed: ("standby",),
     mirroring.Mirrored: ("shard",),
     mirroring.Bereft: ("shard",),
-    mirroring.Piece: ("shard",),
+    mirroring.StatePart: ("shard",),
     mirroring.Whole: ("shard",),
-    mirroring.Copy: ("shard",),
+    mirroring.Copied: ("shard",),
     mirroring.Told: ("shard",),
     upkeep.Here: ("shard", "standby"),
     upkeep.Restored: ("shard",),
@@ -55,24 +55,37 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
 """Each event that a machine takes, to the kinds of role that may be its sender."""
 
 
-class Doorkeeper:
-    """Remembers who was found to have a say in what."""
+ASSEMBLY: Mapping[type, tuple[str, ...]] = {
+    **dict.fromkeys((assembly.Enter, assembly.Halted, assembly.Rounds, assembly.Broken, assembly.Kept), ("replica",)),
+    messages.Evaluated: ("replica",),
+    messages.Leave: ("replica",),
+    messages.Stop: (roles.SUPERVISOR,),
+    events.Saved: (roles.STORE,),
+    events.Woke: (roles.CLOCK,),
+    events.Lost: ("replica",),
+}
+"""The same where replicas reduce among themselves."""
 
-    def __init__(self) -> None:
+
+class Doorkeeper:
+    """Remembers who was found to have a say in what, by one of these tables."""
+
+    def __init__(self, speakers: Mapping[type, tuple[str, ...]] = SPEAKERS) -> None:
+        self._speakers = speakers
         self._known: set[tuple[str, type]] = set()
 
     def check(self, sender: str, event: type) -> None:
         """As the function `check`, but once for each."""
         if (sender, event) not in self._known:
-            check(sender, event)
+            check(sender, event, self._speakers)
             self._known.add((sender, event))
 
 
-def check(sender: str, event: type) -> None:
+def check(sender: str, event: type, speakers: Mapping[type, tuple[str, ...]] = SPEAKERS) -> None:
     """Refuse an event from a role that has no say in it.
 
     Raises:
         RemoteProtocolError: naming both.
     """
-    if roles.kind(sender) not in SPEAKERS.get(event, ()):
-        raise RemoteProtocolError(f"{sender} has no say in {event.__name__}; it is for {', '.join(SPEAKERS.get(event, ('nobody',)))}")
+    if roles.kind(sender) not in speakers.get(event, ()):
+        raise RemoteProtocolError(f"{sender} has no say in {event.__name__}; it is for {', '.join(speakers.get(event, ('nobody',)))}")

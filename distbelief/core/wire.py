@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from distbelief.core.assembly import Assembly
 from distbelief.core.attendance import Attendance
 from distbelief.core.messages import Message, Wired
 from distbelief.core.mirroring import Mirroring
@@ -22,7 +23,7 @@ MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Mirroring).decode
+_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Mirroring | Assembly).decode
 
 
 def encode(message: Message) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from distbelief.core import events, messages
+from distbelief.core import assembly, events, messages
+from distbelief.core.assembly import Assemble
 from distbelief.core.effects import (
     Arrival,
     Attach,
@@ -19,12 +20,14 @@ from distbelief.core.effects import (
     Discard,
     Effect,
     End,
+    Form,
     Lend,
     Load,
     Machine,
     Measure,
     Measured,
     Receive,
+    Reduce,
     Save,
     Send,
     Story,
@@ -36,7 +39,10 @@ from distbelief.core.roles import CARRIER, CLOCK, STORE
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
-from distbelief.transport.base import Arena, Endpoint
+from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
+
+INTERRUPTS = (assembly.Halt, messages.Stop, events.Lost)
+"""What a story is told in the middle of a reduction that need not go on then."""
 
 
 class Worker(Protocol):
@@ -50,6 +56,19 @@ class Worker(Protocol):
 
     def measure(self) -> Measured:
         """The current parameters on the test set."""
+        ...
+
+
+@runtime_checkable
+class Reducer(Protocol):
+    """A worker that adds up the gradients of a group by itself."""
+
+    def form(self, group: Assemble) -> bool:
+        """Take one's place in a group; whether that could be done."""
+        ...
+
+    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
+        """Add up the gradients of a round; False where that cannot be done, or as soon as `told` says that something has arrived."""
         ...
 
 
@@ -107,10 +126,10 @@ class Driver:
         player.machine, player.store, player.become = machine, store, become or _stay
         endpoint.deliver = lambda arrival: self._handle(player, arrival)
 
-    def add_story(self, role: str, story: Story, endpoint: Endpoint, worker: Worker) -> None:
+    def add_story(self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None) -> None:
         """Play a story; it begins when the driver runs or is asked to `begin`."""
         player = self._add(role, endpoint)
-        player.story, player.worker = story, worker
+        player.story, player.worker, player.store = story, worker, store
         endpoint.deliver = lambda arrival: self._arrive(player, arrival)
 
     def _add(self, role: str, endpoint: Endpoint) -> _Player:
@@ -189,8 +208,7 @@ class Driver:
             player.endpoint.flush()
             self._handle(player, Arrival(STORE, self._write(player, effect)))
         elif isinstance(effect, Load):
-            assert player.store is not None
-            self._handle(player, Arrival(STORE, events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))))
+            self._handle(player, Arrival(STORE, self._load(player, effect)))
         elif isinstance(effect, Connect):
             if not self._connect(player, effect):
                 self._handle(player, Arrival(effect.to, events.Lost("it cannot be reached", effect.place.incarnation)))
@@ -219,6 +237,10 @@ class Driver:
         except CheckpointError as error:
             return events.Saved(effect.number, str(error))
         return events.Saved(effect.number, "", str(where))
+
+    def _load(self, player: _Player, effect: Load) -> events.Loaded:
+        assert player.store is not None
+        return events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))
 
     def _connect(self, player: _Player, effect: Connect) -> bool:
         """Open a link; where nobody listens any more, that is all there is to say."""
@@ -280,6 +302,15 @@ class Driver:
             return self._connect(player, effect)
         if isinstance(effect, RecordEffect):
             return self._sink(self.clock.now(), player.role, effect.record)
+        if isinstance(effect, Form | Reduce):
+            assert isinstance(player.worker, Reducer)
+            return player.worker.form(effect.group) if isinstance(effect, Form) else player.worker.reduce(effect.round, lambda: _told(player))
+        if isinstance(effect, Save):
+            return self._write(player, effect)
+        if isinstance(effect, Load):
+            return self._load(player, effect)
+        if isinstance(effect, Wake):
+            return self.clock.call_later(effect.seconds, lambda what: self._arrive(player, Arrival(CLOCK, events.Woke(what))), effect.what)
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
 
     def _end(self, player: _Player) -> None:
@@ -290,3 +321,10 @@ class Driver:
 
 def _stay(role: str, _incarnation: int, _machine: Any) -> None:
     raise LocalProtocolError(f"nobody here knows how to become {role}")
+
+
+def _told(player: _Player) -> bool:
+    """Whether a story that is busy has been told something that it must know now."""
+    if isinstance(player.endpoint, NetworkEndpoint):
+        player.endpoint.poll(0)
+    return any(isinstance(arrival.event, INTERRUPTS) for arrival in player.inbox)

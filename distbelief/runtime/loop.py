@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
+from distbelief.core.assembly import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
-from distbelief.runtime.driver import Driver
+from distbelief.runtime.driver import Driver, Reducer, Store
 from distbelief.runtime.pump import Pump
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.order import Order, seed_chance
@@ -39,6 +41,19 @@ class Padding(Protocol):
         ...
 
 
+class Part(Reducer, Protocol):
+    """What a replica plays in a job without a server."""
+
+    @property
+    def store(self) -> Store:
+        """Where its checkpoints are kept."""
+        ...
+
+    def story(self, flat: FlatModule, samples: int, batch_size: int) -> Allreduce:
+        """Its story, for a model."""
+        ...
+
+
 class Replica:
     """The part that this process takes in a job.
 
@@ -52,6 +67,7 @@ class Replica:
         device: where the job would have this replica compute.
         incarnation: of this replica; one that was started anew has a higher.
         padding: how long to sleep after each step, where the replica is to be slower than it is.
+        part: what it plays, for a model, so many samples and the batch size that the loop names, where that is not Downpour's; and who reduces.
     """
 
     def __init__(
@@ -65,14 +81,16 @@ class Replica:
         device: torch.device = torch.device("cpu"),  # noqa: B008
         incarnation: int = 0,
         padding: Padding | None = None,
+        part: Part | None = None,
     ) -> None:
+        self._part = part
         self._padding = padding
         self.role, self.clip_norm, self._incarnation = role, clip_norm, incarnation
         self.device = device
         """Where `--device` would have this replica compute: `model.to(replica.device)`."""
         self._driver, self._endpoint, self._attach = driver, endpoint, attach
         self._vectors: FlatModule | None = None
-        self._story: Downpour | None = None
+        self._story: Downpour | Allreduce | None = None
         self._plan: Plan | None = None
         self._batch: Batch | None = None
         self._handed: tuple[Batch | None, int] = (None, 0)
@@ -191,8 +209,11 @@ class Replica:
 
     def _begin(self, data: Data, batch_size: int) -> None:
         assert self._vectors is not None
-        self._story = Downpour(self.role, self._vectors, len(data), batch_size, keeps=True, incarnation=self._incarnation)
-        self._driver.add_story(self.role, self._story.story(), self._endpoint, self)
+        if self._part is None:
+            self._story = Downpour(self.role, self._vectors, len(data), batch_size, keeps=True, incarnation=self._incarnation)
+        else:
+            self._story = self._part.story(self._vectors, len(data), batch_size)
+        self._driver.add_story(self.role, self._story.story(), self._endpoint, self, self._part.store if self._part else None)
         self._driver.begin(self.role)
         self._driver.run_while(lambda: self._batch is None)
 
@@ -226,6 +247,16 @@ class Replica:
         if self._pump is not None and self._plan is not None and self._plan.settings.prefetch:
             self._carried.enter_context(self._pump.running())
         return None
+
+    def form(self, group: Assemble) -> bool:
+        """Take one's place in a group."""
+        assert self._part is not None
+        return self._part.form(group)
+
+    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
+        """Add up the gradients of a round."""
+        assert self._part is not None
+        return self._part.reduce(round, told)
 
     def measure(self) -> Measured:
         """A replica measures nothing."""

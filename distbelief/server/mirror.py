@@ -10,7 +10,7 @@ from typing import Any, Literal
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.messages import Message, Place
-from distbelief.core.mirroring import Copy, Kept, Piece, Told, Whole
+from distbelief.core.mirroring import Confirmed, StatePart, Told, Whole
 from distbelief.server.packing import Packed, pack, stage
 
 SLOTS = 2
@@ -32,7 +32,7 @@ class Mirror:
     >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
     ([], ['said at once'])
     >>> connect, whole = mirror.begin(Place("unix:@a", 0), 0, {}, (0, 0, {}, {}, 0, ()))
-    >>> mirror.after(["said when it has all"]), mirror.kept(Kept(0, 1))
+    >>> mirror.after(["said when it has all"]), mirror.kept(Confirmed(0, 1))
     ([], (['said when it has all'], True))
     """
 
@@ -108,7 +108,7 @@ class Mirror:
             return []
         self._rise(floor)
         of, by = (keys, staleness, samples), (factor, weight, floor)
-        return self._send(lambda number, slot: Copy(slot, 0, payload.nbytes, self._life, number, what, *of, *by), payload)
+        return self._send(lambda number, slot: Copied(slot, 0, payload.nbytes, self._life, number, what, *of, *by), payload)
 
     def tell(self, **what: Any) -> list[Effect]:
         """Tell the standby what has no bytes: the fields of a `Told`."""
@@ -134,7 +134,7 @@ class Mirror:
         self._waiting.append((self._number, effects))
         return []
 
-    def kept(self, event: Kept) -> tuple[list[Effect], bool]:
+    def kept(self, event: Confirmed) -> tuple[list[Effect], bool]:
         """The standby has confirmed: what may be said now, and whether it holds the whole state since this word."""
         if self.place is None or event.life != self.place.incarnation or event.number > self._number:
             return [], False
@@ -167,5 +167,5 @@ class Mirror:
         return sent
 
 
-def _piece(life: int, part: Packed, number: int, slot: int) -> Piece:
-    return Piece(slot, 0, part.data.nbytes, life, number, part.name, part.dtype, part.shape, part.offset)
+def _piece(life: int, part: Packed, number: int, slot: int) -> StatePart:
+    return StatePart(slot, 0, part.data.nbytes, life, number, part.name, part.dtype, part.shape, part.offset)

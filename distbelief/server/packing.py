@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distbelief.core.effects import Payload
-from distbelief.core.mirroring import Piece
+from distbelief.core.mirroring import StatePart
 from distbelief.errors import RemoteProtocolError
 
 
@@ -46,7 +46,7 @@ class Unpacking:
         self.arrays: dict[str, torch.Tensor] = {}
         self._left = limit
 
-    def take(self, piece: Piece, payload: Payload | None) -> None:
+    def take(self, piece: StatePart, payload: Payload | None) -> None:
         """Take a piece; nothing where payloads are phantoms.
 
         Raises:

@@ -72,7 +72,7 @@ class Shard:
                 attendance.Ruler: lambda _sender, event, _payload: self._meet(event.place),
                 events.Lent: self._lent,
                 mirroring.Mirror: self._begin_mirror,
-                mirroring.Kept: self._kept,
+                mirroring.Confirmed: self._kept,
                 mirroring.Alone: self._alone,
                 upkeep.Snapshot: self._snapshot,
                 events.Saved: self._saved,
@@ -310,7 +310,7 @@ class Shard:
         counts = (self.version.updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings)
         return [*made, *self._mirror.begin(event.place, self.version.incarnation, self.held.arrays(), counts)]
 
-    def _kept(self, sender: str, event: mirroring.Kept, payload: Payload | None) -> list[Effect]:
+    def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
         said, whole = self._mirror.kept(event)
         told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.life))] if whole else []
         return told + said + self._let_go()

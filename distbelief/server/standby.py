@@ -43,9 +43,9 @@ class Standby:
             f"standby {index}",
             {
                 mirroring.Stand: self._stand,
-                mirroring.Piece: self._piece,
+                mirroring.StatePart: self._piece,
                 mirroring.Whole: self._take_whole,
-                mirroring.Copy: self._copy,
+                mirroring.Copied: self._copy,
                 mirroring.Told: self._told,
                 mirroring.Succeed: self._succeed,
                 messages.Stop: lambda _sender, event, _payload: [End(event.reason)],
@@ -78,11 +78,11 @@ class Standby:
         self._gathered = self._gathered_samples = 0
         return [Send(roles.COORDINATOR, mirroring.Stands(event.life))]
 
-    def _keep(self, event: mirroring.Piece | mirroring.Whole | mirroring.Copy | mirroring.Told) -> Effect:
-        slot = event.slot if isinstance(event, mirroring.Piece | mirroring.Copy) else -1
-        return Send(roles.shard(self.index), mirroring.Kept(self.incarnation, event.number, slot))
+    def _keep(self, event: mirroring.StatePart | mirroring.Whole | mirroring.Copied | mirroring.Told) -> Effect:
+        slot = event.slot if isinstance(event, mirroring.StatePart | mirroring.Copied) else -1
+        return Send(roles.shard(self.index), mirroring.Confirmed(self.incarnation, event.number, slot))
 
-    def _piece(self, sender: str, event: mirroring.Piece, payload: Payload | None) -> list[Effect]:
+    def _piece(self, sender: str, event: mirroring.StatePart, payload: Payload | None) -> list[Effect]:
         if event.life != self._life:
             return []  # on its way since a life that is gone
         self._state.take(event, payload)
@@ -101,7 +101,7 @@ class Standby:
             self._history.add(ruled)
         return [self._keep(event)]
 
-    def _copy(self, sender: str, event: mirroring.Copy, payload: Payload | None) -> list[Effect]:
+    def _copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> list[Effect]:
         if event.life != self._life:
             return []
         if not self._whole or payload is None or len(event.keys) != len(event.staleness):

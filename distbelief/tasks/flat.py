@@ -129,7 +129,8 @@ def _groups(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None) -> tu
 class FlatModule:
     """A module whose parameters and buffers live in a flat vector; what a story asks of its vectors.
 
-    On a GPU the module lives in a flat vector of the device, and `swap` and `outgoing` copy between it and the host's vectors, which are pinned.
+    On a GPU the module lives in a flat vector of the device; where the vectors that it is bound to are the host's, `swap` and `outgoing` copy between
+    it and those, which are pinned.
 
     Args:
         module: already on its device.
@@ -144,13 +145,14 @@ class FlatModule:
         self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]
         self._trained = [t for t, e in zip(self._tensors, self.layout.entries, strict=True) if e.tensor.kind == "parameter"]
         self._current = -1
-        self._staged = self.device.type != "cpu"
+        self._staged = False
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute with."""
         self._gradients, self._parameters = list(gradients), list(parameters)
+        self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._working = [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
         self._current = -1
         homes = self._parameters

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulated import Simulated, stage
 from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
@@ -35,11 +35,11 @@ class Observed:
     def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
-        self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
+        self.simulation = stage(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
         # where a shard goes back, `Witness` knows what that undoes, and with a standby what is said later than it is done
         settings, fallen = self.simulation.settings, any(crash.role.startswith("shard") for crash in cluster.crashes)
-        self._ruled = not (settings.attends or settings.standby or fallen)
+        self._ruled = not (settings.attends or settings.standby or settings.among_themselves or fallen)
         if self._ruled:
             self.watch(self.rules)
 

@@ -82,7 +82,7 @@ class Witness:
             self._courses[sender, self._lives[sender]] += 1
         elif isinstance(message, upkeep.Restored) and message.loaded:
             self._restored(sender)
-        elif isinstance(message, mirroring.Whole | mirroring.Copy | mirroring.Told):
+        elif isinstance(message, mirroring.Whole | mirroring.Copied | mirroring.Told):
             self._copied(sender, message)
         elif isinstance(message, messages.Deal):
             portion = message.portion
@@ -116,13 +116,13 @@ class Witness:
         self._ends[name] = role, incarnation
         return name
 
-    def _copied(self, shard: str, message: mirroring.Whole | mirroring.Copy | mirroring.Told) -> None:
+    def _copied(self, shard: str, message: mirroring.Whole | mirroring.Copied | mirroring.Told) -> None:
         """A standby is told of an update; it is sent in the order in which the shard makes them."""
         if isinstance(message, mirroring.Whole):
             self._mirrored[shard] = message.updates, [], []
             return
         _, updates, gathered = self._mirrored[shard]
-        if isinstance(message, mirroring.Copy):
+        if isinstance(message, mirroring.Copied):
             keys = [(self._name(key.who, key.incarnation), key.clock) for key in message.keys]
             gathered += keys
             if message.what != "gather":

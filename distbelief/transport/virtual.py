@@ -15,6 +15,9 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from distbelief.core import roles
+from distbelief.core.assembly import Piece
+from distbelief.core.cost import Link, Port, add, carry
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Fetched, Message
@@ -55,6 +58,12 @@ class Weather(msgspec.Struct, frozen=True):
     delay_chance: float = 0.0
     """Chance that a message is delayed by `delay` more, as by loss and retransmission."""
     delay: float = 0.0
+    reduction: float = 0.0
+    """Seconds per byte of a gradient that is added to another where it arrives."""
+    local_latency: float = 0.0
+    """Latency between two replicas of one host; 0 is that of all links."""
+    local_bandwidth: float = 0.0
+    """Bandwidth between two replicas of one host; 0 is that of all links."""
     partitions: tuple[Partition, ...] = ()
     """When who cannot reach whom."""
 
@@ -64,7 +73,7 @@ class Weather(msgspec.Struct, frozen=True):
         Raises:
             UsageError: naming the value.
         """
-        for name in ("latency", "jitter", "delay"):
+        for name in ("latency", "jitter", "delay", "reduction", "local_latency", "local_bandwidth"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"network {name} {getattr(self, name)} must be 0 or more")
         if not self.bandwidth > 0:
@@ -92,15 +101,20 @@ class VirtualNetwork:
         weather: latency and bandwidth.
         seed: of jitter and delays.
         phantom: whether payloads are only lengths, so that arenas are empty.
+        per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
     """
 
-    def __init__(self, clock: Timer, weather: Weather | None = None, seed: int = 0, phantom: bool = False) -> None:
+    def __init__(self, clock: Timer, weather: Weather | None = None, seed: int = 0, phantom: bool = False, per_host: int = 0) -> None:
         self.clock, self.weather = clock, weather or Weather()
         self.weather.check()
         self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
         self.partitions = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.weather.partitions, key=lambda cut: cut.start)]
         self.chance = random.Random(seed)
         self.phantom = phantom
+        inside = Link(self.weather.local_latency or self.weather.latency, self.weather.local_bandwidth or self.weather.bandwidth)
+        self.inside = inside if per_host and inside != Link(self.weather.latency, self.weather.bandwidth) else None
+        """What links between replicas of one host are like, where that is otherwise."""
+        self.per_host = per_host
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
         """Called with sender, receiver and message before each message leaves: where faults are injected."""
@@ -131,7 +145,8 @@ class VirtualEndpoint(Endpoint):
         super().__init__(role)
         self.network, self.incarnation = network, incarnation
         self.closed = False
-        self.leaves = self.arrives = 0.0
+        self.port = Port()
+        self.host = roles.index_of(role) // network.per_host if network.inside and roles.is_replica(role) else -1
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
@@ -187,16 +202,16 @@ class VirtualEndpoint(Endpoint):
                 lent = peer.arena.parameters if type(message) is Fetched else self.arena.gradients
                 whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
                 payload = whole.clone() if type(message) is Fetched else whole
-        now, takes = clock.time, size / weather.bandwidth
-        # out through this role's port, over the line, in through the peer's port
-        leaves = self.leaves = (now if now > self.leaves else self.leaves) + takes
-        arrives, room = leaves + weather.latency, peer.arrives + takes
-        peer.arrives = arrives = arrives if arrives > room else room
+        line = weather if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
+        takes = size / line.bandwidth
+        arrives = carry(self.port, peer.port, clock.time, takes, line.latency)
+        if weather.reduction and payload is not None and isinstance(message, Piece) and message.adds:
+            arrives = add(peer.port, arrives, payload.nbytes * weather.reduction)
         if self.network.unsteady:
             arrives += self._late(weather)
         last = self.last.get(to, 0.0)
         if network.partitions:
-            began, alone = leaves - takes, takes + weather.latency
+            began, alone = self.port.leaves - takes, takes + line.latency
             while (again := network.heals(self.role, to, began, arrives, alone)) > arrives:
                 arrives = max(again, last + takes)
                 began = arrives - alone

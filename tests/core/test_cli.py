@@ -32,6 +32,7 @@ DOWNPOUR = f"{CADENCE} --read-in-place"
 OWN = {
     "downpour": DOWNPOUR,
     "synchronous": "--replicas --shards --restarts --standby --push-every --backup-workers",
+    "allreduce": "--replicas --algorithm --bucket-mb --buffers --on-death --per-host --restarts",
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
@@ -169,7 +170,7 @@ REFUSED = {
     "trian": "unknown command 'trian'; did you mean 'train'?",
     "--versoin": "did you mean '--version'?",
     "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
-    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, single",
+    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, allreduce, single",
     "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
     "train --epochs 3 mnist downpour": "--epochs: write the task and the strategy first",
     "train mnist --epochs 3 downpour": "--epochs: write the strategy before the options",

@@ -68,7 +68,7 @@ def stubborn() -> Task:
 
 def job(out: object, strategy: object = None, task: str = "jobs:tiny", **options: object) -> Job:
     """A small job in the folder `out`."""
-    return Job(task=task, strategy=strategy or Downpour(), batch_size=BATCH, out=str(out), **options)  # type: ignore[arg-type]
+    return Job(task=task, strategy=strategy or Downpour(), out=str(out), **{"batch_size": BATCH, **options})  # type: ignore[arg-type]
 
 
 def run(out: object, strategy: object = None, on: Local | None = None, **options: object) -> dict[str, object]:

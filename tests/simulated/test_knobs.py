@@ -78,6 +78,7 @@ def test_every_option_of_training_has_its_test() -> None:
     tested = {name for change in CHANGES for name in change}
     elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts", "standby"}
     elsewhere |= {"snapshot_seconds", "snapshot_pushes"}
+    elsewhere |= {"algorithm", "bucket_mb", "buffers", "on_death", "per_host"}  # in test_allreduce.py
     elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
     assert set(Settings.__struct_fields__) == tested | elsewhere
     offered = {f.name for kind in (Job, *STRATEGIES.values()) for f in dataclasses.fields(kind)}
@@ -216,8 +217,12 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain:
     assert long == pytest.approx(short + 1.0, abs=5e-3)
 
 
+HOSTS = ("reduction", "local_latency", "local_bandwidth")
+"""Those of allreduce, in test_allreduce.py."""
+
+
 def test_weather_and_pace_have_no_other_options() -> None:
-    assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay", "partitions"}
+    assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay", "partitions", *HOSTS}
     assert set(Pace.__struct_fields__) == {"step", "spread", "variation", "slow", "straggle_chance", "straggle_factor"}
     assert {f.name for f in dataclasses.fields(Simulated)} == {"weather", "pace", "crashes", "restart_seconds", "phantom", "keep"}
 

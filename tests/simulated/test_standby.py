@@ -129,13 +129,13 @@ def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: Simpl
 
     class Watch:
         def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Copy):
+            if isinstance(message, mirroring.Copied):
                 copied[message.keys[0].who, message.keys[0].clock] = message.number
             elif isinstance(message, messages.Pushed) and (to, message.clock) in copied:
                 told.append(copied[to, message.clock] <= kept[0])
 
         def delivered(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Kept):
+            if isinstance(message, mirroring.Confirmed):
                 kept[0] = message.number
 
     run.watch(Watch())
@@ -146,11 +146,11 @@ def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: Simpl
 
 def test_a_round_is_sent_to_the_standby_once(plain: SimpleNamespace) -> None:
     job = Job(task=plain.classes(plain.mlp, samples=80), strategy=Synchronous(4, 2, standby=1), batch_size=4, evaluate_every=0)
-    run, copies = Observed(job, Simulated()), list[mirroring.Copy]()
+    run, copies = Observed(job, Simulated()), list[mirroring.Copied]()
 
     class Watch:
         def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Copy) and sender == "shard 0":
+            if isinstance(message, mirroring.Copied) and sender == "shard 0":
                 copies.append(message)
 
         def delivered(self, sender: str, to: str, message: Message) -> None:

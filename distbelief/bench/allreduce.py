@@ -1,0 +1,158 @@
+"""`bench allreduce`: all-reduce in shared memory and by torch.distributed beside gloo's own, and on limited lines beside its price."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distbelief.bench import lines
+from distbelief.bench.peers import Peer, Peers
+from distbelief.bench.ranks import play
+from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
+from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
+from distbelief.core.cost import Link, price
+
+MB = 1_000_000
+OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"
+RING = "our ring over gloo"
+LIMITED = (4_000, 64_000, MB, 16 * MB)
+
+
+@dataclass(frozen=True)
+class AllreduceOptions:
+    """Options of `bench allreduce`."""
+
+    sizes: tuple[int, ...] = (MB, 16 * MB, 64 * MB)
+    """Bytes that are added up, in float32."""
+    ranks: tuple[int, ...] = (2, 4)
+    """Processes that add them up."""
+    repeats: int = 9
+    """Rounds in which all contenders take their turns."""
+    namespaces: tuple[int, ...] = ()
+    """Network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there beside its price. Needs root and iproute2."""
+    rate: int = 100
+    """Mbit/s of each namespace, both ways."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One small size, one round: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: AllreduceOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: a number that cannot be, or namespaces where none can be made.
+    """
+    facts = machine()
+    sizes, repeats = ((100_000,), 1) if options.quick else (options.sizes, options.repeats)
+    measured = {str(ranks): _on_one_host(ranks, sizes, repeats) for ranks in ((2,) if options.quick else options.ranks)}
+    limited = {str(ranks): _limited(ranks, options.rate, (4_000,) if options.quick else LIMITED) for ranks in options.namespaces}
+    result = {"bench": "allreduce", "machine": facts, "repeats": repeats, "one_host": measured, "namespaces": limited,
+              "figures": [*_figures(measured), *_of_prices(limited)]}  # fmt: skip
+    if not options.quiet:
+        for ranks, by_size in measured.items():
+            rows = [[name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())] for name in (OWN, PLACE, COPY, RING)]
+            show(f"one host, {ranks} ranks: ms", ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
+        for ranks, by_size in limited.items():
+            rows = [
+                [name, size, number(1e3 * one["seconds"]), number(1e3 * one["price"])]
+                for size, found in by_size.items()
+                for name, one in found.items()
+            ]
+            show(f"{ranks} namespaces of {options.rate} Mbit/s: ms", ("", "bytes", "measured", "price"), rows)
+    return finish(result, options.json, options.quiet)
+
+
+@contextmanager
+def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callable[[str, int, int], float]]:
+    """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time, of the slowest."""
+    memory = os.memfd_create("distbelief bench")
+    try:
+        with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+            store = str(Path(folder) / "store")
+            started: list[Peer] = []
+            for rank in range(ranks):
+                where = hosts.names[rank] if hosts else ""
+                started.append(peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where))
+
+            def measure(how: str, size: int, times: int) -> float:
+                for peer in started:
+                    peer.say(f"{how}|{size}|{times}")
+                return max(float(peer.hear()) for peer in started)
+
+            for peer in started:
+                peer.hear()
+            yield measure
+            for peer in started:
+                peer.say("end||")
+            for peer in started:
+                peer.hear()
+    finally:
+        os.close(memory)
+
+
+def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with _processes(ranks) as measure:
+        for size in sizes:
+            times = max(1, min(50, 16 * MB // size))
+            hows = {OWN: "native", PLACE: "place", COPY: "copy", RING: "ring"}
+            for how in hows.values():
+                measure(how, size, 1)
+            taken = interleave({name: partial(measure, how, size, times) for name, how in hows.items()}, repeats)
+            found[str(size)] = {
+                "seconds": {name: statistics.median(values) for name, values in taken.items()},
+                "faster_than_gloo": {name: ratio(taken[OWN], values) for name, values in taken.items()},
+            }
+    return found
+
+
+def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    figures = []
+    for ranks, by_size in measured.items():
+        for size, one in by_size.items():
+            where = f"{int(size) / MB:g} MB, {ranks} ranks"
+            for name, promised in ((COPY, 3.0), (PLACE, 6.0)):
+                figures.append(figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised))
+            if int(size) == 16 * MB:
+                figures.append(figure(f"{where}: {RING}, of gloo's own speed", one["faster_than_gloo"][RING], 0.9))
+    return figures
+
+
+def _limited(ranks: int, rate: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured in this run."""
+    found: dict[str, Any] = {}
+    with lines.hosts(ranks, rate) as hosts, _processes(ranks, hosts) as measure:
+        latency = min(measure("latency", 8, 5) for _ in range(9))  # what is more is somebody else's use of the processor
+        bandwidth = MB / max(min(measure("latency", MB, 2) for _ in range(3)) - latency, 1e-9)
+        link = Link(latency, bandwidth)
+        for size in sizes:
+            length = size // 4
+            found[str(size)] = {}
+            for name in ALGORITHMS:
+                made = schedule(name, ranks, length, by_host(ranks, 2) if name == "hierarchical" else ())
+                expected = price(made, 4, link)
+                times = max(1, min(10, int(0.5 / max(expected, 1e-3))))
+                seconds = statistics.median(measure(name, size, times) for _ in range(1 if expected > 1 else 5))
+                found[str(size)][name] = {"seconds": seconds, "price": expected}
+    return found
+
+
+def _of_prices(limited: dict[str, Any]) -> list[dict[str, Any]]:
+    figures = []
+    for ranks, by_size in limited.items():
+        for size, found in by_size.items():
+            for name, one in found.items():
+                away = abs(one["seconds"] / one["price"] - 1)
+                figures.append(figure(f"{ranks} namespaces, {int(size):,} bytes, {name}: away from the price", away, 0.2, lower=True))
+    return figures

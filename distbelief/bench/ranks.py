@@ -1,0 +1,100 @@
+"""One process of `bench allreduce`: it adds up as it is told, and tells how long that took."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from distbelief.bench import lines
+from distbelief.core.algorithms import by_host, schedule
+from distbelief.core.buckets import Bucket
+from distbelief.transport.memory import Memory
+from distbelief.transport.process_group import Player
+
+SECONDS = 120.0
+
+
+def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: int, memory: int, where: str) -> None:
+    """Serve until told to end.
+
+    Args:
+        connection: to who asks: `how|bytes|times`.
+        rank: of this process.
+        ranks: how many there are.
+        store: a file where they meet.
+        supervisor: the process whose descriptor `memory` is.
+        memory: of the segment to add up in.
+        where: the network namespace to be in; "" for that of the supervisor.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = lines.enter(where) if where else "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
+    player = Player(rank, ranks, torch.device("cpu"))
+    place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
+    groups = 0
+    connection.send_bytes(b"ready")
+    shared: dict[int, Memory] = {}
+    vectors: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    while True:
+        how, size_, times_ = connection.recv_bytes().decode().split("|")
+        if how == "end":
+            break
+        size, times = int(size_), int(times_)
+        if size not in vectors:
+            own = Memory(place, rank, ranks, "direct")
+            slot, summed = own.open(size, [Bucket(0, size, "float32")])
+            shared[size] = own
+            vectors[size] = torch.zeros(size // 4), slot, summed
+        dist.barrier()
+        groups += 1
+        if how in ("place", "copy"):
+            shared[size].meet(groups, range(ranks))
+        act = _act(how, size, ranks, rank, player, shared[size], *vectors[size])
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(times):
+            act()
+        taken = (time.perf_counter() - began) / times
+        connection.send_bytes(str(taken).encode())
+    player.leave()
+    dist.barrier()
+    dist.destroy_process_group()
+    connection.send_bytes(b"over")
+
+
+def _act(
+    how: str, size: int, ranks: int, rank: int, player: Player, memory: Memory, own: torch.Tensor, slot: torch.Tensor, summed: torch.Tensor
+) -> Callable[[], object]:
+    """What is measured."""
+    if how == "native":
+        return lambda: dist.all_reduce(own)
+    if how in ("place", "copy"):
+        mine, theirs = slot.view(torch.float32), summed.view(torch.float32)
+
+        def add_up() -> None:
+            if how == "copy":
+                mine.copy_(own)
+            memory.ready(0)
+            memory.reduce(0, lambda: False)
+            if how == "copy":
+                own.copy_(theirs)
+
+        return add_up
+    if how == "latency":
+        return lambda: _swap(own.view(torch.uint8), rank, ranks)
+    made = schedule(how, ranks, size // 4, by_host(ranks, 2) if how == "hierarchical" else ())
+    return lambda: player.play(own, made)
+
+
+def _swap(tensor: torch.Tensor, rank: int, ranks: int) -> None:
+    """Send to the next, and receive from the one before."""
+    there = torch.empty_like(tensor)
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv, there, (rank - 1) % ranks), dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)]
+    ):  # fmt: skip
+        work.wait()

@@ -1,0 +1,143 @@
+"""Assembly: the messages of a job whose replicas reduce their gradients among themselves, under a coordinator that deals to all of them at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from distbelief.core.layout import Layout
+from distbelief.core.messages import Message, Place
+from distbelief.core.portions import Portion
+from distbelief.core.settings import Plan
+
+NOTHING = -2
+"""The rounds of a replica that holds nothing yet."""
+
+
+class Member(NamedTuple):
+    """One replica of a group."""
+
+    role: str
+    place: Place
+    needs: bool
+    """Whether it does not have the parameters with which the group begins."""
+    store: str
+    """Where a group that torch.distributed makes meets, if this is its first member."""
+
+
+# replica to coordinator
+
+
+class Enter(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica asks to take part; `digest` is of its initial parameters, and the rest is as in `Join`."""
+
+    incarnation: int
+    address: str
+    layout: Layout
+    samples: int
+    batch_size: int
+    digest: str
+    store: str = ""
+
+
+class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica takes part in no group any more; it has made so many rounds."""
+
+    group: int
+    rounds: int
+
+
+class Rounds(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """How many rounds a replica has made in all; of the steps since its last report the sum of the losses, and the bytes it sent and received."""
+
+    group: int
+    rounds: int
+    loss: float
+    losses: int
+    sent: int
+    received: int
+
+
+class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica cannot go on in its group, though it may be that nobody has died."""
+
+    group: int
+    reason: str
+
+
+# coordinator to replica
+
+
+class Halt(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Leave your group in the middle of whatever it is, and say how far you are: group `group` is to be formed."""
+
+    group: int
+
+
+class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Form a group that has made so many rounds; member `source` gives those that need it what it holds, from a checkpoint where one is named."""
+
+    group: int
+    plan: Plan
+    members: tuple[Member, ...]
+    source: int
+    rounds: int
+    samples: int
+    checkpoint: str = ""
+
+
+class Ration(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The next minibatches of a group: in each round its members take the next ones, in their order; the last round may not have one for all."""
+
+    group: int
+    portion: Portion
+
+
+class Keep(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Write what you hold as the one part of checkpoint `number`."""
+
+    number: int
+
+
+class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """It is on disk, or the error that kept it from there; and how many updates are in it, since the first of all sittings of the job."""
+
+    number: int
+    error: str
+    updates: int
+
+
+# replica to replica
+
+
+class Hail(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Who opens a link to another member of a group says so, so that the other can use it."""
+
+    group: int
+
+
+class Piece(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Some elements of a bucket, from byte `start` of the flat vector on, at a step of its schedule in a round."""
+
+    group: int
+    round: int
+    bucket: int
+    step: int
+    start: int
+    adds: bool
+    data: bytes = b""
+
+
+class State(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Bytes of one array of what the source holds; `left` is how many messages come after this one."""
+
+    group: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    left: int
+    data: bytes = b""
+
+
+Assembly = Enter | Halted | Rounds | Broken | Halt | Assemble | Ration | Keep | Kept | Hail | Piece | State
+"""Every message of this file."""

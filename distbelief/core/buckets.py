@@ -1,0 +1,72 @@
+"""Buckets: the ranges of the flat vector that are reduced one by one, in the order in which a backward pass makes their gradients: from the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from distbelief.core.layout import ITEM_SIZES, Entry, Layout
+
+MEGABYTE = 1_000_000
+FORWARD = 1 / 3
+"""Of the time of a simulated step, what has passed when the backward pass begins."""
+
+
+class Bucket(NamedTuple):
+    """Bytes [start, stop) of the flat vector, of one dtype; added up, or (buffers) the first rank's taken by all."""
+
+    start: int
+    stop: int
+    dtype: str
+    adds: bool = True
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return ITEM_SIZES[self.dtype]
+
+    @property
+    def length(self) -> int:
+        """Elements."""
+        return (self.stop - self.start) // self.item
+
+
+def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
+    """Every trained parameter in one bucket of at most so many megabytes, of whole tensors; a larger tensor is one by itself.
+
+    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> layout = lay_out([Tensor(name, (250,), "float32") for name in "abc"])
+    >>> buckets(layout, 0.002)
+    (Bucket(start=1000, stop=3000, dtype='float32', adds=True), Bucket(start=0, stop=1000, dtype='float32', adds=True))
+    """
+    found: list[Bucket] = []
+    before: Entry | None = None
+    for entry in reversed([e for e in layout.entries if e.tensor.kind == "parameter" and e.tensor.elements]):
+        stop, tensor = entry.start + entry.tensor.size, entry.tensor
+        together = before is not None and (before.tensor.dtype, before.tensor.group) == (tensor.dtype, tensor.group)
+        if together and found[-1].stop - entry.start <= megabytes * MEGABYTE:
+            found[-1] = found[-1]._replace(start=entry.start)
+        else:
+            found.append(Bucket(entry.start, stop, tensor.dtype))
+        before = entry
+    return tuple(found)
+
+
+def of_buffers(layout: Layout) -> tuple[Bucket, ...]:
+    """What all take from the first rank: the model's buffers, as bytes; nothing where it has none."""
+    start = min((section.start for section in layout.sections if section.kind == "buffer"), default=layout.moving)
+    return (Bucket(start, layout.moving, "uint8", False),) if start < layout.moving else ()
+
+
+def shares(found: Sequence[Bucket]) -> list[float]:
+    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them; buffers are there at the end.
+
+    >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
+    [0.6666666666666667, 1.0]
+    """
+    whole = sum(bucket.stop - bucket.start for bucket in found if bucket.adds)
+    done, moments = 0, []
+    for bucket in found:
+        done += (bucket.stop - bucket.start) * bucket.adds
+        moments.append(FORWARD + (1 - FORWARD) * done / whole)
+    return moments

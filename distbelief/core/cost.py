@@ -1,0 +1,138 @@
+"""The price of communication: latency, bandwidth and reduction. The virtual network charges it for each message, `price` for a whole schedule.
+
+A message leaves through its sender's port, one after the other; is on the line for the latency; enters through its receiver's port, one after the
+other; and what is added there is added by one processor, one after the other. Both ports work at once, and so do all lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, schedule
+from distbelief.core.collectives import Schedule
+
+
+class Link(msgspec.Struct, frozen=True):
+    """What a line between two ranks is like."""
+
+    latency: float
+    """Seconds from the last byte that leaves to the last that arrives."""
+    bandwidth: float
+    """Bytes per second."""
+    reduction: float = 0.0
+    """Seconds per byte that is added to another."""
+
+
+class Port:
+    """Until when one rank sends, receives and adds, in seconds."""
+
+    __slots__ = ("adds", "arrives", "leaves")
+
+    def __init__(self) -> None:
+        self.leaves = self.arrives = self.adds = 0.0
+
+
+def carry(source: Port, target: Port, now: float, takes: float, latency: float) -> float:
+    """When a message arrives whose bytes take so many seconds through a port.
+
+    >>> one, other = Port(), Port()
+    >>> carry(one, other, 0.0, 2.0, 0.5), carry(one, other, 0.0, 2.0, 0.5)
+    (2.5, 4.5)
+    """
+    leaves = source.leaves = (now if now > source.leaves else source.leaves) + takes
+    arrives, room = leaves + latency, target.arrives + takes
+    target.arrives = arrives = arrives if arrives > room else room
+    return arrives
+
+
+def add(target: Port, arrives: float, takes: float) -> float:
+    """When what arrives is added, where that takes so many seconds."""
+    target.adds = (arrives if arrives > target.adds else target.adds) + takes
+    return target.adds
+
+
+def price(schedule: Schedule, item: int, link: Link, inside: Link | None = None, hosts: Sequence[Sequence[int]] = (), header: int = 0) -> float:
+    """Seconds from the first step to the last rank's last.
+
+    Args:
+        schedule: what is played.
+        item: bytes of an element.
+        link: between any two ranks.
+        inside: between two ranks of one host, where that is another.
+        hosts: the ranks of each host; those of the schedule where none are given.
+        header: bytes of each message beside its elements.
+
+    >>> from distbelief.core.algorithms import schedule
+    >>> round(price(schedule("ring", 8, 250_000), 4, Link(20e-6, 1.25e9)) * 1e3, 2)
+    1.68
+    """
+    home = {rank: number for number, members in enumerate(hosts or schedule.hosts) for rank in members}
+    ports, ready = [Port() for _ in range(schedule.ranks)], [0.0] * schedule.ranks
+    for step in schedule.steps:
+        after = list(ready)
+        for source, target, start, stop, adds in step:
+            line = inside if inside is not None and home.get(source) == home.get(target) is not None else link
+            size = (stop - start) * item
+            arrives = carry(ports[source], ports[target], ready[source], (size + header) / line.bandwidth, line.latency)
+            if adds and line.reduction:
+                arrives = add(ports[target], arrives, size * line.reduction)
+            after[target] = max(after[target], arrives)
+        ready = after
+    return max(ready, default=0.0)
+
+
+class Formula(msgspec.Struct, frozen=True):
+    """What the literature says of an algorithm: steps, and elements that all ranks send together."""
+
+    steps: int
+    moved: int
+
+
+def formula(algorithm: str, ranks: int, length: int, hosts: Sequence[Sequence[int]] = ()) -> Formula:
+    """Steps and elements by the formula; the steps are those of a length that is not shorter than the ranks.
+
+    >>> formula("halving-doubling", 8, 1000), formula("ring", 8, 1000)
+    (Formula(steps=6, moved=14000), Formula(steps=14, moved=14000))
+    """
+    check_algorithm(algorithm)
+    twice = 2 * (ranks - 1) * length
+    core = 1 << (ranks.bit_length() - 1)
+    log, folds = core.bit_length() - 1, 2 * (core < ranks)
+    beyond = 2 * (ranks - core) * length
+    if algorithm.startswith("hierarchical"):
+        return _of_hosts(hosts or by_host(ranks, 0), length, algorithm.partition(":")[2] or "ring")
+    known: Mapping[str, Formula] = {
+        "naive": Formula(2, twice),
+        "tree": Formula(2 * math.ceil(math.log2(ranks)), twice),
+        "butterfly": Formula(log + folds, log * core * length + beyond),
+        "halving-doubling": Formula(2 * log + folds, 2 * (core - 1) * length + beyond),
+        "ring": Formula(2 * (ranks - 1), twice),
+        "direct": Formula(2, twice),
+    }
+    return known[algorithm] if ranks > 1 else Formula(0, 0)
+
+
+def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formula:
+    """Around the ring of each host once for its pieces and once for the sums; between hosts, each piece by itself."""
+    least = min(map(len, hosts))
+    beyond = sum(len(host) - least for host in hosts)
+    between = formula(inner, len(hosts), length)
+    return Formula(2 * (least - 1) + between.steps + 2 * bool(beyond), 2 * len(hosts) * (least - 1) * length + between.moved + 2 * beyond * length)
+
+
+def cheapest(
+    ranks: int, length: int, item: int, link: Link, inside: Link | None = None, hosts: tuple[tuple[int, ...], ...] = (),
+    among: Sequence[str] = ALGORITHMS, header: int = 0,
+) -> str:  # fmt: skip
+    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`.
+
+    >>> [cheapest(8, n, 4, Link(20e-6, 1.25e9), among=("butterfly", "halving-doubling", "ring")) for n in (1000, 250_000)]
+    ['butterfly', 'halving-doubling']
+    """
+    prices = {
+        name: price(schedule(name, ranks, length, hosts if name == "hierarchical" else ()), item, link, inside, hosts, header) for name in among
+    }
+    return min(prices, key=lambda name: prices[name])

@@ -1,0 +1,152 @@
+"""Rations: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken back where the group breaks up."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from distbelief.core.portions import START, Portion, Position
+from distbelief.errors import RemoteProtocolError
+
+ROUNDS_LIMIT = 16
+"""Most rounds in one ration; a group is dealt the next while it makes one."""
+
+
+class Share(NamedTuple):
+    """What one member has done."""
+
+    steps: int = 0
+    samples: int = 0
+
+
+def round_of(portion: Portion, members: int, number: int) -> list[int]:
+    """The minibatches of round `number` of a ration, one for each of the first members.
+
+    >>> round_of(Portion(0, 10, 5), 2, 0), round_of(Portion(0, 10, 5), 2, 2)
+    ([10, 11], [14])
+    """
+    first = portion.first + number * members
+    return list(range(first, min(first + members, portion.first + portion.count)))
+
+
+class Rations:
+    """Deals `epochs` epochs of `samples` samples in minibatches of `batch_size`.
+
+    A round takes one minibatch for each member, so that it is the same as one of a larger minibatch; only the last of an epoch may be smaller.
+
+    >>> rations = Rations(samples=50, batch_size=10, epochs=1)
+    >>> rations.deal(2)
+    Portion(epoch=0, first=0, count=5)
+    >>> rations.settle(1), rations.recall(), rations.deal(3)
+    ([Share(steps=1, samples=10), Share(steps=1, samples=10)], [2, 1], Portion(epoch=0, first=2, count=3))
+    """
+
+    def __init__(self, samples: int, batch_size: int, epochs: int, position: Position = START) -> None:
+        self._samples, self._batch_size, self.epochs = samples, batch_size, epochs
+        self.batches = -(-samples // batch_size)
+        self._epoch, self._batch = position.epoch, position.batch
+        self._again: deque[Portion] = deque(position.undone)
+        self._out: deque[tuple[Portion, int]] = deque()
+        self._members = 1
+        self._left: dict[int, int] = {}
+        for portion in position.undone:
+            self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
+        if position.epoch < epochs:
+            self._left[position.epoch] = self._left.get(position.epoch, 0) + self.batches - position.batch
+
+    def samples_of(self, index: int) -> int:
+        """Samples in a minibatch."""
+        return min(self._batch_size, self._samples - index * self._batch_size)
+
+    def deal(self, members: int, rounds: int = ROUNDS_LIMIT) -> Portion | None:
+        """The next ration of a group of so many, of at most so many rounds; None when all is dealt."""
+        self._members, most = members, members * rounds
+        if self._again:
+            whole = self._again.popleft()
+            portion = Portion(whole.epoch, whole.first, min(whole.count, most))
+            if whole.count > most:
+                self._again.appendleft(Portion(whole.epoch, whole.first + most, whole.count - most))
+        elif self._epoch < self.epochs:
+            portion = Portion(self._epoch, self._batch, min(self.batches - self._batch, most))
+            self._forward(self._epoch, self._batch + portion.count)
+        else:
+            return None
+        self._out.append((portion, 0))
+        return portion
+
+    def _forward(self, epoch: int, batch: int) -> None:
+        if batch == self.batches:
+            epoch, batch = epoch + 1, 0
+            if epoch < self.epochs:
+                self._left.setdefault(epoch, self.batches)
+        self._epoch, self._batch = epoch, batch
+
+    @property
+    def out(self) -> int:
+        """Rations that are dealt and not done."""
+        return len(self._out)
+
+    @property
+    def at_start(self) -> bool:
+        """Whether what is dealt next begins an epoch."""
+        return not self._again and not self._batch
+
+    @property
+    def completed(self) -> int:
+        """Epochs that are done."""
+        return self._epoch + (self._epoch < self.epochs) - len(self._left)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every minibatch of every epoch is done."""
+        return not self._left
+
+    def settle(self, rounds: int) -> list[Share]:
+        """So many more rounds are done; returns the share of each member in them.
+
+        Raises:
+            RemoteProtocolError: more than were dealt.
+        """
+        dealt = sum(-(-portion.count // self._members) - done for portion, done in self._out)
+        if rounds > dealt:
+            raise RemoteProtocolError(f"{rounds} rounds are reported, and {dealt} were dealt")
+        shares = [Share() for _ in range(self._members)]
+        for _ in range(rounds):
+            portion, done = self._out.popleft()
+            taken = round_of(portion, self._members, done)
+            for member, index in enumerate(taken):
+                steps, samples = shares[member]
+                shares[member] = Share(steps + 1, samples + self.samples_of(index))
+            self._left[portion.epoch] -= len(taken)
+            if not self._left[portion.epoch]:
+                del self._left[portion.epoch]
+            if (done + 1) * self._members < portion.count:
+                self._out.appendleft((portion, done + 1))
+        return shares
+
+    def held(self) -> list[int]:
+        """How many minibatches of what is dealt and not done are each member's."""
+        held = [0] * self._members
+        for portion, done in self._out:
+            for index in range(portion.count - done * self._members):
+                held[index % self._members] += 1
+        return held
+
+    def recall(self) -> list[int]:
+        """Take back what is not done; returns how many minibatches of it were each member's."""
+        lost = self.held()
+        for portion, done in reversed(self._out):
+            first, end = portion.first + done * self._members, portion.first + portion.count
+            here = (self._epoch, self._batch)
+            if not self._again and here in ((portion.epoch, end), (portion.epoch + 1, 0)) and (here[1] or end == self.batches):
+                if here[0] > portion.epoch and self._left.get(here[0]) == self.batches:
+                    del self._left[here[0]]  # it has not begun
+                self._epoch, self._batch = portion.epoch, first
+            else:
+                self._again.appendleft(Portion(portion.epoch, first, end - first))
+        self._out.clear()
+        return lost
+
+    def position(self) -> Position:
+        """Where the data stands, nothing being dealt and not done."""
+        return Position(self._epoch, self._batch, tuple(self._again))

@@ -1,0 +1,394 @@
+"""The story of a replica of a job without a server: it computes, adds up its gradients with those of its group, and makes the same update as all.
+
+Whatever happens to another, it waits for the coordinator's word: to halt, and say how far it is. Then a group is formed of those who are there, and
+who has made fewer rounds than another, or has just come, is given what that one holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from distbelief.core import assembly, events, learning_rate, messages, roles
+from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
+from distbelief.core.collectives import Schedule
+from distbelief.core.effects import (
+    RECEIVE,
+    Arrival,
+    Attach,
+    Batch,
+    Compute,
+    Computed,
+    Connect,
+    Effect,
+    Form,
+    Load,
+    Measure,
+    Measured,
+    Phantom,
+    Reduce,
+    Save,
+    Send,
+    Story,
+    Wake,
+)
+from distbelief.core.portions import Portion
+from distbelief.core.rations import round_of
+from distbelief.core.settings import Plan
+from distbelief.errors import JobFailed, LocalProtocolError
+from distbelief.replica.downpour import REPORT_SECONDS
+from distbelief.replica.links import refusal
+from distbelief.replica.pieces import Pieces, schedule_of
+from distbelief.replica.whole import Whole
+from distbelief.replica.work import check_loss
+
+CHUNK = 4 << 20
+"""Most bytes of what a replica holds in one message to another."""
+FORWARD = 1 / 3
+"""Of the time of a simulated step, what has passed when the backward pass begins."""
+
+Steps = Generator[Effect, Any, None]
+
+
+NOTHING = -2
+"""The rounds of one who holds nothing yet."""
+
+
+class _Halted(Exception):
+    """The group is broken up."""
+
+
+class Allreduce:
+    """One replica.
+
+    Args:
+        role: its name.
+        whole: its model.
+        samples: in its training set.
+        batch_size: that the user's own loop names; 0 where the job's is taken.
+        address: where others reach it.
+        incarnation: of this replica; a restarted one has a higher.
+        reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel as messages.
+        gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before it is over.
+        store: where a group that torch.distributed makes meets, if this is its first member.
+        choose: the algorithm for a bucket among so many ranks, where the job's is auto.
+    """
+
+    def __init__(
+        self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0, reduces: bool = False,
+        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
+    ) -> None:  # fmt: skip
+        self.role, self.whole, self.incarnation = role, whole, incarnation
+        self.step = self.samples = 0
+        self.rounds = assembly.NOTHING
+        self._enter = assembly.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest(), store)
+        self._reduces, self._gradual, self._choose = reduces, gradual, choose
+        self._plan: Plan | None = None
+        self._assemble: assembly.Assemble | None = None
+        self._halt: int | None = None
+        self._group = -1
+        self._rations: deque[tuple[Portion, int]] = deque()
+        self._early: list[tuple[str, assembly.Piece]] = []
+        self._errands: deque[Any] = deque()
+        self._hailed: dict[str, int] = {}
+        self._linked: dict[str, int] = {}
+        self._arrays: dict[str, list[Any]] = {}
+        self._given, self._left = -1, 0
+        self._updates = 0
+        self._ending = False
+        self._loss, self._losses, self._seconds = 0.0, 0, 0.0
+
+    def story(self) -> Story:
+        """From joining to leaving."""
+        yield Send(roles.COORDINATOR, self._enter)
+        while not self._ending:
+            try:
+                while self._assemble is None and not self._ending:
+                    yield from self._wait()
+                if self._assemble is not None:
+                    yield from self._form(self._assemble)
+                    yield from self._train()
+            except _Halted:
+                self._rations.clear()
+                self._errands.clear()
+                self._early.clear()
+                halt, self._halt = self._halt, None
+                assert halt is not None
+                self._group = -1
+                yield Send(roles.COORDINATOR, assembly.Halted(halt, self.rounds))
+        yield Send(roles.COORDINATOR, messages.Leave())
+
+    def waits(self) -> str:
+        """What it waits for, where it does: one sentence."""
+        if self._plan is None:
+            return "for all replicas to be there"
+        if self._group < 0:
+            return "for a group to be formed"
+        if not self._reduces and (who := self._pieces.waits_for()):
+            return f"for gradients from {', '.join(who[:3])}"
+        return "for work from the coordinator"
+
+    def standing(self) -> dict[str, Any]:
+        """How far it is."""
+        return {"rounds": self.rounds}
+
+    # the group
+
+    def _form(self, told: assembly.Assemble) -> Steps:
+        """Take one's place in a group, and hold what it begins with."""
+        self._assemble = None
+        plan, settings = told.plan, told.plan.settings
+        if self._plan is None:
+            self._plan, self._settings = plan, settings
+            yield Attach(plan, 0, 0)
+        self._group, self._members = told.group, [member.role for member in told.members]
+        rank = self._rank = self._members.index(self.role)
+        self._buckets: list[Bucket] = [*buckets(plan.layout, settings.bucket_mb)]
+        if settings.buffers == "broadcast":
+            self._buckets += of_buffers(plan.layout)
+        needy = {i for i, member in enumerate(told.members) if member.needs}
+        partners = needy if rank == told.source else {told.source} if rank in needy else set()
+        if not self._reduces:
+            self._pieces = Pieces(told.group, self._members, rank, self._buckets, [*map(self._schedule, self._buckets)], self.whole)
+            partners |= self._pieces.partners
+        yield from self._meet(told, partners - {rank})
+        if told.checkpoint and rank == told.source:
+            loaded: events.Loaded = yield Load(told.checkpoint, plan, 0)
+            self.whole.load(loaded.arrays)
+            self._updates = int(loaded.facts.get("updates", 0))
+        if self.rounds == assembly.NOTHING:
+            self.samples = told.samples
+        if rank == told.source:
+            yield from self._give([member.role for i, member in enumerate(told.members) if member.needs])
+        elif told.members[rank].needs:
+            yield from self._receive_state()
+        self.rounds = told.rounds
+        if self._reduces and not (yield Form(told)):
+            yield from self._break("its part in the group could not be made")
+        yield self._report()
+
+    def _schedule(self, bucket: Bucket) -> Schedule:
+        """How one bucket is reduced in the group."""
+        ranks, settings = len(self._members), self._settings
+        chosen = self._choose(bucket, ranks) if self._choose and settings.algorithm == "auto" else settings.algorithm
+        return schedule_of(bucket, chosen, ranks, settings.per_host)
+
+    def _meet(self, told: assembly.Assemble, partners: set[int]) -> Steps:
+        """Open the links to partners of a higher rank, and wait for those of a lower one."""
+        for other in sorted(partners):
+            role, place = self._members[other], told.members[other].place
+            if other > self._rank:
+                if self._linked.get(role) != place.incarnation:
+                    if not (yield Connect(role, place)):
+                        yield from self._break(f"{role} cannot be reached")
+                    self._linked[role] = place.incarnation
+                yield Send(role, assembly.Hail(self._group))
+        while any(self._hailed.get(self._members[other], -1) < self._group for other in partners if other < self._rank):
+            yield from self._wait()
+        for other in partners:
+            self._linked[self._members[other]] = told.members[other].place.incarnation
+
+    def _give(self, needy: list[str]) -> Steps:
+        """Send all that this replica holds to those who need it."""
+        if not needy:
+            return
+        chunks = []
+        for name, dtype, shape, data in self.whole.state():
+            chunks += [(name, dtype, shape, start, data[start : start + CHUNK]) for start in range(0, max(len(data), 1), CHUNK)]
+        chunks = chunks or [("", "", (), 0, b"")]
+        chunks += [("updates", "int64", (), self._updates, b""), ("samples", "int64", (), self.samples, b"")]
+        for left, (name, dtype, shape, start, data) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
+            size = len(data) if data else self.whole.layout.total * (not name)
+            for role in needy:
+                yield Send(role, assembly.State(self._group, name, dtype, shape, start, left, data), Phantom(size))
+
+    def _receive_state(self) -> Steps:
+        """Wait for what the source holds, and take it."""
+        while self._left or self._given < self._group:
+            yield from self._wait()
+        self._updates, self.samples = (self._arrays.pop(name)[2] for name in ("updates", "samples"))
+        arrays = {name: (dtype, shape, b"".join(data)) for name, (dtype, shape, _, data) in self._arrays.items() if name}
+        self._arrays.clear()
+        self.whole.take_state(arrays)
+
+    def _break(self, reason: str) -> Steps:
+        """Say that the group cannot go on, and wait to be halted."""
+        yield Send(roles.COORDINATOR, assembly.Broken(self._group, reason))
+        while True:
+            yield from self._wait()
+
+    # rounds
+
+    def _train(self) -> Steps:
+        """One ration after another, until the group is broken up or the job is over."""
+        while not self._ending:
+            if self._rations:
+                portion, group = self._rations.popleft()
+                if group == self._group:
+                    yield from self._make(portion)
+            elif self._errands:
+                yield from self._run_errand(self._errands.popleft())
+            else:
+                yield from self._wait()
+
+    def _make(self, portion: Portion) -> Steps:
+        """All rounds of a ration."""
+        assert self._plan is not None
+        count, settings = len(self._members), self._settings
+        for number in range(-(-portion.count // count)):
+            taken = round_of(portion, count, number)
+            sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
+            own = sizes[self._rank] if self._rank < len(taken) else 0
+            self.whole.weigh(own / sum(sizes))
+            computed = None
+            if own:
+                batch = Batch(portion.epoch, taken[self._rank])
+                computed = yield Compute(batch)
+                if computed is None:
+                    self._ending = True
+                    return
+                if computed.loss is not None:
+                    self.report(computed.loss, batch, self.step)
+                self.step += 1
+                self._seconds += computed.seconds
+                self.whole.gather()
+            else:
+                self.whole.contribute_nothing()
+            yield from self._reduce(computed)
+            if settings.buffers == "broadcast":
+                self.whole.adopt_buffers()
+            self.whole.update(learning_rate.factor(settings.lr_schedule, self.samples, self._plan.total_samples))
+            self.rounds += 1
+            self._updates += 1
+            self.samples += sum(sizes)
+            if self._seconds >= REPORT_SECONDS:
+                yield self._report()
+        yield self._report()
+
+    def _reduce(self, computed: Computed | None) -> Steps:
+        """Add up the gradients of the round."""
+        if self._reduces:
+            if not (yield Reduce(self.rounds)):
+                yield from self._break("its gradients could not be added up")
+            return
+        pieces = self._pieces
+        pieces.next_round(self.rounds)
+        early, self._early = self._early, []
+        for sender, piece in early:
+            if piece.group == self._group:  # those of groups before were on their way when these broke up
+                pieces.take(sender, piece)
+        ready = self._moments(computed)
+        for number, moment in enumerate(ready):
+            if moment > ready[0]:
+                yield Wake(moment - ready[0], f"{self._group} {self.rounds} {number}")
+            else:
+                yield from pieces.begin(number)
+        while not pieces.done:
+            arrival: Arrival = yield RECEIVE
+            if isinstance(arrival.event, assembly.Piece) and arrival.event.group == self._group:
+                yield from pieces.take(arrival.sender, arrival.event)
+            elif isinstance(arrival.event, events.Woke):
+                group, rounds, number = map(int, arrival.event.what.split())
+                if (group, rounds) == (self._group, self.rounds):
+                    yield from pieces.begin(number)
+            else:
+                yield from self._take(arrival)
+
+    def _moments(self, computed: Computed | None) -> list[float]:
+        """When the gradient of each bucket is there, in seconds since the step began; a step whose worker makes it at once has them all."""
+        if computed is None or not self._gradual:
+            return [0.0] * len(self._buckets)
+        return [computed.seconds * share for share in shares(self._buckets)]
+
+    def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
+        """Count the loss of a step on a minibatch into the next report.
+
+        Raises:
+            TrainingError: it is not a finite number.
+        """
+        check_loss(self.role, loss, batch, step, what, self._settings.optimizer.lr)
+        self._loss += loss
+        self._losses += 1
+
+    def _report(self) -> Send:
+        sent, received = 0, 0
+        if not self._reduces:
+            sent, received = self._pieces.sent, self._pieces.received
+            self._pieces.sent = self._pieces.received = 0
+        told = assembly.Rounds(self._group, self.rounds, self._loss, self._losses, sent, received)
+        self._loss, self._losses, self._seconds = 0.0, 0, 0.0
+        return Send(roles.COORDINATOR, told)
+
+    # what the first member does for all
+
+    def _run_errand(self, asked: Any) -> Steps:
+        if isinstance(asked, messages.Evaluate):
+            measured: Measured = yield Measure()
+            yield Send(roles.COORDINATOR, messages.Evaluated(asked.number, measured.loss, measured.accuracy))
+            return
+        facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "clocks": {}}
+        saved: events.Saved = yield Save(asked.number, "shard-0", self.whole.arrays(), facts)
+        yield Send(roles.COORDINATOR, assembly.Kept(asked.number, saved.error, self._updates))
+
+    # what arrives
+
+    def _wait(self) -> Steps:
+        yield from self._take((yield RECEIVE))
+
+    def _take(self, arrival: Arrival) -> Steps:
+        """Note what arrived, or act on it.
+
+        Raises:
+            _Halted: the group is to break up.
+        """
+        event = arrival.event
+        if isinstance(event, assembly.Piece):
+            if event.group >= self._group:
+                self._early.append((arrival.sender, event))
+        elif isinstance(event, assembly.Ration):
+            self._rations.append((event.portion, event.group))
+        elif isinstance(event, assembly.Assemble):
+            self._assemble = event
+        elif isinstance(event, assembly.Hail):
+            self._hailed[arrival.sender] = event.group
+        elif isinstance(event, assembly.State):
+            self._take_state(event)
+        elif isinstance(event, assembly.Halt):
+            self._halt = event.group
+            raise _Halted
+        elif isinstance(event, assembly.Keep | messages.Evaluate):
+            self._errands.append(event)
+        elif isinstance(event, messages.Finish):
+            self._ending = True
+        elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
+            yield from self._lose(arrival.sender, event)
+        elif not isinstance(event, events.Woke):  # of a round that was broken off
+            self._end(arrival)
+
+    def _take_state(self, event: assembly.State) -> None:
+        if event.group > self._given:
+            self._given = event.group
+            self._arrays.clear()
+        if event.group == self._given:
+            self._arrays.setdefault(event.name, [event.dtype, event.shape, event.start, []])[3].append(event.data)
+            self._left = event.left
+
+    def _lose(self, role: str, event: events.Lost) -> Steps:
+        """A link to another is gone: the coordinator is told, which may not know of it."""
+        if 0 <= event.incarnation < self._linked.get(role, -1):
+            return
+        self._linked.pop(role, None)
+        self._hailed.pop(role, None)
+        if self._group >= 0 and role in self._members:
+            yield Send(roles.COORDINATOR, assembly.Broken(self._group, f"its link to {role} is gone ({event.reason})"))
+
+    def _end(self, arrival: Arrival) -> None:
+        event = arrival.event
+        if isinstance(event, messages.Refused):
+            raise refusal(event)
+        if isinstance(event, events.Lost):
+            raise JobFailed(f"{self.role}: {arrival.sender} is gone ({event.reason})")
+        if isinstance(event, messages.Stop):
+            raise JobFailed(f"{self.role}: the job was ended: {event.reason}")
+        raise LocalProtocolError(f"{self.role} has no use for {type(event).__name__} from {arrival.sender}")

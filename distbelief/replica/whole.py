@@ -1,0 +1,105 @@
+"""What a story asks of a replica that holds the whole model: its parameters with their optimizer, and the vector in which gradients are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from distbelief.core.buckets import Bucket
+from distbelief.core.layout import Layout
+
+
+class Whole(Protocol):
+    """The model of one replica; ranges are of the flat vector, in bytes."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model."""
+        ...
+
+    def digest(self) -> str:
+        """A number for the initial parameters: equal ones have the same."""
+        ...
+
+    def weigh(self, weight: float) -> None:
+        """What gradients are multiplied with from here on: the share of the coming minibatch in its round."""
+
+    def gather(self) -> None:
+        """Have the gradient of the step in the vector, and the buffers behind it; a parameter without one counts as zero."""
+
+    def contribute_nothing(self) -> None:
+        """Have zeros there: this replica has no minibatch in the round."""
+
+    def update(self, factor: float) -> None:
+        """Make one optimizer step with the sum, at `factor` times the learning rate."""
+
+    def adopt_buffers(self) -> None:
+        """Take the buffers in the vector as the model's own."""
+
+    def arrays(self) -> dict[str, Any]:
+        """Everything it holds, by name: views, not copies."""
+        ...
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Take back what `arrays` gave."""
+
+    def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+        """Everything it holds, to be sent: name, dtype, shape and bytes of each array."""
+        ...
+
+    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+        """Take what another's `state` gave."""
+
+    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
+        """A copy of a range of the vector."""
+        ...
+
+    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
+        """Add to a range of the vector, or put there."""
+
+
+class PhantomWhole:
+    """A model of a layout that holds nothing: for simulations that compute nothing."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def digest(self) -> str:
+        """All phantoms are alike."""
+        return "phantom"
+
+    def weigh(self, weight: float) -> None:
+        """Nothing to weigh."""
+
+    def gather(self) -> None:
+        """Nothing to gather."""
+
+    def contribute_nothing(self) -> None:
+        """Nothing to zero."""
+
+    def update(self, factor: float) -> None:
+        """Nothing to step."""
+
+    def adopt_buffers(self) -> None:
+        """Nothing to take."""
+
+    def arrays(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Nothing to take back."""
+
+    def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+        """Nothing to send."""
+        return []
+
+    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+        """Nothing to take."""
+
+    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
+        """Nothing to copy."""
+        return b""
+
+    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
+        """Nothing to add."""

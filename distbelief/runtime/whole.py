@@ -1,0 +1,209 @@
+"""A replica that holds the whole model: its parameters in one flat vector, stepped as a shard steps its slice, and the vector of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from distbelief.core.buckets import Bucket, buckets, of_buffers
+from distbelief.core.layout import Layout
+from distbelief.core.settings import Plan
+from distbelief.core.sharding import cut
+from distbelief.server.slice import TorchSlice
+from distbelief.tasks.flat import FlatModule
+
+
+class Home(Protocol):
+    """Where the gradients are added up, by whoever adds them."""
+
+    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where it finds the sum."""
+        ...
+
+    def ready(self, bucket: int) -> None:
+        """The gradient of a bucket is written."""
+
+
+class Own:
+    """The vector of a replica whose gradients travel as messages: they are added up where they are written."""
+
+    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One vector for both."""
+        vector = torch.zeros(size, dtype=torch.uint8)
+        return vector, vector
+
+    def ready(self, bucket: int) -> None:
+        """Nobody is told."""
+
+
+class _Stepped(TorchSlice):
+    """The slice of a replica that holds everything: the model's own buffers are in it, and are no business of an update's."""
+
+    def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
+        moving = plan.layout.moving
+        super().__init__(plan, 0, vector[:moving], vector[moving:])
+        self._carried = []
+
+
+class TorchWhole:
+    """A model and its optimizer.
+
+    Args:
+        flat: the model.
+        home: where gradients are added up.
+        overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one backward pass.
+    """
+
+    def __init__(self, flat: FlatModule, home: Home | None = None, overlaps: bool = False) -> None:
+        self.flat = flat
+        self._home: Home = home or Own()
+        self._overlaps = overlaps
+        self._weight = 1.0
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model."""
+        return self.flat.layout
+
+    def digest(self) -> str:
+        """Of the parameters' bytes."""
+        vector = torch.zeros(self.layout.total, dtype=torch.uint8)
+        self.flat.write(vector)
+        return blake2b(vector.numpy().data, digest_size=16).hexdigest()
+
+    def bind(self, plan: Plan) -> None:
+        """Have the model live in the flat vector from here on."""
+        layout, device = plan.layout, self.flat.device
+        plan = msgspec.structs.replace(plan, assignments=cut(layout, 1))
+        vector = torch.zeros(layout.total, dtype=torch.uint8, device=device)
+        self.flat.write(vector)
+        self._clip = plan.settings.clip_norm
+        found = buckets(layout, plan.settings.bucket_mb)
+        both = (*found, *(of_buffers(layout) if plan.settings.buffers == "broadcast" else ()))
+        self._slot, self.sum = self._home.open(layout.moving, both)
+        self.flat.bind([], [vector])
+        self.flat.swap(0)
+        self.slice = _Stepped(plan, vector)
+        self.slice.fill(vector[: layout.moving], frozen=False)
+        self._trained = [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
+        self._views = [_typed(self._slot, e.start, e.start + e.tensor.size, e.tensor.dtype).view(e.tensor.shape) for e in self._trained]
+        self._parameters = [dict(self.flat.module.named_parameters())[e.tensor.name] for e in self._trained]
+        self._bucket = [next((i for i, b in enumerate(found) if b.start <= e.start < b.stop), -1) for e in self._trained]
+        self._counts = [self._bucket.count(i) for i in range(len(found))]
+        self._all = len(both)
+        self._sums = [_typed(self.sum, b.start, b.stop, b.dtype) for b in found]
+        self._buffers = [(vector[b.start : b.stop], self._slot[b.start : b.stop], self.sum[b.start : b.stop]) for b in both if not b.adds]
+        self._begin()
+        if self._overlaps:
+            for number, parameter in enumerate(self._parameters):
+                parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
+
+    # gradients
+
+    def weigh(self, weight: float) -> None:
+        """What gradients are multiplied with from here on."""
+        self._weight = weight
+        self._begin()
+
+    def _begin(self) -> None:
+        self._missing = [True] * len(self._trained)
+        self._left = list(self._counts)
+
+    def _made(self, number: int) -> None:
+        """A parameter's gradient is made: bring it into the vector, and tell where that was the last of its bucket."""
+        view, gradient = self._views[number], self._parameters[number].grad
+        self._missing[number] = False
+        if gradient is None:
+            view.zero_()
+        elif self._weight == 1.0:
+            view.copy_(gradient)
+        else:
+            torch.mul(gradient, self._weight, out=view) if gradient.dtype == view.dtype else view.copy_(gradient).mul_(self._weight)
+        bucket = self._bucket[number]
+        if bucket >= 0:
+            self._left[bucket] -= 1
+            if not self._left[bucket] and self._overlaps:
+                self._home.ready(bucket)
+
+    def gather(self) -> None:
+        """Have the gradient of the step in the vector, and the buffers behind it."""
+        with torch.no_grad():
+            for number, missing in enumerate(self._missing):
+                if missing:
+                    self._made(number)
+        self._tell_rest()
+
+    def contribute_nothing(self) -> None:
+        """Have zeros there."""
+        self._slot[: self.layout.trained.stop].zero_()
+        self._tell_rest(everything=True)
+
+    def _tell_rest(self, everything: bool = False) -> None:
+        for own, slot, _ in self._buffers:
+            slot.copy_(own)
+        for bucket in range(0 if everything or not self._overlaps else len(self._counts), self._all):
+            self._home.ready(bucket)
+
+    def update(self, factor: float) -> None:
+        """Make one optimizer step with the sum, clipped to the job's norm."""
+        if self._clip:
+            norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums])))
+            if (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
+                self._slot[: self.layout.trained.stop].copy_(self.sum[: self.layout.trained.stop])
+                for view in self._views:
+                    view.mul_(shrinks)
+                self.slice.apply("clipped", 0, self._slot, factor)
+                return
+        self.slice.apply("sum", 0, self.sum, factor)
+
+    def adopt_buffers(self) -> None:
+        """Take the buffers in the vector as the model's own."""
+        for own, _, there in self._buffers:
+            own.copy_(there)
+
+    # everything
+
+    def arrays(self) -> dict[str, Any]:
+        """Everything it holds, by name."""
+        return self.slice.arrays()
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Take back what `arrays` gave."""
+        self.slice.load(dict(arrays))
+
+    def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+        """Everything it holds, to be sent."""
+        return [
+            (name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            for name, value in self.arrays().items()
+        ]
+
+    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+        """Take what another's `state` gave."""
+        device = self.flat.device
+        self.load({name: _from_bytes(data, dtype).view(shape).to(device) for name, (dtype, shape, data) in arrays.items()})
+
+    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
+        """A copy of a range of the vector."""
+        return self._slot[start:stop].numpy().tobytes()
+
+    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
+        """Add to a range of the vector, or put there."""
+        if data:
+            here = _typed(self._slot, start, start + len(data), bucket.dtype)
+            there = _from_bytes(data, bucket.dtype)
+            here.add_(there) if adds else here.copy_(there)
+
+
+def _typed(vector: torch.Tensor, start: int, stop: int, dtype: str) -> torch.Tensor:
+    return vector[start:stop].view(getattr(torch, dtype))
+
+
+def _from_bytes(data: bytes, dtype: str) -> torch.Tensor:
+    if not data:
+        return torch.zeros(0, dtype=getattr(torch, dtype))
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))

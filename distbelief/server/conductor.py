@@ -1,0 +1,390 @@
+"""The coordinator of a job without a server: it forms groups of the replicas that are there, deals to a whole group at once, and forms the next when
+one dies or comes.
+
+A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the source of what the others lack;
+all are told who is in it. What is dealt and not done is then dealt again. So every minibatch is in exactly one update, whoever dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distbelief.core import assembly, events, messages, records, roles, speakers
+from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send, Wake
+from distbelief.core.events import Event
+from distbelief.core.lives import Lives
+from distbelief.core.portions import START, Position
+from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import LayoutError, UsageError
+from distbelief.server import admission
+from distbelief.server.grouping import Grouping
+
+AHEAD = 2
+"""Rations that a group has at a time."""
+BARREN = 5
+"""Groups in a row that may break up without having made a round, though nobody has died."""
+TIME = "time for a checkpoint"
+
+
+class Conductor:
+    """The coordinator of one job whose replicas reduce among themselves.
+
+    Args:
+        settings: of the job; every replica is told them.
+        evaluates: whether the model is measured.
+        checkpoint: what the first group begins with, or "" for a fresh job.
+        position: where the data of that checkpoint stands.
+        samples: samples that were done before it.
+        number: of the next checkpoint.
+    """
+
+    def __init__(
+        self, settings: Settings, evaluates: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+    ) -> None:
+        self.settings, self._evaluates = settings, evaluates
+        self.plan: Plan | None = None
+        self.data: Rations | None = None
+        self.samples, self.rounds, self.number = samples, 0, number
+        self.phase = "gathering"
+        self._kept = (checkpoint, position, samples)
+        self._failed, self._updates = "", 0
+        self._lives = Lives(settings.restarts)
+        self._groups = Grouping()
+        self._told: dict[str, assembly.Rounds] = {}
+        self._fallen: list[tuple[str, str, bool]] = []  # who is gone since the group was formed, of whom is not known yet what was done
+        self._barren = 0
+        self._errands: list[tuple[str, int]] = []  # what the first member is to do before more is dealt, the first of which it does now
+        self._out = False
+        self._pushes = 0
+        self._armed = False
+        self._outcome, self._reason = "done", ""
+        self._door = speakers.Doorkeeper(speakers.ASSEMBLY)
+        self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
+            assembly.Enter: self._on_enter,
+            assembly.Halted: self._on_halted,
+            assembly.Rounds: self._on_rounds,
+            assembly.Broken: self._on_broken,
+            assembly.Kept: self._on_kept,
+            messages.Evaluated: self._on_evaluated,
+            messages.Leave: lambda sender, _: self._without(sender, "it was done", -1, died=False),
+            messages.Stop: self._on_stop,
+            events.Saved: self._on_saved,
+            events.Woke: self._on_woke,
+            events.Lost: lambda sender, event: self._without(sender, event.reason, event.incarnation, died=True),
+        }
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event.
+
+        Raises:
+            RemoteProtocolError: the sender broke the protocol.
+        """
+        self._door.check(sender, type(event))
+        return self._answers[type(event)](sender, event)
+
+    def waits(self) -> str:
+        """What the job waits for now, in one sentence.
+
+        >>> Conductor(Settings(consistency="allreduce")).waits()
+        'gathering: waits for replica 0, replica 1'
+        """
+        groups = self._groups
+        who = groups.awaited
+        if self.phase == "gathering":
+            who = [role for role in self._expected if role not in groups.here]
+        elif self._out:
+            return f"{self.phase}: waits for {groups.group[0]} to {self._errands[0][0]}"
+        elif groups.group:
+            who = groups.waits_for()
+        return f"{self.phase}: waits for {', '.join(who)}"
+
+    def standing(self) -> dict[str, Any]:
+        """How far it is."""
+        return {"phase": self.phase, "rounds": self.rounds, "group": self._groups.number}
+
+    @property
+    def epochs(self) -> int:
+        """How many are done."""
+        return self.data.completed if self.data else 0
+
+    @property
+    def _expected(self) -> list[str]:
+        return [role for role in map(roles.replica, range(self.settings.replicas)) if role not in self._lives.over]
+
+    # forming groups
+
+    def _on_enter(self, sender: str, event: assembly.Enter) -> list[Effect]:
+        self._lives.begin(sender, event.incarnation)
+        join = messages.Join(event.incarnation, event.layout, event.samples, event.batch_size)
+        try:
+            if self.plan is None:
+                self.plan = admission.plan(self.settings, join)
+                self.settings = self.plan.settings
+                self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, self._kept[1])
+            admission.check(self.plan, sender, join)
+        except (LayoutError, UsageError) as error:
+            return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
+        if self.phase == "leaving":
+            return [Send(sender, messages.Finish("the job is ending"))]
+        self._groups.enter(sender, event)
+        if self.phase == "gathering":
+            return self._gathered()
+        return [Record(records.Joined(sender)), *self._regroup()]
+
+    def _gathered(self) -> list[Effect]:
+        """Begin, once all are there who will come."""
+        here = self._groups.here
+        if self.plan is None or self.data is None or not here or any(role not in here for role in self._expected):
+            return []
+        self.phase = "training"
+        s, plan = self.settings, self.plan
+        begun = records.Started(len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
+        effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
+        if self.data.finished:
+            self._close("done", "every epoch was done before")
+        return effects + self._regroup()
+
+    def _regroup(self) -> list[Effect]:
+        """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited for."""
+        halting = self._groups.break_up()
+        self._out = False
+        return [*(Send(role, assembly.Halt(self._groups.number)) for role in halting), *self._assemble()]
+
+    def _on_halted(self, sender: str, event: assembly.Halted) -> list[Effect]:
+        self._groups.halted(sender, event)
+        return self._assemble()
+
+    def _assemble(self) -> list[Effect]:
+        """Form a group of all who are there, once all have halted."""
+        groups = self._groups
+        if self.phase == "gathering" or groups.group or not groups.here or groups.awaited:
+            return []
+        assert self.plan is not None
+        assert self.data is not None
+        nothing = groups.most == assembly.NOTHING
+        effects = self._rewind() if nothing and groups.number else []
+        checkpoint = self._kept[0] if nothing else ""
+        begins = self.rounds if nothing else groups.most
+        members, source = groups.form(begins, alike=not checkpoint)
+        told = assembly.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
+        return [*effects, *(Send(role, told) for role in groups.group)]
+
+    def _whole(self, rounds: int) -> list[Effect]:
+        """All of a group hold what it begins with: what was dealt to the last and is not in that is dealt again."""
+        assert self.data is not None
+        groups = self._groups
+        groups.whole = True
+        effects = self._settle(rounds) if rounds > self.rounds else []
+        effects += self._bury(self.data.recall())
+        groups.dealt = groups.group
+        return effects
+
+    def _bury(self, lost: list[int]) -> list[Effect]:
+        """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
+        held = dict(zip(self._groups.dealt, lost, strict=False))
+        told: list[Effect] = [Record(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen]
+        self._fallen = []
+        return told
+
+    def _rewind(self) -> list[Effect]:
+        """Nobody is left who holds anything: go back to the newest checkpoint, or to the beginning."""
+        assert self.plan is not None
+        held = self._bury(self._held)
+        checkpoint, position, self.samples = self._kept
+        self.rounds = 0
+        self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position)
+        if self._outcome != "interrupted":
+            self.phase, self._outcome, self._errands = "training", "done", []
+        whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
+        return [*held, Record(records.Note(f"all replicas are gone; those that came again {whence}")), Record(records.Rewound(self.samples))]
+
+    def _on_broken(self, sender: str, event: assembly.Broken) -> list[Effect]:
+        """A member cannot go on: should nobody have died, the same group is formed again."""
+        if event.group != self._groups.number or sender not in self._groups.group or self.phase == "leaving":
+            return []
+        self._barren += 1
+        if self._barren > BARREN:
+            return self._end("failed", f"{BARREN} groups of replicas broke up one after the other without a round; the last since {event.reason}")
+        return [Record(records.Note(f"{sender}: {event.reason}; the replicas form their group anew")), *self._regroup()]
+
+    # dealing
+
+    def _go_on(self) -> list[Effect]:
+        """Deal to the group, unless somebody must do something first, or it is over."""
+        assert self.data is not None
+        effects: list[Effect] = []
+        group = self._groups.group if self._groups.whole else []
+        while group and not self._errands and self.phase == "training" and self.data.out < AHEAD:
+            if self.data.out and self.data.at_start and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1)):
+                break
+            portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
+            if portion is None:
+                break
+            effects += [Send(role, assembly.Ration(self._groups.number, portion)) for role in group]
+        if group and self._errands and not self._out and not self.data.out:
+            self._out = True
+            what, number = self._errands[0]
+            if what == "dismiss":
+                self.phase = "leaving"
+                ending: list[Effect] = [Record(records.Ending(self._outcome, self._reason))]
+                return effects + ending + [Send(role, messages.Finish(self._reason)) for role in group]
+            effects.append(Send(group[0], messages.Evaluate(number) if what == "measure" else assembly.Keep(number)))
+        return effects
+
+    def _measures_after(self, epoch: int) -> bool:
+        every = self.settings.evaluate_every if self._evaluates else 0
+        return bool(every and epoch % every == 0)
+
+    def _keeps_after(self, epoch: int) -> bool:
+        return bool(self.settings.checkpoint_every and epoch % self.settings.checkpoint_every == 0)
+
+    def _on_rounds(self, sender: str, event: assembly.Rounds) -> list[Effect]:
+        before = self._told.get(sender)
+        sums = [getattr(event, name) + (getattr(before, name) if before else 0) for name in ("loss", "losses", "sent", "received")]
+        self._told[sender] = assembly.Rounds(event.group, event.rounds, *sums)
+        rounds = self._groups.report(sender, event)
+        if rounds is None:
+            return []
+        if not self._groups.whole:
+            return self._whole(rounds) + self._go_on()
+        return (self._settle(rounds) if rounds > self.rounds else []) + self._go_on()
+
+    def _settle(self, rounds: int) -> list[Effect]:
+        """So many rounds are done by all who are there, or by one from whom the others have them."""
+        assert self.data is not None
+        before = self.data.completed
+        shares = self.data.settle(rounds - self.rounds)
+        self._pushes += rounds - self.rounds
+        self.rounds = rounds
+        self._barren = 0
+        self.samples += sum(share.samples for share in shares)
+        effects: list[Effect] = [Record(self._stepped(role, share)) for role, share in zip(self._groups.dealt, shares, strict=True) if share.steps]
+        for epoch in range(before + 1, self.data.completed + 1):
+            effects.append(Record(records.EpochDone(epoch)))
+            if self.phase == "training" and not self.data.finished:
+                self._errands += [("measure", epoch)] * self._measures_after(epoch)
+                self._errands += [("keep", self.number)] * self._keeps_after(epoch)
+        if self.data.finished and self.phase == "training":
+            self._close("done", "all epochs are done")
+        return effects + self._in_time()
+
+    def _stepped(self, role: str, share: Share) -> records.Stepped:
+        told = self._told.pop(role, None)
+        loss = told.loss / told.losses if told and told.losses else None
+        sent, received = (told.sent, told.received) if told else (0, 0)
+        return records.Stepped(role, share.steps, share.samples, share.steps, loss, sent, received, 0, told.losses if told else 0)
+
+    # what the first member does for all
+
+    def _in_time(self) -> list[Effect]:
+        """Ask for a checkpoint by the pushes made, and set the clock for the next where any were made."""
+        seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
+        if 0 < pushes <= self._pushes:
+            self._want_checkpoint()
+        if seconds and self._pushes and not self._armed and self.phase == "training":
+            self._armed = True
+            return [Wake(seconds, TIME)]
+        return []
+
+    def _want_checkpoint(self) -> None:
+        self._pushes = 0
+        if self.phase == "training" and not any(what == "keep" for what, _ in self._errands):
+            self._errands.append(("keep", self.number))
+
+    def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
+        self._armed = False
+        if self.phase != "training" or not self._pushes:
+            return []
+        self._want_checkpoint()
+        return self._go_on()
+
+    def _on_evaluated(self, sender: str, event: messages.Evaluated) -> list[Effect]:
+        if not self._is_done("measure", sender):
+            return []
+        effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
+        target = self.settings.target_accuracy
+        if self.phase == "training" and target and event.accuracy >= target:
+            self._close("target", f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
+        return effects + self._go_on()
+
+    def _does(self, what: str, sender: str) -> bool:
+        return self._out and self._groups.group[:1] == [sender] and self._errands[0][0] == what
+
+    def _is_done(self, what: str, sender: str) -> bool:
+        """Whether this is the answer to what the first member was asked for last; the next may be asked for then."""
+        if not self._does(what, sender):
+            return False
+        self._errands.pop(0)
+        self._out = False
+        return True
+
+    def _on_kept(self, sender: str, event: assembly.Kept) -> list[Effect]:
+        if event.number != self.number or not self._does("keep", sender):
+            return []
+        assert self.plan is not None
+        assert self.data is not None
+        self._failed, self._updates, self._cut = event.error, event.updates, self.data.position()
+        return [Discard(event.number) if event.error else Commit(event.number, self.plan, self._cut, self.samples)]
+
+    def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
+        error = self._failed or event.error
+        effects: list[Effect] = [Record(records.Checkpointed(event.number, error))]
+        self.number += 1
+        self._pushes = 0
+        if not error:
+            self._kept = event.checkpoint, self._cut, self.samples
+        self._errands = [(what, self.number if what == "keep" else number) for what, number in self._errands]
+        if self._errands and self._errands[0][0] == "keep":
+            self._errands.pop(0)
+        self._out = False
+        if error and self.phase != "training":
+            self._reason += f"; {error}"
+        return effects + self._go_on()
+
+    # the end
+
+    def _close(self, outcome: str, reason: str, measured: bool = False) -> None:
+        """Have the first member do what is left, then let all go."""
+        self.phase, self._outcome, self._reason = "closing", outcome, reason
+        self._errands = [("measure", self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
+        self._errands += [("keep", self.number), ("dismiss", 0)]
+
+    def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
+        if self.phase == "gathering":
+            return self._end("interrupted", event.reason)
+        if self.phase != "training":
+            return []
+        self._close("interrupted", event.reason)
+        return self._regroup()
+
+    def _end(self, outcome: str, reason: str) -> list[Effect]:
+        stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._groups.here]
+        dealt = self._groups.dealt
+        applied = [Record(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
+        return [*stops, *applied, Record(records.Finished(outcome, reason)), End(reason)]
+
+    # death
+
+    def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
+        """Go on without a replica, or end."""
+        if not self._lives.end(role, incarnation, died):
+            return []
+        member = self._groups.leave(role)
+        self._fallen.append((role, reason, died))
+        if member and self.phase not in ("gathering", "leaving") and self._expected:
+            if not died or self.settings.on_death == "regroup":
+                return self._regroup()
+            return self._bury(self._held) + self._end("failed", f"{role} is gone ({reason}), and --on-death is stop")
+        effects = self._bury(self._held)
+        if self.phase == "leaving":
+            return effects if self._groups.here else effects + self._end(self._outcome, self._reason)
+        if not self._expected and not self._groups.here:
+            return effects + self._end("failed" if died else "left", f"every replica is gone; the last was {role}: {reason}")
+        return effects + (self._gathered() if self.phase == "gathering" else self._regroup())
+
+    @property
+    def _held(self) -> list[int]:
+        """Minibatches that each member of the last group holds."""
+        return self.data.held() if self.data else []

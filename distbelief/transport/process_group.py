@@ -1,0 +1,273 @@
+"""All-reduce by torch.distributed, across hosts and on GPUs: schedules point to point, or the library's own, in a thread beside the backward pass.
+
+What a rank receives is added as it comes, in parts, while the rest is on its way. A group whose member dies raises on the others; one that is to be
+halted for another reason is left, and what its thread still receives is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from distbelief.core import roles
+from distbelief.core.algorithms import ALGORITHMS, broadcast, by_host, schedule
+from distbelief.core.assembly import Assemble
+from distbelief.core.buckets import Bucket
+from distbelief.core.collectives import Schedule
+from distbelief.core.cost import Link, cheapest
+from distbelief.errors import JobFailed
+
+PART = 1 << 20
+"""Bytes of a transfer that are sent and added at a time."""
+LOOK_SECONDS = 2e-3
+"""How often who waits for the thread looks whether something has arrived."""
+MEET_SECONDS = 60.0
+"""How long the members of a group may take to find each other."""
+STEP_SECONDS = 3600.0
+"""How long one may wait for a gradient of another, who lives; a death is noticed at once."""
+LEAVE_SECONDS = 2.0
+"""How long the thread of a group that is left may take to notice."""
+PROBES = 5
+PROBE_BYTES = 1 << 20
+
+Told = Callable[[], bool]
+
+
+class Player:
+    """Plays schedules on the default process group, one tensor after the other, in a thread.
+
+    Args:
+        rank: of this process.
+        ranks: how many there are.
+        device: where the tensors are.
+    """
+
+    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, device
+        self.left = False
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
+        self._thread.start()
+
+    def start(self, tensor: torch.Tensor, how: Schedule | None) -> torch.futures.Future[torch.Tensor]:
+        """Add up a contiguous 1-D tensor in place, by a schedule or (None) by the library's own way; the future has it, or the error."""
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        made = torch.cuda.current_stream(self.device).record_event() if self._stream else None
+
+        def task() -> None:
+            try:
+                with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+                    if self._stream and made:
+                        self._stream.wait_event(made)
+                    if how is None:
+                        dist.all_reduce(tensor)
+                    else:
+                        self.play(tensor, how)
+                    if self._stream:
+                        self._stream.synchronize()
+            except Exception as error:  # of a peer that is gone: told to whoever waits
+                done.set_exception(error)  # type: ignore[arg-type]
+            else:
+                done.set_result(tensor)
+
+        self._queue.put(task)
+        return done
+
+    def leave(self) -> None:
+        """Play nothing more; what is being played is given up."""
+        self.left = True
+        self._queue.put(None)
+        self._thread.join(LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        while not self.left and (task := self._queue.get()) is not None:
+            task()
+
+    def play(self, tensor: torch.Tensor, how: Schedule) -> None:
+        """Go through the turns of this rank.
+
+        Raises:
+            RuntimeError: a peer is gone.
+        """
+        part = max(PART // tensor.itemsize, 1)
+        for turn in how.turns(self.rank):
+            aside, room, taken = turn.aside, 0, []
+            size = sum(got.length for got in turn.receives if got.adds or aside)
+            scratch = self._room(tensor, size)
+            operations: list[dist.P2POp] = []
+            # first what comes: gloo tells the sender that there is room for it behind whatever leaves to him before
+            for got in turn.receives:
+                here = there = tensor[got.start : got.stop]
+                if got.adds or aside:
+                    there = scratch[room : room + got.length]
+                    room += got.length
+                taken += [(a, b, got.adds, len(operations) + i) for i, (a, b) in enumerate(zip(here.split(part), there.split(part), strict=True))]
+                operations += [dist.P2POp(dist.irecv, piece, got.source) for piece in there.split(part)]
+            receiving = len(operations)
+            for sent in turn.sends:
+                whole = tensor[sent.start : sent.stop]
+                operations += [dist.P2POp(dist.isend, piece, sent.target) for piece in (whole.clone() if aside else whole).split(part)]
+            works = dist.batch_isend_irecv(operations)
+            each = len(works) == len(operations)  # NCCL has one work for all of them
+            for work in () if each else works:
+                work.wait()
+            for here, there, adds, number in taken:
+                if each:
+                    works[number].wait()
+                if self.left:
+                    return
+                if adds:
+                    here.add_(there)
+                elif there.data_ptr() != here.data_ptr():
+                    here.copy_(there)
+            for work in works[receiving:] if each else ():  # gloo would wait for ever for what was waited for before
+                work.wait()
+
+    def _room(self, tensor: torch.Tensor, elements: int) -> torch.Tensor:
+        known = self._scratch.get(tensor.dtype)
+        if known is None or known.numel() < elements:
+            known = self._scratch[tensor.dtype] = torch.empty(elements, dtype=tensor.dtype, device=tensor.device)
+        return known
+
+    def probe(self, group: Sequence[int]) -> Link:
+        """What the line to the next of some ranks is like, where all of them ask at once: latency, bandwidth, and what adding costs."""
+        at = group.index(self.rank)
+        ahead, behind = group[(at + 1) % len(group)], group[at - 1]
+        small, large = (torch.zeros(size, dtype=torch.uint8, device=self.device) for size in (8, PROBE_BYTES))
+
+        def swap(tensor: torch.Tensor) -> None:
+            there = torch.empty_like(tensor)
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, there, behind), dist.P2POp(dist.isend, tensor, ahead)]):
+                work.wait()
+
+        latency, whole = _least(lambda: swap(small)), _least(lambda: swap(large))
+        floats = large.view(torch.float32)
+        return Link(latency, PROBE_BYTES / max(whole - latency, 1e-9), _least(lambda: floats.add_(floats)) / PROBE_BYTES)
+
+
+def _least(act: Callable[[], object]) -> float:
+    """The least seconds that something takes, of several times."""
+    taken = []
+    for _ in range(PROBES + 1):
+        began = time.perf_counter()
+        act()
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
+
+
+class ProcessGroup:
+    """One replica's part in the groups of a job.
+
+    Args:
+        index: of this replica.
+        device: where its model is.
+        algorithm: how gradients are added up.
+        per_host: ranks that are on one host.
+        host: at which the others reach this process.
+    """
+
+    def __init__(self, index: int, device: torch.device, algorithm: str, per_host: int, host: str) -> None:
+        self._device, self._algorithm, self._per_host = device, algorithm, per_host
+        self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        self.store = f"{host}|{self._meeting.port}"
+        """Where a group meets whose first member this is."""
+        self._player: Player | None = None
+        self._index = index
+
+    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One vector, in which the sum takes the place of the gradient."""
+        self._buckets = list(found)
+        self._vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
+        return self._vector, self._vector
+
+    def form(self, group: Assemble) -> bool:
+        """Meet the others at the store of the first, in the place of the group before."""
+        self.close()
+        ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
+        host, _, port = group.members[0].store.partition("|")
+        try:
+            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS), use_libuv=True)
+            backend = "nccl" if self._device.type == "cuda" else "gloo"
+            named = PrefixStore(f"group {group.group}", store)
+            dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=timedelta(seconds=STEP_SECONDS))
+            self._player = Player(own, ranks, self._device)
+            self._schedules = self._choose(ranks)
+        except (RuntimeError, ValueError):
+            return False
+        self._next_round()
+        return True
+
+    def _choose(self, ranks: int) -> list[Schedule | None]:
+        """How each bucket is reduced; with auto, by what is measured here and now, and all agree on."""
+        hosts = by_host(ranks, self._per_host)
+        name, link, inside = self._algorithm, None, None
+        if name == "auto" and ranks > 1:
+            link = self._agreed(range(ranks))
+            inside = self._agreed(next(host for host in hosts if self._rank in host)) if len(hosts) > 1 and max(map(len, hosts)) > 1 else None
+        chosen: list[Schedule | None] = []
+        for bucket in self._buckets:
+            if not bucket.adds:
+                chosen.append(broadcast(ranks, bucket.length))
+            elif name == "native" or ranks == 1:
+                chosen.append(None)
+            else:
+                best = cheapest(ranks, bucket.length, bucket.item, link, inside, hosts, ALGORITHMS) if link else name
+                chosen.append(schedule(best, ranks, bucket.length, hosts if best.startswith("hierarchical") else ()))
+        return chosen
+
+    @property
+    def _rank(self) -> int:
+        return self._player.rank if self._player else -1
+
+    def _agreed(self, group: Sequence[int]) -> Link:
+        """What the slowest measured."""
+        assert self._player is not None
+        own = self._player.probe(list(group)) if len(group) > 1 else Link(0.0, 1e12)
+        worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=self._device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        latency, per_byte, reduction = worst.tolist()
+        return Link(latency, 1 / per_byte, reduction)
+
+    def _next_round(self) -> None:
+        self._ready = [False] * len(self._buckets)
+        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+
+    def ready(self, bucket: int) -> None:
+        """The gradient of a bucket is there; buckets are reduced in their order, the same on all ranks."""
+        self._ready[bucket] = True
+        while self._player and len(self._futures) < len(self._buckets) and self._ready[len(self._futures)]:
+            number = len(self._futures)
+            self._futures.append(self._player.start(self._views[number], self._schedules[number]))
+
+    def reduce(self, round: int, told: Told) -> bool:
+        """Wait until all is reduced; False where a member is gone, or as soon as something has arrived."""
+        for future in self._futures:
+            while not future.done():
+                if told():
+                    return False
+                time.sleep(LOOK_SECONDS / 40)
+            try:
+                future.value()
+            except (RuntimeError, JobFailed):
+                return False
+        self._next_round()
+        return True
+
+    def close(self) -> None:
+        """Leave the group."""
+        player, self._player = self._player, None
+        if player is not None:
+            player.leave()
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,132 @@
+"""The players of schedules give the sum on every rank, with the same bits: as messages in any order, and in one memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import deque
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.core import assembly
+from distbelief.core.algorithms import ALGORITHMS, FLAT
+from distbelief.core.buckets import Bucket
+from distbelief.core.effects import Send
+from distbelief.replica.pieces import Pieces, schedule_of
+from distbelief.replica.whole import PhantomWhole
+from distbelief.transport.memory import Memory
+
+NAMES = [*FLAT, "hierarchical", *(f"hierarchical:{inner}" for inner in FLAT)]
+
+
+class Vector(PhantomWhole):
+    """A vector of float32."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
+        return self.values[start // 4 : stop // 4].numpy().tobytes()
+
+    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
+        here = self.values[start // 4 : start // 4 + len(data) // 4]
+        there = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        here.add_(there) if adds else here.copy_(there)
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 17), st.integers(1, 40), st.integers(0, 5), st.integers(0, 2**31))
+def test_pieces_that_arrive_in_any_order_are_summed(name: str, ranks: int, length: int, per_host: int, seed: int) -> None:
+    """Two buckets of two rounds; between two ranks messages keep their order, and nothing else is ordered."""
+    chance = random.Random(seed)
+    first = [torch.randn(length + 7, generator=torch.Generator().manual_seed(seed + rank)) for rank in range(ranks)]
+    vectors = [Vector(values.clone()) for values in first]
+    found = [Bucket(28, 4 * (length + 7), "float32"), Bucket(0, 28, "float32")]
+    members = [f"replica {rank}" for rank in range(ranks)]
+    schedules = [schedule_of(bucket, name, ranks, per_host) for bucket in found]
+    players = [Pieces(0, members, rank, found, schedules, vectors[rank]) for rank in range(ranks)]
+    for number in range(2):
+        links: dict[tuple[str, str], deque[assembly.Piece]] = {}
+
+        def take(rank: int, sends: list[Send], links: dict[tuple[str, str], deque[assembly.Piece]] = links) -> None:
+            for send in sends:
+                assert isinstance(send.message, assembly.Piece)
+                links.setdefault((members[rank], send.to), deque()).append(send.message)
+
+        for player in players:
+            player.next_round(number)
+        begins = [(rank, bucket) for rank in range(ranks) for bucket in range(2)]
+        chance.shuffle(begins)
+        while begins or any(links.values()):
+            if begins and (chance.random() < 0.3 or not any(links.values())):
+                rank, bucket = begins.pop()
+                take(rank, players[rank].begin(bucket))
+            else:
+                (sender, to), waiting = chance.choice([item for item in links.items() if item[1]])
+                rank = members.index(to)
+                take(rank, players[rank].take(sender, waiting.popleft()))
+        assert all(player.done for player in players)
+        expected = torch.stack(first).double().sum(0) * ranks**number
+        assert all(torch.equal(one.values, vectors[0].values) for one in vectors)
+        torch.testing.assert_close(vectors[0].values.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", [*ALGORITHMS, "native"])
+def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
+    """Of integers in float64, exactly; three rounds, as each rank comes to them, and one of a smaller group after that."""
+    memory, length = os.memfd_create("test"), 1003
+    values = [torch.randint(-1000, 1000, (length,), generator=torch.Generator().manual_seed(rank)).double() for rank in range(ranks)]
+    found = [Bucket(8, 8 * length, "float64"), Bucket(0, 8, "float64"), Bucket(8 * length, 8 * length + 3, "uint8", False)]
+    sums: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(ranks)}
+    errors: list[BaseException] = []
+
+    def play(rank: int) -> None:
+        try:
+            part = Memory(memory, rank, ranks, name, per_host=2)
+            slot, total = part.open(8 * length + 3, found)
+            for group, count in ((0, ranks), (1, max(1, ranks - 1))):
+                gate.wait()
+                if rank >= count:
+                    continue
+                part.meet(group, range(count))
+                for number in range(3):
+                    slot[: 8 * length].view(torch.float64).copy_(values[rank] * (number + 1))
+                    slot[8 * length :].fill_(10 * rank + number)
+                    for bucket in range(3):
+                        part.ready(bucket)
+                    assert part.reduce(number, lambda: bool(errors))
+                    assert total[8 * length :].tolist() == [number] * 3  # of the first rank
+                    sums[rank].append(total[: 8 * length].view(torch.float64).clone())
+        except BaseException as error:
+            errors.append(error)
+            gate.abort()
+            raise
+
+    gate = threading.Barrier(ranks)
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(memory)
+    assert not errors
+    smaller = max(1, ranks - 1)
+    for rank in range(ranks):
+        for number, got in enumerate(sums[rank]):
+            count = ranks if number < 3 else smaller
+            assert torch.equal(got, torch.stack(values[:count]).sum(0) * (number % 3 + 1))
+
+
+def test_who_is_told_something_stops_waiting() -> None:
+    memory = os.memfd_create("test")
+    for name in ("native", "ring"):
+        part = Memory(memory, 0, 2, name)
+        part.open(64, [Bucket(0, 64, "float32")])
+        part.meet(0, [0, 1])
+        part.ready(0)
+        assert not part.reduce(0, lambda: True)
+    os.close(memory)

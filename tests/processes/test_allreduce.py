@@ -1,0 +1,140 @@
+"""Allreduce on real processes: in shared memory and over torch.distributed, with deaths, a script, and a run that goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import jobs
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distbelief.cluster.local import Local
+from distbelief.core import records
+from distbelief.core.algorithms import ALGORITHMS
+from distbelief.core.settings import optim
+from distbelief.errors import JobFailed, UsageError
+from distbelief.strategy import Allreduce, Single
+
+EPOCHS = 30
+SECONDS = 20.0
+"""Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
+SCRIPT = """
+import distbelief as db
+from torch.nn.functional import cross_entropy
+import jobs
+replica = db.join()
+model = jobs.net()
+optimizer = replica.optimizer(model)
+for x, y in replica.batches(jobs.data(), batch_size=jobs.BATCH):
+    optimizer.zero_grad()
+    for part in (slice(0, 5), slice(5, None)):  # two backward passes for one step
+        loss = cross_entropy(model(x[part]), y[part], reduction="sum") / len(x)
+        loss.backward()
+    optimizer.step()
+"""
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_close(ours: Path, theirs: Path) -> None:
+    expected = weights(theirs)
+    for name, value in weights(ours).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of minibatches three times as large."""
+    folder = tmp_path_factory.mktemp("union") / "run"
+    jobs.run(folder, Single(optimizer=optim("momentum", lr=0.05)), epochs=2, batch_size=3 * jobs.BATCH)
+    return folder
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree", "native", "auto"])
+def test_in_shared_memory_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, algorithm: str) -> None:
+    strategy = Allreduce(replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=2)
+    result = jobs.run(tmp_path / "run", strategy, epochs=2)
+    assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 14)
+    assert_close(tmp_path / "run", union)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "hierarchical", "native", "auto"])
+def test_over_torch_distributed_too(tmp_path: Path, union: Path, algorithm: str) -> None:
+    strategy = Allreduce(replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=2)
+    result = jobs.run(tmp_path / "run", strategy, on=Local(transport="tcp"), epochs=2)
+    assert (result["outcome"], result["updates"]) == ("done", 14)
+    assert_close(tmp_path / "run", union)
+
+
+def test_buffers_are_one_for_all(tmp_path: Path) -> None:
+    for transport in ("shared", "tcp"):
+        result = jobs.run(tmp_path / transport, Allreduce(replicas=2), on=Local(transport=transport), task="jobs:dropped", epochs=2)
+        assert result["outcome"] == "done"
+    shared, tcp = (weights(tmp_path / transport) for transport in ("shared", "tcp"))
+    torch.testing.assert_close(shared["1.running_mean"], tcp["1.running_mean"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_others_go_on_when_one_is_killed(tmp_path: Path, watch: jobs.Watch, seed: int, restarts: int, transport: str) -> None:
+    chance = random.Random(seed)
+    victim, kind = chance.randrange(3), chance.choice([records.Stepped, records.Stepped, records.EpochDone])
+    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(8))
+    strategy = Allreduce(replicas=3, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003)
+    result = jobs.run(tmp_path, strategy, on=Local(transport=transport), epochs=EPOCHS, evaluate_every=0)
+    assert result["outcome"] == "done"
+    assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
+    assert (result["epochs"], result["samples"]) == (EPOCHS, EPOCHS * jobs.SAMPLES)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_on_death_stop_ends_with_the_reason_within_seconds(tmp_path: Path, watch: jobs.Watch, transport: str) -> None:
+    died: list[float] = []
+    watch.once(records.EpochDone, lambda: (died.append(monotonic()), jobs.kill("replica 1")), 2)
+    with pytest.raises(JobFailed, match="replica 1 is gone: its process was killed by SIGKILL"):
+        jobs.run(tmp_path, Allreduce(replicas=3, on_death="stop"), on=Local(transport=transport), epochs=jobs.MANY, evaluate_every=0)
+    assert monotonic() - died[0] < SECONDS
+
+
+def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer": optim("adam", lr=0.01)}
+    jobs.run(tmp_path / "whole", Allreduce(replicas=2, **options), epochs=4)
+    jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=2)
+    result = jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=4, resume=True)
+    assert (result["samples"], result["updates"]) == (4 * jobs.SAMPLES, 44)
+    assert_close(tmp_path / "halves", tmp_path / "whole")
+    assert jobs.run(tmp_path / "halves", Single(**options), epochs=5, resume=True)["samples"] == 5 * jobs.SAMPLES
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    job = jobs.job(tmp_path / "run", Allreduce(replicas=2, optimizer=optim("sgd", lr=0.1)), task="script", epochs=2, seed=3)
+    result = Local(transport=transport).launch(job, [str(tmp_path / "script.py")])
+    assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 22)
+    jobs.run(tmp_path / "alone", Single(optimizer=optim("sgd", lr=0.1)), epochs=2, batch_size=2 * jobs.BATCH, seed=3)
+    assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [(Local(listen="127.0.0.1"), "no server that guests could join"), (Local(transport="tcp", tls=True), "encrypts nothing")],
+)
+def test_what_it_cannot_do_is_refused(tmp_path: Path, place: Local, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        place.run(jobs.job(tmp_path / "run", Allreduce()))
+
+
+def test_the_result_says_what_was_run(tmp_path: Path) -> None:
+    jobs.run(tmp_path / "run", Allreduce(replicas=2, algorithm="ring"), epochs=1)
+    told = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (told["strategy"], told["settings"]["algorithm"], told["shards"], told["replicas"]) == ("allreduce", "ring", 0, 2)
+    assert 0 < told["test_accuracy"] <= 1

@@ -1,0 +1,391 @@
+"""Allreduce: the same updates as a synchronous job and as one machine with the union of the minibatches, whoever dies at whatever step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import assembly, cost, records, roles
+from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
+from distbelief.core.cost import Link
+from distbelief.core.messages import Message
+from distbelief.core.settings import Optimizer, optim
+from distbelief.job import Job
+from distbelief.record.summary import Summary
+from distbelief.strategy import Allreduce, Synchronous
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import Observed, draw_partitions
+from distbelief.testing.witness import Witness
+from distbelief.transport.virtual import Weather
+
+SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200"))
+OPTIONS = ("replicas", "optimizer", "algorithm", "bucket_mb", "buffers", "on_death", "per_host", "restarts")
+
+
+class Sent:
+    """Counts what is sent: pieces, and their bytes, by sender and receiver."""
+
+    def __init__(self, run: Observed) -> None:
+        self.pieces: list[tuple[str, str, assembly.Piece]] = []
+        self.counts: Counter[str] = Counter()
+        self.kinds: Counter[type] = Counter()
+        attach(run.simulation.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        self.counts[sender] += 1
+        self.kinds[type(message)] += 1
+        if isinstance(message, assembly.Piece):
+            self.pieces.append((sender, to, message))
+
+    def delivered(self, sender: str, to: str, message: Message) -> None: ...
+
+
+def begin(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Sent]:
+    own = {name: options.pop(name) for name in OPTIONS if name in options}
+    strategy = Allreduce(**{"replicas": 3, "restarts": 0, **own})
+    shared = {
+        "task": plain.classes(plain.mlp, samples=options.pop("samples", 40)),
+        "batch_size": 4,
+        "evaluate_every": 0,
+        "checkpoint_every": 0,
+        **options,
+    }
+    run = Observed(Job(strategy=strategy, **shared), cluster)
+    return run, Sent(run)
+
+
+def held(run: Observed) -> dict[str, dict[str, torch.Tensor]]:
+    """What each replica holds that was there at the end."""
+    left = {record.role for record in run.records if isinstance(record, records.Gone) and not record.died}
+    stories = run.simulation.peers  # type: ignore[attr-defined]
+    return {
+        role: {name: value.clone() for name, value in stories[role].whole.flat.module.state_dict().items()}
+        for role in sorted(left)
+        if stories[role].rounds >= 0
+    }
+
+
+def same_on_all(run: Observed) -> dict[str, torch.Tensor]:
+    """What all replicas hold, once it is seen to be the same bits."""
+    ended = list(held(run).values())
+    first = ended[0] if ended else {}
+    for other in ended[1:]:
+        for name, value in first.items():
+            assert torch.equal(value, other[name]), f"{name} differs between replicas"
+    return first
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=tolerance, atol=tolerance)
+
+
+def summary(run: Observed) -> dict[str, Any]:
+    made = Summary({})
+    for record in run.records:
+        made.take(0.0, record)
+    return made.result()
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Tanh(), nn.Linear(10, 3))
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+
+
+# the oracles
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
+def test_n_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, algorithm: str, replicas: int) -> None:
+    """22 samples in minibatches of four: the last round is short, and so is its last minibatch."""
+    task = plain.classes(lambda: wide().double(), dtype=torch.float64)
+    optimizer = Optimizer("momentum", 0.05, {"weight_decay": 0.03})
+    options = {"algorithm": algorithm, "replicas": replicas, "per_host": 2, "task": task, "optimizer": optimizer, "epochs": 3, "clip_norm": 0.3}
+    run, _ = begin(plain, lr_schedule="cosine", bucket_mb=0.0004, **options)
+    run.run()
+    theirs = plain.sequential(
+        task, "momentum", lr=0.05, epochs=3, batch_size=4 * replicas, schedule="cosine", clip_norm=0.3, weight_decay=0.03
+    )  # fmt: skip
+    assert_close(same_on_all(run), theirs, 1e-11)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
+    """On a network that takes no time both deal three minibatches after the other to a round."""
+    task = plain.classes(wide, samples=47)
+    shared = {"task": task, "batch_size": 4, "epochs": 2, "evaluate_every": 0, "checkpoint_every": 0}
+    ours, _ = begin(plain, optimizer=optim(name, lr=0.01), **shared)
+    cluster = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"))
+    synchronous = Observed(Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster)
+    witness = Witness(synchronous)
+    synchronous.run()
+    rounds = [batch for _, group in sorted(witness.groups["shard 0"].items()) for batch in sorted(witness.batches(group))]
+    assert rounds == [(epoch, index) for epoch in range(2) for index in range(12)]
+    same_on_all(ours.run())
+    whole = next(iter(ours.simulation.peers.values())).whole  # type: ignore[attr-defined]
+    theirs = torch.frombuffer(bytearray(synchronous.vector()), dtype=torch.float32)
+    torch.testing.assert_close(whole.slice.moving().view(torch.float32), theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
+def test_alone_it_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, algorithm: str) -> None:
+    task = plain.classes(plain.mlp)
+    run, _ = begin(plain, replicas=1, task=task, optimizer=optim("adam", lr=0.01), epochs=2, algorithm=algorithm)
+    run.run()
+    for name, value in plain.sequential(task, "adam", lr=0.01, epochs=2).items():
+        assert torch.equal(same_on_all(run)[name], value)
+
+
+# a job is what it is elsewhere
+
+
+def test_evaluations_checkpoints_and_epochs_are_in_the_result(plain: SimpleNamespace) -> None:
+    run, _ = begin(plain, epochs=3, evaluate_every=1, checkpoint_every=2)
+    run.run()
+    told = summary(run)
+    assert [row["epoch"] for row in told["history"]] == [1, 2, 3]
+    assert all(row["test_accuracy"] is not None and row["train_loss"] is not None for row in told["history"])
+    assert (told["samples"], told["steps"], told["updates"], told["outcome"]) == (120, 30, 12, "done")
+    assert [one["steps"] for one in told["per_replica"]] == [12, 9, 9]
+    assert [r.number for r in run.records if isinstance(r, records.Checkpointed) and not r.error] == [1, 2]
+
+
+def test_a_target_ends_the_job(plain: SimpleNamespace) -> None:
+    run, _ = begin(plain, epochs=50, evaluate_every=1, target_accuracy=0.01)
+    assert run.run().outcome == "target"
+    assert summary(run)["epochs"] == 1
+
+
+def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
+    made = []
+    for every in ("0", "3"):
+        run, _ = begin(plain, replicas=2, epochs=2, snapshot_every=every)
+        run.run()
+        made.append(len([r for r in run.records if isinstance(r, records.Checkpointed)]))
+        same_on_all(run)
+    assert made == [1, 2]
+
+
+def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNamespace) -> None:
+    real, phantom = (begin(plain, Simulated(pace=Pace(spread="constant"), phantom=p), epochs=2) for p in (False, True))
+    for run, _ in (real, phantom):
+        run.run()
+    assert real[0].simulation.clock.now() == pytest.approx(phantom[0].simulation.clock.now(), rel=1e-6)
+    assert [(a, b, m.start, m.step) for a, b, m in real[1].pieces] == [(a, b, m.start, m.step) for a, b, m in phantom[1].pieces]
+
+
+# every option does something
+
+
+def test_every_option_has_its_test() -> None:
+    assert {field.name for field in dataclasses.fields(Allreduce)} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"])
+def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -> None:
+    """The pieces of one round are the transfers of the schedule, in bytes."""
+    run, sent = begin(plain, replicas=4, per_host=2, algorithm=algorithm, epochs=1)
+    run.run()
+    made = schedule(algorithm, 4, 103, by_host(4, 2) if "hier" in algorithm else ())
+    first = [(m.step, a, b, m.start // 4, m.adds) for a, b, m in sent.pieces if m.round == 0]
+    assert sorted(first) == sorted(
+        (step, roles.replica(t.source), roles.replica(t.target), t.start, t.adds) for step, ts in enumerate(made.steps) for t in ts
+    )
+
+
+@pytest.mark.parametrize(
+    ("weather", "algorithm"),
+    [
+        (Weather(latency=1.0, bandwidth=1e12), "naive"),
+        (Weather(latency=1e-3, bandwidth=1e5, local_latency=1e-6, local_bandwidth=1e9), "hierarchical"),
+    ],
+)
+def test_auto_takes_the_cheapest(plain: SimpleNamespace, weather: Weather, algorithm: str) -> None:
+    taken = []
+    for name in ("auto", algorithm):
+        run, sent = begin(plain, Simulated(weather=weather), replicas=6, per_host=3, algorithm=name)
+        run.run()
+        taken.append([(a, b, m.step, m.start) for a, b, m in sent.pieces])
+    assert sorted(taken[0]) == sorted(taken[1])
+
+
+def test_buckets_are_sent_while_the_rest_is_computed(plain: SimpleNamespace) -> None:
+    slow = Simulated(weather=Weather(latency=0.0, bandwidth=1e6), pace=Pace(step=1e-3, spread="constant"))
+    ended = []
+    for megabytes in (25.0, 0.0002):
+        run, sent = begin(plain, slow, bucket_mb=megabytes, algorithm="ring")
+        run.run()
+        ended.append(run.simulation.clock.now())
+        assert len({m.bucket for _, _, m in sent.pieces}) == (1 if megabytes == 25.0 else 2)
+    assert ended[1] < 0.95 * ended[0]
+
+
+def test_buffers_are_the_first_ones_or_each_ones_own(plain: SimpleNamespace) -> None:
+    task = plain.classes(normed, samples=40)
+    run, _ = begin(plain, task=task, buffers="broadcast", epochs=2)
+    same_on_all(run.run())
+    own, _ = begin(plain, task=task, buffers="local", epochs=2)
+    kept = held(own.run())
+    means = [state["1.running_mean"] for state in kept.values()]
+    assert not torch.equal(means[0], means[1])
+    assert torch.equal(kept["replica 0"]["0.weight"], kept["replica 1"]["0.weight"])
+    assert int(kept["replica 0"]["1.num_batches_tracked"]) == 8
+
+
+def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None:
+    """A hierarchical all-reduce moves over the slow links exactly the bytes of its formula."""
+    weather = Weather(local_latency=1e-6, local_bandwidth=1e10)
+    for per_host in (1, 2, 4):
+        run, sent = begin(plain, Simulated(weather=weather), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64)
+        run.run()
+        home = {roles.replica(i): i // per_host for i in range(8)}
+        rounds = 1 + max(m.round for _, _, m in sent.pieces)
+        between = sum(len(m.data) for a, b, m in sent.pieces if home[a] != home[b])
+        assert between == rounds * 2 * (8 // per_host - 1) * 103 * 4
+
+
+@pytest.mark.parametrize("ranks", [8, 32])
+@pytest.mark.parametrize("size", [4_000, 1_000_000])
+@pytest.mark.parametrize("algorithm", ["ring", "halving-doubling", "butterfly", "tree", "naive"])
+def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str) -> None:
+    """On the network of papers.md, section 8, of which core/cost gives the table; adding up costs too, where it is to."""
+    for reduction in (0.0, 1e-10):
+        weather = Weather(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
+        data = TensorData(torch.zeros(ranks, 1), torch.zeros(ranks, dtype=torch.int64))
+        task = Task(model=lambda: nn.Linear(size // 4, 1, bias=False), train=lambda data=data: data)  # type: ignore[misc]
+        cluster = Simulated(weather=weather, pace=Pace(step=1e-3, spread="constant"), phantom=True)
+        run = Observed(Job(task, Allreduce(replicas=ranks, algorithm=algorithm), batch_size=1, evaluate_every=0, checkpoint_every=0), cluster)
+        computed, summed = moments(run)
+        run.run()
+        assert len(computed) == ranks
+        expected = cost.price(schedule(algorithm, ranks, size // 4), 4, Link(20e-6, 1.25e9, reduction))
+        assert max(summed) - max(computed) == pytest.approx(expected, rel=0.01)
+
+
+def moments(run: Observed) -> tuple[list[float], list[float]]:
+    """When each replica has its gradient, and when it has the sum."""
+    computed: list[float] = []
+    summed: list[float] = []
+    for story in run.simulation.peers.values():  # type: ignore[attr-defined]
+        story.whole.gather = lambda: computed.append(run.simulation.clock.now())
+        story.whole.update = lambda _: summed.append(run.simulation.clock.now())
+    return computed, summed
+
+
+# deaths
+
+
+def dying(plain: SimpleNamespace, algorithm: str, who: int, message: int, **options: Any) -> tuple[Observed, Sent]:
+    cluster = Simulated(crashes=(Crash(roles.replica(who), message),), restart_seconds=0.01)
+    return begin(plain, cluster, replicas=4, per_host=2, algorithm=algorithm, bucket_mb=0.0002, **{"samples": 24, **options})
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree"])
+@pytest.mark.parametrize("who", [0, 1, 3])
+def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace, algorithm: str, who: int) -> None:
+    """Each message of a whole job, so each step of each round, is in turn the one that a replica dies of."""
+    _, counted = (run := begin(plain, replicas=4, per_host=2, algorithm=algorithm, bucket_mb=0.0002, samples=24))[0].run(), run[1]
+    task = plain.classes(plain.mlp, samples=24)
+    for message in range(1, counted.counts[roles.replica(who)] + 1):
+        run, _ = dying(plain, algorithm, who, message, task=task)
+        run.run()
+        assert run.outcome == "done"
+        told = summary(run)
+        assert told["samples"] == 24, f"at message {message}"
+        same_on_all(run)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("who", [0, 2])
+def test_who_comes_again_is_given_what_the_others_hold(plain: SimpleNamespace, who: int, restarts: int) -> None:
+    """With momentum, whose state must come along: with the next life there are four again, else three."""
+    task = plain.classes(normed, samples=400)
+    run, _ = dying(plain, "ring", who, 40, task=task, restarts=restarts, optimizer=optim("momentum", lr=0.01), epochs=4)
+    run.run()
+    assert summary(run)["samples"] == 1600
+    same_on_all(run)
+    last = [r.role for r in run.records if isinstance(r, records.Stepped)][-4:]
+    assert (roles.replica(who) in last) is bool(restarts)
+    [gone] = [r for r in run.records if isinstance(r, records.Gone) and r.died]
+    assert gone.lost >= 1
+    assert next(one["lost"] for one in summary(run)["per_replica"] if one["id"] == who) == gone.lost
+
+
+def test_on_death_stop_ends_the_job_with_the_reason(plain: SimpleNamespace) -> None:
+    run, _ = dying(plain, "ring", 2, 20, samples=240, on_death="stop", restarts=3)
+    run.run()
+    [end] = [r for r in run.records if isinstance(r, records.Finished)]
+    assert end.outcome == "failed"
+    assert end.reason.startswith("replica 2 is gone")
+    assert run.simulation.clock.now() < 1.0
+
+
+def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: SimpleNamespace) -> None:
+    crashes = tuple(Crash(roles.replica(i), 30 + i) for i in range(2))
+    run, _ = begin(plain, Simulated(crashes=crashes, restart_seconds=5.0), replicas=2, restarts=1, epochs=6, checkpoint_every=1, samples=48)
+    run.run()
+    assert run.outcome == "done"
+    assert any(isinstance(r, records.Rewound) and r.samples for r in run.records)
+    assert summary(run)["epochs"] == 6
+    same_on_all(run)
+
+
+def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
+    crashes = tuple(Crash(roles.replica(i), 30 + i) for i in range(2))
+    run, _ = begin(plain, Simulated(crashes=crashes), replicas=2, epochs=6, samples=48)
+    run.run()
+    assert run.outcome == "failed"
+    assert summary(run)["reason"].startswith("every replica is gone")
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
+    """Seeds x deaths, late messages and partitions: every minibatch is in one update, and all end with the same bits."""
+    for seed in range(chunk * SEEDS // 10, (chunk + 1) * SEEDS // 10):
+        chance = random.Random(f"allreduce {seed}")
+        replicas = chance.randint(1, 6)
+        restarts = chance.choice((0, 0, 1, 2))
+        dead = chance.sample(range(replicas), chance.randint(0, replicas - 1 if not restarts else replicas))
+        crashes = tuple(Crash(roles.replica(i), chance.randint(1, 150)) for i in dead)
+        weather = Weather(
+            jitter=chance.choice((0.0, 2.0)),
+            delay_chance=chance.choice((0.0, 0.02)),
+            delay=5e-3,
+            partitions=tuple(p for p in draw_partitions(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas),
+        )
+        cluster = Simulated(weather, Pace(spread=chance.choice(("constant", "exponential"))), crashes, restart_seconds=chance.choice((0.001, 0.1)))
+        options = {
+            "replicas": replicas,
+            "restarts": restarts,
+            "algorithm": chance.choice([*ALGORITHMS, "auto"]),
+            "bucket_mb": chance.choice((25.0, 0.0002)),
+            "per_host": chance.choice((0, 1, 2)),
+            "epochs": chance.choice((1, 2)),
+            "checkpoint_every": chance.choice((0, 1)),
+            "evaluate_every": chance.choice((0, 1)),
+            "seed": seed,
+        }
+        run, _ = begin(plain, cluster, **options)
+        run.run()
+        told = summary(run)
+        assert run.outcome == "done", f"seed {seed}: {told['reason']}"
+        rewound = any(isinstance(r, records.Rewound) for r in run.records)
+        assert told["samples"] == 40 * options["epochs"] or rewound, f"seed {seed}"
+        assert told["epochs"] == options["epochs"]
+        same_on_all(run)
