@@ -10,7 +10,7 @@ from typing import Any, Literal
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.messages import Message, Place
-from distbelief.core.mirroring import Confirmed, StatePart, Told, Whole
+from distbelief.core.mirroring import Confirmed, Copied, StatePart, Told, Whole
 from distbelief.server.packing import Packed, pack, stage
 
 SLOTS = 2
