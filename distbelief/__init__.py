@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.job import Job
     from distbelief.runtime.loop import join
-    from distbelief.strategy import Bounded, Downpour, Single, Softsync, Synchronous
+    from distbelief.strategy import Bounded, Downpour, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.virtual import Partition, Weather
 
@@ -40,7 +40,7 @@ _PLACES = {
     "Weather": "transport.virtual",
     "evaluate": "cluster.evaluate",
     "Job": "job",
-    **dict.fromkeys(("Bounded", "Downpour", "Single", "Softsync", "Synchronous"), "strategy"),
+    **dict.fromkeys(("Bounded", "Downpour", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),
     "optim": "core.settings",
     "join": "runtime.loop",
     "Task": "tasks",
@@ -49,8 +49,8 @@ _PLACES = {
 }
 
 __all__ = [
-    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Partition", "Simulated",
-    "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join",
+    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Partition", "Sandblaster",
+    "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join",
     "optim", "run", "tasks",
 ]  # fmt: skip
 

@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import nn
 
+from distbelief.cluster import cast
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
@@ -36,8 +37,6 @@ from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.pump import Pump
-from distbelief.server.coordinator import Coordinator
-from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -145,7 +144,7 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = Coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.player = cast.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
         self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run))
         self.channel.say(Listening(self._listen()))
         self.driver.run()
@@ -174,7 +173,7 @@ class _Process:
         return Standing(self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts)
 
     def _play_shard(self) -> None:
-        self.player = shard = Shard(roles.index_of(self.role), self._slice, self.incarnation)
+        self.player = shard = cast.shard(self.spec.settings, roles.index_of(self.role), self._slice, self.incarnation)
         self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self._meet()
@@ -183,9 +182,9 @@ class _Process:
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         if self.spec.memory < 0:
-            return TorchSlice(plan, shard)
+            return cast.torch_slice(plan, shard)
         whole, own = common_memory(self.spec, plan), plan.assignments[shard]
-        return TorchSlice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+        return cast.torch_slice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
 
     def _play_single(self) -> None:
         spec = self.spec
@@ -220,10 +219,11 @@ class _Process:
             return
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
+        cast.check_model(spec.settings, model)
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
         worker = _Worker(self, vectors, self._padded(trainer.compute), None)
-        self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation), worker)
+        self._tell_story(cast.replica(spec.settings, self.role, vectors, len(trainer.data), self.incarnation), worker)
 
     def _padding(self) -> Padding | None:
         return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None

@@ -108,6 +108,8 @@ class Simulated:
             raise UsageError(f"--target-accuracy {settings.target_accuracy}: --phantom computes nothing that could reach it; leave one of them off")
         if self.phantom:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
+            if settings.descent:  # there is no loss to search for
+                settings = msgspec.structs.replace(settings, descent=msgspec.structs.replace(settings.descent, line_search="none"))
         self.weather.check()
         self.pace.check(settings.replicas)
         self._check_crashes(settings)

@@ -321,7 +321,7 @@ class Supervisor:
         if child.spare:
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
-            together = roles.kind(child.role) == "shard" and self.settings.in_rounds
+            together = roles.kind(child.role) == "shard" and self.settings.together
             self._fallen = max(self._fallen, child.incarnation) if together else self._fallen
             if child.incarnation < self.settings.restarts and self.failure is None and (not self._ending or not roles.is_replica(child.role)):
                 self._start_process(child.role, (self._fallen if together else child.incarnation) + 1)

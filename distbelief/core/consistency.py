@@ -221,8 +221,22 @@ class Bounded(_Members):
             self.floor = max(self.floor, min(self.members.values()))
 
 
+class Stage(Policy):
+    """In batches: parameters are fetched for an evaluation, once it has begun; `floor` is its number.
+
+    >>> Stage().fetch("replica 0", 1).reason
+    'evaluation 1 has not begun'
+    """
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Hold the fetch for an evaluation that is still to come."""
+        return ANSWER if tick <= self.floor else Verdict("hold", f"evaluation {tick} has not begun")
+
+
 def policy_of(settings: Settings) -> Policy:
-    """The policy of a shard in an asynchronous job."""
+    """The policy of a shard in a job without rounds."""
+    if settings.descent:
+        return Stage()
     if settings.consistency == "softsync":
         return Softsync(settings.n, settings.staleness_scaling)
     if settings.consistency == "bounded":

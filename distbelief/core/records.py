@@ -19,6 +19,8 @@ class Started(Record, frozen=True, tag=True, gc=False):
     batch_size: int
     epochs: int
     samples: int = 0
+    done: int = -1
+    """Epochs done before; -1 where the samples tell."""
 
 
 class Joined(Record, frozen=True, tag=True, gc=False):
@@ -44,9 +46,10 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
 
 
 class Rewound(Record, frozen=True, tag=True, gc=False):
-    """All go back to a checkpoint, at which so many `samples` were done."""
+    """All go back to a checkpoint, at which so many `samples` were done, and `done` epochs, where the samples do not tell (-1)."""
 
     samples: int
+    done: int = -1
 
 
 class Forgotten(Record, frozen=True, tag=True, gc=False):
@@ -58,6 +61,20 @@ class Forgotten(Record, frozen=True, tag=True, gc=False):
     """Of the replica."""
     first: int
     last: int
+
+
+class Iterated(Record, frozen=True, tag=True, gc=False):
+    """An iteration of a batch method, or a search that failed (`step` 0): the loss, the gradient's largest component, the step along the direction,
+    how often a batch was evaluated, how many bundles were dealt to one more, and what there is to say.
+    """
+
+    iteration: int
+    loss: float
+    gradient: float
+    step: float
+    evaluations: int
+    copies: int
+    note: str = ""
 
 
 class EpochDone(Record, frozen=True, tag=True, gc=False):
@@ -119,4 +136,4 @@ class Finished(Record, frozen=True, tag=True, gc=False):
     reason: str
 
 
-Any = Started | Joined | Stepped | Rewound | Forgotten | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
+Any = Started | Joined | Stepped | Rewound | Forgotten | Iterated | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from distbelief.core import learning_rate
+from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
 from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
@@ -88,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True):
     keep_checkpoints: int = 2
     restarts: int = 3
     """Times that a process which died is started anew."""
+    descent: Descent | None = None
+    """Of a job that trains in large batches: then an epoch is an iteration, and a minibatch a portion."""
 
     def check(self) -> None:
         """Refuse settings that no job can have.
@@ -128,6 +131,8 @@ class Settings(msgspec.Struct, frozen=True):
         if self.staleness_scaling not in STALENESS_SCALINGS:
             raise unknown("staleness scaling", self.staleness_scaling, STALENESS_SCALINGS)
         learning_rate.check(self.lr_schedule)
+        if self.descent:
+            self.descent.check()
 
     @property
     def attends(self) -> bool:
@@ -138,6 +143,11 @@ class Settings(msgspec.Struct, frozen=True):
     def in_rounds(self) -> bool:
         """Whether all replicas make one update together."""
         return self.consistency == "synchronous"
+
+    @property
+    def together(self) -> bool:
+        """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of them dies."""
+        return self.in_rounds or self.descent is not None
 
     @property
     def snapshots(self) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from distbelief.core.attendance import Attendance
 from distbelief.core.messages import Message, Wired
+from distbelief.core.operations import Operations
 from distbelief.core.upkeep import Upkeep
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
@@ -21,7 +22,7 @@ MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep).decode
+_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Operations).decode
 
 
 def encode(message: Message) -> bytes:

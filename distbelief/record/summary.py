@@ -74,7 +74,7 @@ class Summary:
         match record:
             case records.Started():
                 self.started, self.samples = record, record.samples
-                self.epochs = max(self.epochs, record.samples // max(record.samples_per_epoch, 1))
+                self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
                 self._began, self._before = seconds, self.seconds
                 self.applied, self.outcome, self.reason = {}, "", ""
                 for replica in self.replicas.values():
@@ -86,7 +86,7 @@ class Summary:
                 self._stepped(seconds, record)
             case records.Rewound():
                 self.samples = record.samples
-                self.epochs = min(self.epochs, record.samples // max(self.started.samples_per_epoch, 1)) if self.started else 0
+                self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
             case records.Forgotten():
                 whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
                 self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
@@ -106,6 +106,9 @@ class Summary:
                 self.applied[record.role] = record
             case records.Finished():
                 self.outcome, self.reason = record.outcome, record.reason
+
+    def _done(self, record: records.Started | records.Rewound, samples_per_epoch: int) -> int:
+        return record.done if record.done >= 0 else record.samples // max(samples_per_epoch, 1)
 
     def _replica(self, role: str) -> Replica:
         return self.replicas.setdefault(0 if role == roles.SINGLE else roles.index_of(role), Replica())

@@ -125,7 +125,7 @@ class Downpour:
         """Reach the shards, and hold the server's parameters."""
         self._start(plan)
         initialise = False
-        while self._welcome is not None or (self._in_rounds and self._links.lost):
+        while self._welcome is not None or (self._settings.together and self._links.lost):
             while self._welcome is None:
                 yield from self._links.seek()
                 self._take((yield RECEIVE))
@@ -321,7 +321,7 @@ class Downpour:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
             yield Send(roles.COORDINATOR, messages.Held(number))
-        if self._in_rounds and self._links.lost:
+        if self._settings.together and self._links.lost:
             raise _AllBack
         if self._welcome is not None:
             yield from self._reunite(self._welcome)

@@ -15,7 +15,7 @@ from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
-from distbelief.server.dealing import Dealing
+from distbelief.server.dealing import Dealing, Work
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.muster import Muster
 from distbelief.server.phases import PHASES, Phase
@@ -41,7 +41,7 @@ class Coordinator:
         self.settings = settings
         self.phase: Phase = "gathering"
         self.plan: Plan | None = None
-        self.data: Dealing | None = None
+        self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
         self._muster = Muster(settings.shards)
@@ -96,7 +96,7 @@ class Coordinator:
 
     def standing(self) -> dict[str, Any]:
         """What it has dealt, by role."""
-        return {"phase": self.phase, "of": {role: {"minibatches": self.data.dealer.held(role)} for role in self._reception.members if self.data}}
+        return {"phase": self.phase, "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data}}
 
     @property
     def epochs(self) -> int:
@@ -119,7 +119,7 @@ class Coordinator:
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, event)
-                self.settings, self.data = self.plan.settings, Dealing(self.plan, self._saving.position, self._saving.samples)
+                self.settings, self.data = self.plan.settings, self._dealing(self.plan)
                 self._reception.wait(sender)
                 return self._restore()
             admission.check(self.plan, sender, event)
@@ -130,9 +130,12 @@ class Coordinator:
         self._reception.wait(sender)
         return self._greet() if self.phase == "training" else self._ask_to_initialise()
 
+    def _dealing(self, plan: Plan) -> Work:
+        return Dealing(plan, self._saving.position, self._saving.samples)
+
     def _restore(self) -> list[Effect]:
         """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
-        together = self.phase == "gathering" or self.settings.in_rounds
+        together = self.phase == "gathering" or self.settings.together
         if self.plan is None or (together and self._muster.missing):
             return []
         alone = not together and self.phase in ("training", "leaving")  # it takes the place of one that died
@@ -176,9 +179,9 @@ class Coordinator:
         assert self.plan is not None and self.data is not None  # noqa: PT018
         self.phase = "training"
         s, plan = self.settings, self.plan
-        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.data.samples)
+        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.data.samples, self.epochs)
         effects: list[Effect] = [Record(started), *self._greet()]
-        if self.data.dealer.finished:
+        if self.data.finished:
             return effects + self._finish("done", "every epoch was done before")
         # so that a shard that dies can go back to what it was
         return effects + (self._save() if s.snapshots and not self._saving.newest else [])
@@ -198,7 +201,7 @@ class Coordinator:
         effects: list[Effect] = [Send(role, messages.Welcome(self.plan, initialise, self._muster.places))]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
-        if self._saving.holds and not self.settings.in_rounds:
+        if self._saving.holds and not self.settings.together:
             effects.append(self._saving.hold(role))
         if self.phase == "leaving":
             effects.append(Send(role, messages.Finish(self._reason)))
@@ -221,19 +224,19 @@ class Coordinator:
             effects += self._epoch_done(self.data)
         if self.phase != "training":
             return effects
-        if self.data.dealer.finished:
+        if self.data.finished:
             return effects + self._finish("done", "all epochs are done")
         armed, due = self._saving.in_time(self.data)
         return [*effects, *self._deal(), *self._write(), *armed, *(self._save() if due else [])]
 
     def _deal(self) -> list[Effect]:
         assert self.data is not None
-        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.in_rounds)
+        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together)
 
-    def _epoch_done(self, data: Dealing) -> list[Effect]:
+    def _epoch_done(self, data: Work) -> list[Effect]:
         data.epochs += 1
         effects: list[Effect] = [Record(records.EpochDone(data.epochs))]
-        if data.dealer.finished:
+        if data.finished:
             return effects
         if (every := self.settings.evaluate_every) and data.epochs % every == 0:
             effects += self._evaluations.measure(data.epochs)
@@ -257,8 +260,7 @@ class Coordinator:
         """Begin a checkpoint, unless one is being made or a shard is away."""
         if self._saving.stage or not self._muster.ready or self.data is None:
             return []
-        begun = self._saving.begin(self.data, self._reception.members)
-        return [*begun, *(self._deal() if self.phase == "training" else []), *self._write()]
+        return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self.phase == "training" else []), *self._write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         due = self._saving.woke(event.what) and self.data is not None and self.data.pushes
@@ -278,7 +280,7 @@ class Coordinator:
 
     def _go(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""
-        if self.settings.in_rounds:
+        if self.settings.together:
             return self._deal() if self.phase == "training" else []
         return [Send(role, messages.Go()) for role in sorted(self._reception.members)]
 
@@ -355,7 +357,7 @@ class Coordinator:
         if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
             return self._end("failed", self._saving.unsaved(what))
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
-        if begun and self.settings.in_rounds:
+        if begun and self.settings.together:
             if not self._muster.fall(self._reception.lives.last(role)):
                 return effects  # it falls with one that was heard of before
             return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind()]
@@ -366,10 +368,10 @@ class Coordinator:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         assert self.plan is not None
         self._reception.estrange()
-        self.data = Dealing(self.plan, self._saving.position, self._saving.samples)
+        self.data = self._dealing(self.plan)
         if self.phase == "leaving" and self._outcome == "done":
             self.phase = "training"
-        return [Record(records.Rewound(self.data.samples))]
+        return [Record(records.Rewound(self.data.samples, self.epochs))]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from distbelief.strategy.bounded import Bounded
 from distbelief.strategy.downpour import Downpour
+from distbelief.strategy.sandblaster import Sandblaster
 from distbelief.strategy.single import Single
 from distbelief.strategy.softsync import Softsync
 from distbelief.strategy.synchronous import Synchronous
 
-Strategy = Downpour | Synchronous | Softsync | Bounded | Single
+Strategy = Downpour | Synchronous | Softsync | Bounded | Sandblaster | Single
 
-STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Single)}
+STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Single)}
 """Every strategy, by name."""
 
-__all__ = ["STRATEGIES", "Bounded", "Downpour", "Single", "Softsync", "Strategy", "Synchronous"]
+__all__ = ["STRATEGIES", "Bounded", "Downpour", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous"]
