@@ -49,9 +49,9 @@ _PLACES = {
 }
 
 __all__ = [
-    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Partition", "Sandblaster",
-    "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "evaluate", "join",
-    "optim", "run", "tasks",
+    "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace", "Partition",
+    "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather",
+    "__version__", "evaluate", "join", "optim", "run", "tasks",
 ]  # fmt: skip
 
 

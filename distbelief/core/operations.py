@@ -108,7 +108,7 @@ class Operate(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """This shard's share of the scalars of message `number`, in the order of its commands."""
+    """A shard's share of the scalars of message `number`, in the order of its commands."""
 
     number: int
     scalars: Annotated[tuple[float, ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
@@ -159,7 +159,7 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A bundle is in the sum at every shard. `loss` is the sum over its samples, or infinite; `pushed` and `fetched` are bytes since the last report."""
+    """A bundle is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes since the last report."""
 
     evaluation: int
     number: int

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core import messages, operations
+from distbelief.core import operations
 from distbelief.core.effects import Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.roles import COORDINATOR
 from distbelief.core.settings import Plan

@@ -26,12 +26,13 @@ class Trial(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a search begins: the loss and the slope at step 0, the first step to try, and the largest component of the direction."""
+    """Where a search begins: the loss and the slope at step 0, the first step to try, the largest component of the direction, and c2."""
 
     loss: float
     slope: float
     first: float
     largest: float = 1.0
+    curvature: float = CURVATURE
 
 
 Search = Generator[float, tuple[float, float], Trial | None]
@@ -63,7 +64,7 @@ def cubic(one: Trial, other: Trial, least: float, most: float) -> float:
     return min(max(other.step - (other.step - one.step) * ((other.slope + d2 - d1) / below), least), most)
 
 
-def wolfe(start: Start, curvature: float = CURVATURE) -> Search:
+def wolfe(start: Start) -> Search:
     """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and 3.6).
 
     Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
@@ -81,7 +82,7 @@ def wolfe(start: Start, curvature: float = CURVATURE) -> Search:
         return trial.loss <= start.loss + SUFFICIENT * trial.step * start.slope
 
     def flat(trial: Trial) -> bool:
-        return abs(trial.slope) <= -curvature * start.slope
+        return abs(trial.slope) <= -start.curvature * start.slope
 
     while not bracket:
         if not enough(here) or (tried > 2 and here.loss >= before.loss):
@@ -128,7 +129,7 @@ def _zoom(zero: Trial, bracket: list[Trial], tried: int, start: Start, enough: C
     return low if last.step == low.step else (yield from _try(low.step))
 
 
-def backtracking(start: Start, curvature: float = CURVATURE) -> Search:
+def backtracking(start: Start) -> Search:
     """The first step, or the first that lowers the loss enough of those that it shrinks to, by the parabola through what is known.
 
     >>> search = backtracking(Start(loss=1.0, slope=-2.0, first=4.0)); next(search)
@@ -146,5 +147,5 @@ def backtracking(start: Start, curvature: float = CURVATURE) -> Search:
     return None
 
 
-SEARCHES: Mapping[str, Callable[[Start, float], Search]] = {"wolfe": wolfe, "backtracking": backtracking}
+SEARCHES: Mapping[str, Callable[[Start], Search]] = {"wolfe": wolfe, "backtracking": backtracking}
 """By name; with `none` every first step is taken as it is."""

@@ -1,7 +1,7 @@
 """The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards and of the replicas.
 
-A story knows vectors by name and scalars by value. What it yields is an `Operate`, answered by the scalars of its commands, an `Evaluate`, answered by
-a `Sum`, or an `Iterated`, at which the job may rest: a story that begins with the state told there goes on from there.
+A story knows vectors by name and scalars by value. What it yields is an `Operate`, answered by the scalars of its commands, an `Evaluate`, answered
+by a `Sum`, or an `Iterated`, at which the job may rest: a story that begins with the state told there goes on from there.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Descend:
         kind = self.descent.line_search
         if kind == "none":
             return Trial(direction.first, loss, direction.slope), None
-        search = SEARCHES[kind](Start(loss, direction.slope, direction.first, direction.largest), self.method.curvature)
+        search = SEARCHES[kind](Start(loss, direction.slope, direction.first, direction.largest, self.method.curvature))
         step = next(search)
         while True:
             there, (slope,) = yield from self._evaluate(self._at(step), (Dots(((G, D),)),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -38,7 +38,7 @@ class VectorSlice(Slice, Protocol):
 
 
 class TorchVectorSlice(TorchSlice):
-    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, and those of low precision are float32."""
+    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, float32 for those of low precision."""
 
     def __init__(self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> None:
         super().__init__(plan, shard, moving, frozen)
@@ -86,16 +86,16 @@ class TorchVectorSlice(TorchSlice):
                 return [self._norm(command.kind, name) for name in command.of]
             case operations.Gather():
                 for name in command.into:
-                    torch._foreach_zero_(self.vector(name, made=True))
+                    self._each(name, torch.Tensor.zero_)
                 return []
             case operations.Zero():
-                torch._foreach_zero_(self.vector(command.into, made=True))
+                self._each(command.into, torch.Tensor.zero_)
             case operations.Copy():
-                torch._foreach_copy_(self.vector(command.into, made=True), self.vector(command.of))
+                self._each(command.into, torch.Tensor.copy_, command.of)
             case operations.Scale():
-                torch._foreach_mul_(self.vector(command.into), command.by)
+                self._each(command.into, lambda into: into.mul_(command.by))
             case operations.Add():
-                torch._foreach_add_(self.vector(command.into), self.vector(command.of), alpha=command.by)
+                self._each(command.into, lambda into, of: into.add_(of, alpha=command.by), command.of)
             case operations.Combine():
                 self._combine(command)
         if command.into == PARAMETERS:
@@ -105,6 +105,11 @@ class TorchVectorSlice(TorchSlice):
                 if piece.master:
                     piece.typed(self._accepted).copy_(value)
         return []
+
+    def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
+        """An operation on each tensor of a vector, with those of others."""
+        for tensors in zip(self.vector(into, made=True), *map(self.vector, of), strict=True):
+            operation(*tensors)
 
     def _combine(self, command: operations.Combine) -> None:
         terms = [(factor, self.vector(name)) for factor, name in command.terms]

@@ -38,7 +38,8 @@ class Observed:
         self.simulation = Simulation(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
         # where a shard goes back, `Witness` knows what that undoes
-        self._ruled = not self.simulation.settings.attends and not any(crash.role.startswith("shard") for crash in cluster.crashes)
+        settings = self.simulation.settings
+        self._ruled = not settings.attends and not settings.together and not any(crash.role.startswith("shard") for crash in cluster.crashes)
         if self._ruled:
             self.watch(self.rules)
 
