@@ -17,7 +17,7 @@ HISTORY = "history."
 COMMANDS_LIMIT, TERMS_LIMIT, SCALARS_LIMIT = 64, 1024, 1 << 16
 """Most commands of one message, most terms of a combination, most scalars of an answer."""
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=24)]
+Name = Annotated[str, msgspec.Meta(max_length=24)]
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -76,7 +76,7 @@ class Gather(Command, frozen=True, array_like=True, tag=True, gc=False):
     """Zero these vectors, and sum the bundles of an evaluation into them: bundle by bundle as they come, or `ordered` by their numbers."""
 
     evaluation: int
-    into: Annotated[tuple[Name, ...], msgspec.Meta(max_length=8)]
+    into: Annotated[tuple[Name, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
     ordered: bool = False
 
 

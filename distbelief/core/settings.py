@@ -101,10 +101,11 @@ class Settings(msgspec.Struct, frozen=True):
         least = dict.fromkeys(("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1)
         least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
         least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy"), 0)
+        spelled = {"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {}
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):
-                raise UsageError(f"{option(name)} {value}: must be {bound} or more")
+                raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -52,6 +52,7 @@ class Sandblaster(Coordinator):
         work = Evaluating(plan, self._saving.position, self._saving.samples, last)
         self._story = Descend(plan.settings.descent, plan.settings.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
+        self._kinds = ()  # what shards that have fallen still answer is nobody's
         self._served.clear()
         return work
 

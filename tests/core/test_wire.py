@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import attendance, effects, messages, upkeep, wire
+from distbelief.core import attendance, effects, messages, operations, upkeep, wire
 from distbelief.core.layout import Entry, Layout, Range, Section, Tensor
 from distbelief.core.messages import Message
 from distbelief.core.portions import Portion
@@ -19,7 +19,12 @@ from distbelief.core.settings import Optimizer, Plan, Settings
 from distbelief.core.sharding import Assignment
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
-WIRED: tuple[type[Message], ...] = (*typing.get_args(messages.Wired), *typing.get_args(attendance.Attendance), *typing.get_args(upkeep.Upkeep))
+WIRED: tuple[type[Message], ...] = (
+    *typing.get_args(messages.Wired),
+    *typing.get_args(attendance.Attendance),
+    *typing.get_args(upkeep.Upkeep),
+    *typing.get_args(operations.Operations),
+)
 
 # msgpack has 64 bits
 integers = st.integers(-(2**63), 2**63 - 1)
