@@ -65,6 +65,9 @@ class Summary:
         """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
         self.reached: dict[str, Any] | None = None
         self.outcome, self.reason = "", ""
+        self.descent: dict[str, Any] | None = None
+        """Of a batch method: its iterations, evaluations, searches that failed, bundles dealt to one more, last loss and largest component of the
+        gradient."""
         self._loss = Mean()
         self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
         self._began = self._before = 0.0
@@ -91,6 +94,8 @@ class Summary:
                 whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
                 self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
                 self._forgotten[whose] = max(record.last, self._forgotten.get(whose, 0))
+            case records.Iterated():
+                self._iterated(record)
             case records.EpochDone():
                 self.epochs = max(self.epochs, record.epoch)
                 if not self.settings.get("evaluate_every", 1):
@@ -126,6 +131,18 @@ class Summary:
         self.seconds = self._training(seconds)
         if record.loss is not None:
             self._loss.add(record.loss, record.losses)
+
+    def _iterated(self, record: records.Iterated) -> None:
+        """Count the evaluations of a batch method; those before a resumption too."""
+        known = self.descent or {"evaluations": 0, "restarts": 0, "copies": 0}
+        self.descent = {
+            "iterations": record.iteration,
+            "loss": _finite(record.loss),
+            "gradient": _finite(record.gradient),
+            "evaluations": known["evaluations"] + record.evaluations,
+            "restarts": known["restarts"] + (not record.step),
+            "copies": known["copies"] + record.copies,
+        }
 
     def _tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record.loss, record.accuracy)
@@ -189,6 +206,7 @@ class Summary:
             ],
             "dropped": self.dropped,
             "forgotten": self.forgotten,
+            **({"descent": self.descent} if self.descent else {}),
             "history": self.history,
             "versions": self.job.get("versions") or versions(),
             "outcome": self.outcome,

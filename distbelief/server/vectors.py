@@ -14,8 +14,8 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 
-BLOCK = 1 << 16
-"""Elements that are made float64 at a time for a dot product."""
+BLOCK = 1 << 14
+"""Elements of each vector that are made float64 at a time for dot products: small enough to stay in the processor's cache."""
 
 PARAMETERS, ACCEPTED = "x", "x0"
 """The parameters, which a line search tries out, and those that it began from: what an evaluator fetches."""
@@ -122,13 +122,16 @@ class TorchVectorSlice(TorchSlice):
                     into.add_(tensors[i], alpha=factor)
 
     def _dots(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        sums = [0.0] * len(pairs)
+        """Block by block in float64; each product is summed by itself, so that it has the same bits whatever else is asked for beside it."""
         names = sorted({name for pair in pairs for name in pair})
+        rows = dict(zip(names, torch.empty(len(names), BLOCK, dtype=torch.float64), strict=True))
+        sums = [0.0] * len(pairs)
         for i, x in enumerate(self._named[PARAMETERS]):
             for start in range(0, x.numel(), BLOCK):
-                doubles = {name: self.vector(name)[i].view(-1)[start : start + BLOCK].double() for name in names}
+                size = min(BLOCK, x.numel() - start)
+                part = {name: row[:size].copy_(self.vector(name)[i].view(-1)[start : start + size]) for name, row in rows.items()}
                 for number, (one, other) in enumerate(pairs):
-                    sums[number] += float(torch.dot(doubles[one], doubles[other]))
+                    sums[number] += torch.dot(part[one], part[other]).item()
         return sums
 
     def _norm(self, kind: str, name: str) -> float:

@@ -34,9 +34,9 @@ class Sandblaster:
     """Samples in a batch; 0 is all of them. Consecutive batches overlap, and what they share tells the curvature."""
     overlap: float = 0.25
     """With --batch-size, the fraction of a batch that the next one shares."""
-    portion_size: int = 250
+    portion_size: int = 500
     """Samples whose gradient is computed at a time."""
-    send_every: int = 4
+    send_every: int = 2
     """Portions whose gradients are summed into one bundle, which is dealt, sent and counted as one."""
     backup_portions: int = 1
     """How many more replicas are dealt what one has not done near the end of a batch; the first result counts."""

@@ -88,9 +88,7 @@ def interrupt(number: signal.Signals) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
-    tmp_path: Path, watch: jobs.Watch, calm: Path, how: signal.Signals
-) -> None:
+def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path, watch: jobs.Watch, calm: Path, how: signal.Signals) -> None:
     watch.once(records.Stepped, interrupt(how), after=150)
     broken = run(tmp_path / "run")
     assert broken["outcome"] == "interrupted"

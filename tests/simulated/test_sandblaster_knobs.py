@@ -206,6 +206,6 @@ def test_windows_that_cannot_overlap_are_refused() -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_job() -> None:
-    wrong = dataclasses.replace(task(), loss=lambda output, target: (output * float("nan")).sum())
+    wrong = dataclasses.replace(task(), loss=lambda output, _: (output * float("nan")).sum())
     with pytest.raises(JobFailed, match="the loss is inf at the first parameters"):
         Simulated().run(Job(wrong, Sandblaster(iterations=2), evaluate_every=0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -275,7 +274,9 @@ def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vect
         history = [Pair(s, y) for (_, s), (_, y) in zip(made[0].terms[:-1:2], made[0].terms[1::2], strict=True)]
         rounds = classical(history, "g", "e")
         commands: Any = next(rounds)
-        for count in itertools.count(1):
+        count = 0
+        while True:
+            count += 1
             shares = [[scalar for command in commands for scalar in shard.vectors.operate(command)] for shard in shards]
             try:
                 commands = rounds.send([sum(column) for column in zip(*shares, strict=True)])
