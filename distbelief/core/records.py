@@ -21,6 +21,8 @@ class Started(Record, frozen=True, tag=True, gc=False):
     samples: int = 0
     done: int = -1
     """Epochs done before; -1 where the samples tell."""
+    unit: str = "epoch"
+    """What is counted as one: an epoch, or an iteration, which may take all samples more than once."""
 
 
 class Joined(Record, frozen=True, tag=True, gc=False):

@@ -6,6 +6,7 @@ import msgspec
 
 from distbelief.core.layout import check_same
 from distbelief.core.messages import Join
+from distbelief.core.records import Started
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
@@ -22,6 +23,13 @@ def plan(settings: Settings, event: Join) -> Plan:
     if event.batch_size:
         settings = msgspec.structs.replace(settings, batch_size=event.batch_size)
     return Plan(settings, event.layout, cut(event.layout, settings.shards), event.samples)
+
+
+def started(plan: Plan, samples: int, done: int) -> Started:
+    """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
+    s = plan.settings
+    unit = "iteration" if s.descent else "epoch"
+    return Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
 
 
 def check(plan: Plan, who: str, event: Join) -> None:

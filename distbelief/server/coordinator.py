@@ -178,13 +178,11 @@ class Coordinator:
     def _begin(self) -> list[Effect]:
         assert self.plan is not None and self.data is not None  # noqa: PT018
         self.phase = "training"
-        s, plan = self.settings, self.plan
-        started = records.Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.data.samples, self.epochs)
-        effects: list[Effect] = [Record(started), *self._greet()]
+        effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples, self.epochs)), *self._greet()]
         if self.data.finished:
             return effects + self._finish("done", "every epoch was done before")
         # so that a shard that dies can go back to what it was
-        return effects + (self._save() if s.snapshots and not self._saving.newest else [])
+        return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])
 
     def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
         if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
