@@ -109,7 +109,7 @@ class Simulated:
         if self.phantom:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
             if settings.descent:  # there is no loss to search for
-                settings = msgspec.structs.replace(settings, descent=msgspec.structs.replace(settings.descent, line_search="none"))
+                settings = msgspec.structs.replace(settings, descent=msgspec.structs.replace(settings.descent, line_search="none", tolerance=0.0))
         self.weather.check()
         self.pace.check(settings.replicas)
         self._check_crashes(settings)

@@ -90,7 +90,7 @@ class GradientDescent:
     def _first(self, slope: float) -> float:
         if self._fixed:
             return self._step
-        return min(self._last / slope, 1e10) if self._last else self._step * min(1.0, 1.0 / self._sum)
+        return min(self._last / slope, 1e10) if self._last and slope else self._step / max(1.0, self._sum)
 
     def direction(self) -> Direction:
         """Down the gradient."""
@@ -200,7 +200,7 @@ class Lbfgs:
         slope = sum(factor * self._gram[name, G] for name, factor in factors.items())
         step = self._descent.step
         if not self._slots and self._descent.line_search != "none":
-            step *= min(1.0, 1.0 / self._sum)
+            step *= 1.0 / max(1.0, self._sum)
         return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
 
     def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
@@ -221,7 +221,7 @@ class Lbfgs:
                 damped = Combine(((share, new.y), ((share - 1) * found.step, G0)), new.y)
                 self.largest, self._sum, *values = yield (damped, *asked)
                 sy, note = values[1], "the curvature of this step was damped"
-        if sy <= FLAT * ss:
+        if not (sy > FLAT * ss and values[2] > 0):
             products, note = gradient_products(self._pairs, G), "the step tells no curvature: it is not in the history"
             values = yield (Dots(tuple(products)),)
         else:

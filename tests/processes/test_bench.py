@@ -20,6 +20,7 @@ KEYS = {
     "memory": {"vectors", "vector_bytes"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
+    "sandblaster": {"parts", "portion_size"},
 }
 
 

@@ -17,8 +17,9 @@ from distbelief.cluster.local import Local
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.records import Record
+from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
-from distbelief.strategy import Sandblaster
+from distbelief.strategy import Downpour, Sandblaster
 
 ITERATIONS = 25
 SAME: dict[str, Any] = {"iterations": ITERATIONS, "portion_size": 16, "send_every": 2, "deterministic": True, "tolerance": 0.0}
@@ -120,7 +121,13 @@ def test_it_is_resumed_with_other_shards(tmp_path: Path, watch: jobs.Watch, calm
 
 
 def test_batch_norm_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    from distbelief.errors import UsageError
-
     with pytest.raises(UsageError, match="BatchNorm1d '1'"):
         run(tmp_path / "run", task="jobs:dropped")
+
+
+def test_a_run_of_another_kind_is_not_resumed_but_begun_from(tmp_path: Path) -> None:
+    jobs.run(tmp_path / "run", Downpour(1, 1), epochs=1)
+    with pytest.raises(CheckpointError, match=r"was trained with downpour, and sandblaster counts its data otherwise: .* --init-from"):
+        run(tmp_path / "run", resume=True)
+    begun = Local().run(Job("jobs:tiny", Sandblaster(2, 2, 1, portion_size=16), out=str(tmp_path / "next"), init_from=str(tmp_path / "run")))
+    assert begun["outcome"] == "done"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import messages, operations, records
@@ -209,3 +210,31 @@ def test_a_loss_that_is_no_number_ends_the_job() -> None:
     wrong = dataclasses.replace(task(), loss=lambda output, _: (output * float("nan")).sum())
     with pytest.raises(JobFailed, match="the loss is inf at the first parameters"):
         Simulated().run(Job(wrong, Sandblaster(iterations=2), evaluate_every=0))
+
+
+def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards() -> None:
+    assert all(figure["reached"] for figure in coordinator_bytes()["figures"])
+
+
+def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:
+    found = balance(replicas=100, iterations=3)
+    assert found["one static split"] > 3 * found["bundles, backup portions"]
+    assert found["bundles, no backup portions"] > 1.5 * found["bundles, backup portions"]
+
+
+def test_a_target_ends_the_job_with_a_model_that_reaches_it() -> None:
+    result = Simulated().run(Job(task(), Sandblaster(iterations=100, portion_size=8), target_accuracy=0.8))
+    assert result["outcome"] == "target"
+    assert result["test_accuracy"] >= 0.8
+    assert result["descent"]["iterations"] < 100
+
+
+def test_the_result_counts_what_was_done() -> None:
+    run, _ = play(iterations=9)
+    told = [record for record in run.records if isinstance(record, records.Iterated)]
+    job = Job(task(), Sandblaster(iterations=9, portion_size=4, deterministic=True), evaluate_every=0, checkpoint_every=0)
+    descent = Simulated().run(job)["descent"]
+    assert descent["iterations"] == 9 == told[-1].iteration
+    assert descent["evaluations"] == sum(record.evaluations for record in told)
+    assert descent["loss"] == told[-1].loss
+    assert descent["restarts"] == 0
