@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import statistics
@@ -25,6 +26,8 @@ from distbelief.strategy import Sandblaster
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.worker import Trainer, build_model
 
+PATIENCE = 900.0
+"""Seconds that torch may take."""
 PARTS = ("iteration", "torch", "stragglers", "bytes", "accuracy")
 CEILING, TORCH, BACKUP, ACCURACY = 0.93, 1.0, 3.0, 0.978
 """The figures to reach: an iteration of the ceiling's, time of torch's to the same loss, batch time of a static split's, test accuracy."""
@@ -159,7 +162,7 @@ def _torch(options: SandblasterOptions) -> dict[str, Any]:
     result = _job(options, iterations)
     target, ours = float(result["descent"]["loss"]), float(result["seconds"])
     with Peers() as peers:
-        theirs = float(peers.start("torch", 2, _lbfgs, options.task, target).hear())
+        theirs = float(peers.start("torch", 2, _lbfgs, options.task, target).hear(PATIENCE))
     return {
         "training loss": target,
         "seconds of Sandblaster": ours,
@@ -168,25 +171,31 @@ def _torch(options: SandblasterOptions) -> dict[str, Any]:
     }
 
 
+class _Reached(Exception):
+    """The loss is low enough."""
+
+
 def _lbfgs(connection: Connection, task: str, target: float) -> None:
-    """Seconds in which torch's L-BFGS, on the whole batch at once, reaches a loss."""
+    """Seconds in which torch's L-BFGS, on the whole batch at once, evaluates a loss that is low enough."""
     made = resolve(task)
     model, data = build_model(made, 0, "cpu"), as_data(made.train())
     inputs, targets = data.batch(torch.arange(len(data)))
-    optimizer = torch.optim.LBFGS(model.parameters(), 1.0, max_iter=1, history_size=10, line_search_fn="strong_wolfe", tolerance_change=0.0)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), 1.0, 10_000, 20_000, tolerance_grad=0.0, tolerance_change=0.0, history_size=10, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss = made.loss(model(inputs), targets)
         loss.backward()
+        if loss.item() <= target:
+            raise _Reached
         return loss
 
-    closure()
-    began = time.perf_counter()
-    for _ in range(1000):
-        # what it returns is the loss that the step began from
-        if float(optimizer.step(closure).detach()) <= target:
-            break
+    with contextlib.suppress(_Reached):
+        closure()
+        began = time.perf_counter()
+        optimizer.step(closure)
     connection.send_bytes(str(time.perf_counter() - began).encode())
 
 
