@@ -1,6 +1,6 @@
 """Bundles: who computes what of a batch, so that the slow and the dead hold nobody up, and every bundle counts exactly once.
 
-Each replica begins with a run of consecutive bundles of its own, the same in every evaluation, and is dealt them one after another, one in reserve
+Each replica begins with a run of consecutive bundles of its own, the same in every evaluation, and is dealt them one after another, some in reserve
 (so that it need not wait). Who has none left takes half of what is left of the longest run. When all are dealt, what is not done is dealt once more,
 to whoever has nothing to do: the first result counts. What a dead replica held is dealt again.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-RESERVE = 2
-"""Bundles that a replica holds at most: the one it computes, and the next."""
+RESERVE = 3
+"""Bundles that a replica holds at most: one on its way to the shards, the one it computes, and the next. Fewer when few are left for each, so that
+nobody sits on one that another could begin.
+"""
 
 
 class Bundles:
@@ -34,7 +36,7 @@ class Bundles:
         """How many are not done."""
         self.again = 0
         """How many were dealt to one more."""
-        self._copies = copies
+        self._copies, self._fresh_left = copies, count
         self._done = bytearray(count)
         members = list(members)
         edges = [count * i // max(len(members), 1) for i in range(len(members) + 1)]
@@ -47,7 +49,7 @@ class Bundles:
     def deal(self, who: str) -> int | None:
         """The next bundle for a replica that has room for one; None where there is none for it."""
         held = self._held.setdefault(who, [])
-        if len(held) >= RESERVE:
+        if len(held) > min(RESERVE - 1, self._fresh_left // len(self._held)):
             return None
         number = self._fresh(who)
         if number is None and not held:
@@ -61,8 +63,7 @@ class Bundles:
         """One that nobody holds."""
         while self._orphans:
             if not self._done[number := self._orphans.popleft()]:
-                self._open.append(number)
-                return number
+                return self._begin(number)
         first, stop = self._runs.get(who, (0, 0))
         if first == stop and self._runs:
             whose = max(self._runs, key=lambda other: self._runs[other][1] - self._runs[other][0])
@@ -75,8 +76,13 @@ class Bundles:
         if first == stop:
             return None
         self._runs[who] = first + 1, stop
-        self._open.append(first)
-        return first
+        return self._begin(first)
+
+    def _begin(self, number: int) -> int:
+        """One that nobody held is dealt."""
+        self._open.append(number)
+        self._fresh_left -= 1
+        return number
 
     def _copy(self, who: str) -> int | None:
         """One that another replica holds, those dealt first before others."""
@@ -116,6 +122,7 @@ class Bundles:
             self._holders[number].remove(who)
             if not self._done[number] and not self._holders[number]:
                 self._orphans.append(number)
+                self._fresh_left += 1
                 again += 1
             else:
                 self._open.append(number)  # it may be dealt to one more in the dead one's place

@@ -158,7 +158,7 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Gradient vectors a replica holds: one, or two where pushes are not waited for."""
-        return 2 if self.prefetch else 1
+        return 2 if self.prefetch or self.descent else 1
 
     @property
     def landings(self) -> int:

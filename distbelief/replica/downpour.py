@@ -32,7 +32,7 @@ REPORT_SECONDS = 0.25
 Steps = Generator[Effect, Any, None]
 
 
-class _AllBack(Exception):
+class AllBack(Exception):
     """The whole job has gone back to a checkpoint."""
 
 
@@ -69,7 +69,7 @@ class Downpour:
                 try:
                     yield from self._enter(plan)
                     yield from self._train()
-                except _AllBack:
+                except AllBack:
                     continue
                 self._left = True
         yield Send(roles.COORDINATOR, messages.Leave())
@@ -322,7 +322,7 @@ class Downpour:
             yield self._progress(wants=False)
             yield Send(roles.COORDINATOR, messages.Held(number))
         if self._settings.together and self._links.lost:
-            raise _AllBack
+            raise AllBack
         if self._welcome is not None:
             yield from self._reunite(self._welcome)
         yield from self._links.seek()
@@ -330,7 +330,7 @@ class Downpour:
     def _reunite(self, welcome: messages.Welcome) -> Steps:
         """Reach the shards that have come again; begin anew where these have nothing to go on from."""
         if welcome.initialise:
-            raise _AllBack
+            raise AllBack
         self._welcome = None
         for shard in (yield from self._links.reach(welcome)):
             unanswered = self._links.again(shard)

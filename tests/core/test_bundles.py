@@ -62,7 +62,9 @@ def test_whatever_happens_everything_is_done_once(count: int, members: list[str]
 
 def test_all_that_is_dealt_to_one_more_is_dealt_to_who_has_nothing_and_the_oldest_first() -> None:
     bundles = Bundles(4, WHO[:2], copies=1)
-    assert [bundles.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1], WHO[0])] == [0, 2, 1, 3, None]
+    assert [bundles.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1])] == [0, 2, 1, None]  # the last one is whose turn comes first
+    assert bundles.done(2, WHO[1])
+    assert [bundles.deal(WHO[1]), bundles.deal(WHO[1])] == [3, None]
     assert [bundles.deal(WHO[2]), bundles.deal(WHO[2])] == [0, None]  # in reserve it has only what nobody holds
     assert bundles.again == 1
     assert bundles.done(0, WHO[2])

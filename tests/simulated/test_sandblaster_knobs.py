@@ -15,6 +15,7 @@ from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import messages, operations, records
+from distbelief.core.bundles import RESERVE
 from distbelief.core.descent import Batches, Descent
 from distbelief.core.messages import Message
 from distbelief.errors import JobFailed, UsageError
@@ -128,7 +129,7 @@ def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() 
     at_once = min(when for when, _, one in course.dealt if one.evaluation == 3)
     for when, to, one in course.dealt:
         held[to] += one.evaluation == 3 and when == at_once
-    assert held == {"replica 0": 2, "replica 1": 2}
+    assert held == {"replica 0": RESERVE, "replica 1": RESERVE}
 
 
 def test_a_fast_replica_takes_more() -> None:
