@@ -24,9 +24,9 @@ class Bundles:
         members: the replicas, in an order that does not change.
         copies: how many more replicas may be dealt a bundle that another one holds.
 
-    >>> bundles = Bundles(3, ["replica 0", "replica 1"], copies=1)
-    >>> bundles.deal("replica 0"), bundles.deal("replica 1"), bundles.deal("replica 1"), bundles.deal("replica 0")
-    (0, 1, 2, None)
+    >>> bundles = Bundles(2, ["replica 0", "replica 1"], copies=1)
+    >>> bundles.deal("replica 0"), bundles.deal("replica 1"), bundles.deal("replica 0")
+    (0, 1, None)
     >>> bundles.done(0, "replica 0"), bundles.deal("replica 0"), bundles.done(1, "replica 0"), bundles.done(1, "replica 1")
     (True, 1, True, False)
     """

@@ -69,9 +69,9 @@ def wolfe(start: Start) -> Search:
 
     Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
 
-    >>> search = wolfe(Start(loss=1.0, slope=-2.0, first=0.1))
-    >>> at = lambda t: ((1 - t) ** 2, 2 * (t - 1))
-    >>> step = next(search); step = search.send(at(step)); step
+    >>> search = wolfe(Start(loss=1.0, slope=-2.0, first=3.0)); next(search)
+    3.0
+    >>> search.send(((1 - 3.0) ** 2, 2 * (3.0 - 1)))
     1.0
     """
     zero = Trial(0.0, start.loss, start.slope)
