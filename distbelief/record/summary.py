@@ -152,7 +152,9 @@ class Summary:
 
     def _row(self, seconds: float, epoch: int, loss: float | None, accuracy: float | None) -> None:
         row = {"seconds": self._training(seconds), "epoch": epoch, "samples": self.samples, "updates": self.pushes}
-        self.history.append({**row, "train_loss": _finite(self._loss.take()), "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)})
+        trained = self._loss.take()
+        trained = self.descent["loss"] if self.descent else _finite(trained)  # of the whole batch where it is known, without what was only tried
+        self.history.append({**row, "train_loss": trained, "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)})
 
     def _training(self, seconds: float) -> float:
         return self._before + seconds - self._began

@@ -234,8 +234,9 @@ def test_the_result_counts_what_was_done() -> None:
     run, _ = play(iterations=9)
     told = [record for record in run.records if isinstance(record, records.Iterated)]
     job = Job(task(), Sandblaster(iterations=9, portion_size=4, deterministic=True), evaluate_every=0, checkpoint_every=0)
-    descent = Simulated().run(job)["descent"]
+    result = Simulated().run(job)
+    descent = result["descent"]
     assert descent["iterations"] == 9 == told[-1].iteration
     assert descent["evaluations"] == sum(record.evaluations for record in told)
-    assert descent["loss"] == told[-1].loss
+    assert descent["loss"] == told[-1].loss == result["history"][-1]["train_loss"]
     assert descent["restarts"] == 0

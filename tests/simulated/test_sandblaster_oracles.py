@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import optimize
 from torch import Tensor, nn
 
 from distbelief.cluster.pace import Pace
@@ -121,7 +122,6 @@ def test_a_convex_problem_ends_where_scipys_does() -> None:
         loss.backward()
         return loss.item(), x.grad.numpy()
 
-    optimize = pytest.importorskip("scipy.optimize")
     theirs = optimize.minimize(value, [0.0] * 21, jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000})
     run = Observed(job(task, 200, weight_decay=0.01, tolerance=1e-10)).run()
     assert distance(torch.frombuffer(bytearray(run.vector()), dtype=torch.float64), torch.tensor(theirs.x)) < 1e-8
