@@ -28,7 +28,7 @@ class Descent(msgspec.Struct, frozen=True):
     damping: bool = False
     weight_decay: float = 0.0
     tolerance: float = 1e-7
-    send_every: int = 2
+    send_every: int = 4
     backup_portions: int = 1
     deterministic: bool = False
 

@@ -36,7 +36,7 @@ class Sandblaster:
     """With --batch-size, the fraction of a batch that the next one shares."""
     portion_size: int = 500
     """Samples whose gradient is computed at a time."""
-    send_every: int = 2
+    send_every: int = 4
     """Portions whose gradients are summed into one bundle, which is dealt, sent and counted as one."""
     backup_portions: int = 1
     """How many more replicas are dealt what one has not done near the end of a batch; the first result counts."""

@@ -233,7 +233,8 @@ def test_a_target_ends_the_job_with_a_model_that_reaches_it() -> None:
 def test_the_result_counts_what_was_done() -> None:
     run, _ = play(iterations=9)
     told = [record for record in run.records if isinstance(record, records.Iterated)]
-    job = Job(task(), Sandblaster(iterations=9, portion_size=4, deterministic=True), evaluate_every=0, checkpoint_every=0)
+    strategy = Sandblaster(iterations=9, portion_size=4, send_every=2, deterministic=True)
+    job = Job(task(), strategy, evaluate_every=0, checkpoint_every=0)
     result = Simulated().run(job)
     descent = result["descent"]
     assert descent["iterations"] == 9 == told[-1].iteration
