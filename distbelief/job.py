@@ -7,13 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, option
 from distbelief.errors import UsageError
 from distbelief.strategy import Downpour, Strategy
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task
 
+_INSTEAD = {
+    "epochs": "it counts --iterations",
+    "batch_size": "give the strategy its own, beside --portion-size",
+    "lr_schedule": "its line search finds each step",
+    "clip_norm": "its line search bounds each step",
+}
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -85,6 +91,10 @@ class Job:
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
         named = {name: getattr(whose, name) for name in Settings.__struct_fields__ for whose in (self, self.strategy) if hasattr(whose, name)}
+        for name in getattr(self.strategy, "without", ()):
+            if getattr(self, name) != getattr(Job, name):
+                raise UsageError(f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {_INSTEAD[name]}")
+        named |= getattr(self.strategy, "implied", {})
         named["snapshot_seconds"], named["snapshot_pushes"] = _intervals(self.snapshot_every)
         settings = Settings(**named)
         settings.check()

@@ -87,15 +87,26 @@ Source = tuple[type, tuple[str, ...]]
 def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     """The options of a command with a strategy, by the heading that its help shows them under."""
     kind = STRATEGIES[strategy]
-    job = ("task", "strategy", *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()))
+    job = ("task", "strategy", *_without(kind), *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()))
     place: list[Source] = []
     if command == "simulate":
         place = [(Virtual, ())]
     elif kind.served:
         place = [(Local, ("pace",)), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
-    found: dict[str, list[Source]] = {strategy: own, "optimizer": [(Stepping, ())], "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
+    stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
+    found: dict[str, list[Source]] = {strategy: own, "optimizer": stepping, "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
     return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
+
+
+def _without(kind: type[Strategy]) -> tuple[str, ...]:
+    """What of a job means nothing to a strategy."""
+    return getattr(kind, "without", ())
+
+
+def _is_stepped(kind: type[Strategy]) -> bool:
+    """Whether a strategy's shards step with an optimizer."""
+    return any(field.name == "optimizer" for field in dataclasses.fields(kind))
 
 
 def fields_of(kind: type, without: tuple[str, ...]) -> list[dataclasses.Field[Any]]:
@@ -303,7 +314,9 @@ class Options:
         Raises:
             UsageError: an option has a value that it cannot have.
         """
-        job = Job(task=task, strategy=self.kind(optimizer=self.optimizer(), **self._of(self.kind)), **self._of(Job))
+        stepped: dict[str, Any] = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
+        own = {name: value for name, value in self._of(Job).items() if name not in _without(self.kind)}
+        job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind)), **own)
         job.settings()
         return job
 

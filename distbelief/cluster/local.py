@@ -133,6 +133,11 @@ class Local:
         """
         began = time.monotonic()
         settings = msgspec.structs.replace(self.settings(job), evaluate_every=0, target_accuracy=0.0)
+        if settings.descent:
+            raise UsageError(
+                f"strategy {job.strategy.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
+                " distbelief train module:function sandblaster"
+            )
         if not os.path.isfile(script[0]):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
         if not job.strategy.served:

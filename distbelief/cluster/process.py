@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import nn
 
+from distbelief.cluster import cast
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.pace import Padding
@@ -38,8 +39,6 @@ from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver, Worker
 from distbelief.runtime.pump import Pump
-from distbelief.server.conductor import Conductor
-from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.server.standby import Standby
@@ -151,10 +150,8 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        kind = Conductor if spec.settings.among_themselves else Coordinator
-        machine = kind(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
-        self.player = machine
-        self.driver.add_machine(self.role, machine, self.endpoint, Store(spec.run))
+        self.player = cast.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run))
         self.channel.say(Listening(self._listen()))
         self.driver.run()
 
@@ -185,10 +182,10 @@ class _Process:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) == "standby":
-            self.player = standby = Standby(index, TorchSlice, self.incarnation)
+            self.player = standby = Standby(index, cast.torch_slice, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
-            self.player = shard = Shard(index, self._slice, self.incarnation)
+            self.player = shard = cast.shard(self.spec.settings, index, self._slice, self.incarnation)
             self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self._meet()
@@ -209,9 +206,9 @@ class _Process:
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         if self.spec.memory < 0:
-            return TorchSlice(plan, shard)
+            return cast.torch_slice(plan, shard)
         whole, own = common_memory(self.spec, plan), plan.assignments[shard]
-        return TorchSlice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+        return cast.torch_slice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
 
     def _play_single(self) -> None:
         spec = self.spec
@@ -250,10 +247,11 @@ class _Process:
             peer = Peer(spec, self.role, self.incarnation, FlatModule(model), task, self._padded)
             self._tell_story(peer.story(self._listen()), peer, peer.store)
             return
+        cast.check_model(spec.settings, model)
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
         worker = _Worker(self, vectors, self._padded(trainer.compute), None)
-        self._tell_story(Downpour(self.role, vectors, len(trainer.data), incarnation=self.incarnation), worker)
+        self._tell_story(cast.replica(spec.settings, self.role, vectors, len(trainer.data), self.incarnation), worker)
 
     def _padding(self) -> Padding | None:
         return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None

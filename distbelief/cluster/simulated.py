@@ -109,6 +109,8 @@ class Simulated:
             raise UsageError(f"--target-accuracy {settings.target_accuracy}: --phantom computes nothing that could reach it; leave one of them off")
         if self.phantom:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
+            if settings.descent:  # there is no loss to search for
+                settings = msgspec.structs.replace(settings, descent=msgspec.structs.replace(settings.descent, line_search="none", tolerance=0.0))
         if settings.among_themselves and settings.algorithm == "native":
             raise UsageError("--algorithm native is that of a real network's library, and a simulated one has none: name another, or auto")
         self.weather.check()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from distbelief.cluster import cast
 from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.sitting import Sitting, evaluates
 from distbelief.core import events, messages, roles, upkeep
@@ -23,14 +24,12 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import Store, load_weights
-from distbelief.replica.downpour import Downpour as DownpourStory
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
-from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
-from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.slice import Slice
 from distbelief.server.standby import Standby
 from distbelief.tasks import Data, Task, as_data, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -110,7 +109,7 @@ class Simulation:
         sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
         self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
-        self.coordinator = Coordinator(self.settings, self.evaluates, *resume)
+        self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), self._store)
         self.shards: list[Shard] = []
         for i in range(self.settings.shards):
@@ -132,7 +131,7 @@ class Simulation:
 
     def _add_shard(self, index: int, incarnation: int = 0) -> None:
         role = roles.shard(index)
-        shard, endpoint = Shard(index, self._slice, incarnation), self.network.endpoint(role, incarnation)
+        shard, endpoint = cast.shard(self.settings, index, self._slice, incarnation), self.network.endpoint(role, incarnation)
         self._play_shard(role, shard, endpoint)
 
     def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
@@ -169,6 +168,7 @@ class Simulation:
             worker = _Phantom(self.clock, stopwatch, samples, self.settings.batch_size)
         else:
             model = self._model()
+            cast.check_model(self.settings, model)
             vectors = FlatModule(model)
             worker = _Worker(
                 self.clock,
@@ -176,7 +176,7 @@ class Simulation:
                 vectors,
                 Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
             )
-        story = DownpourStory(role, vectors, samples, incarnation=incarnation).story()
+        story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
         self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
 
     def _layout(self) -> Layout:
@@ -185,7 +185,7 @@ class Simulation:
         return self._known_layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
-        return PhantomSlice(plan, shard) if self.cluster.phantom else TorchSlice(plan, shard)
+        return cast.phantom_slice(plan, shard) if self.cluster.phantom else cast.torch_slice(plan, shard)
 
     def _plan_crashes(self) -> None:
         """Kill roles as they are about to send the message that their crash names."""

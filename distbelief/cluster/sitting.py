@@ -98,6 +98,12 @@ class Sitting:
             raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
         self.go_back()
         self._before = str(before.get("strategy"))
+        was_descent = bool(self.manifest and self.manifest.plan.settings.descent)
+        if was_descent != bool(self.settings.descent):
+            raise CheckpointError(
+                f"{out} was trained with {self._before}, and {self.job.strategy.name} counts its data otherwise: begin another run from its weights,"
+                f" with --init-from {out}"
+            )
         kept = before.get("settings", {})  # what was asked for: a script may have named another batch size, and will again
         for name in ("batch_size", "seed"):
             was, asked = kept.get(name), getattr(self.settings, name)

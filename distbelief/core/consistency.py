@@ -30,10 +30,7 @@ class Key(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What to do with a push (apply it, gather it for the next update, or hold it) or a fetch (answer it or hold it), and why.
-
-    `scale` is of the learning rate of that push.
-    """
+    """What to do with a push (apply, gather for the next update, hold) or a fetch (answer, hold), why, and the scale of its learning rate."""
 
     action: Literal["apply", "gather", "hold", "answer"]
     reason: str
@@ -232,8 +229,18 @@ class Bounded(_Members):
             self.floor = max(self.floor, min(self.members.values()))
 
 
+class Stage(Policy):
+    """In batches: parameters are fetched for an evaluation, once it has begun; `floor` is its number."""
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Hold the fetch for an evaluation that is still to come."""
+        return ANSWER if tick <= self.floor else Verdict("hold", f"evaluation {tick} has not begun")
+
+
 def policy_of(settings: Settings) -> Policy:
-    """The policy of a shard in an asynchronous job."""
+    """The policy of a shard in a job without rounds."""
+    if settings.descent:
+        return Stage()
     if settings.consistency == "softsync":
         return Softsync(settings.n, settings.staleness_scaling)
     if settings.consistency == "bounded":

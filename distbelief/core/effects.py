@@ -50,10 +50,13 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
-    """Wait for the next arrival; answered by an `Arrival`."""
+    """Wait for the next arrival; answered by an `Arrival`, or None at once where it is not to `wait` and nothing has arrived."""
+
+    wait: bool = True
 
 
 RECEIVE = Receive()
+GLANCE = Receive(wait=False)
 
 
 class Compute(msgspec.Struct, frozen=True, gc=False):

@@ -7,6 +7,7 @@ dealt once while nobody dies, and counts as done only when all shards have ackno
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,8 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     batch: int
     undone: tuple[Portion, ...]
+    state: dict[str, Any] = {}
+    """Scalars that the coordinator goes on with: numbers, words and lists of them."""
 
 
 START = Position(0, 0, ())

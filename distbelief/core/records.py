@@ -19,6 +19,10 @@ class Started(Record, frozen=True, tag=True, gc=False):
     batch_size: int
     epochs: int
     samples: int = 0
+    done: int = -1
+    """Epochs done before; -1 where the samples tell."""
+    unit: str = "epoch"
+    """What is counted as one: an epoch, or an iteration, which may take all samples more than once."""
 
 
 class Joined(Record, frozen=True, tag=True, gc=False):
@@ -44,9 +48,10 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
 
 
 class Rewound(Record, frozen=True, tag=True, gc=False):
-    """All go back to a checkpoint, at which so many `samples` were done."""
+    """All go back to a checkpoint, at which so many `samples` were done, and `done` epochs, where the samples do not tell (-1)."""
 
     samples: int
+    done: int = -1
 
 
 class Forgotten(Record, frozen=True, tag=True, gc=False):
@@ -73,6 +78,20 @@ class Succeeded(Record, frozen=True, tag=True, gc=False):
     role: str
     incarnation: int
     standby: str
+
+
+class Iterated(Record, frozen=True, tag=True, gc=False):
+    """An iteration of a batch method, or a search that failed (`step` 0): the loss, the gradient's largest component, the step along the direction,
+    how often a batch was evaluated, how many bundles were dealt to one more, and what there is to say.
+    """
+
+    iteration: int
+    loss: float
+    gradient: float
+    step: float
+    evaluations: int
+    copies: int
+    note: str = ""
 
 
 class EpochDone(Record, frozen=True, tag=True, gc=False):
@@ -135,6 +154,6 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 
 Any = (
-    Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded
+    Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded | Iterated
     | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
 )  # fmt: skip

@@ -6,6 +6,7 @@ import msgspec
 
 from distbelief.core import learning_rate
 from distbelief.core.algorithms import check_algorithm
+from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
 from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
@@ -106,6 +107,8 @@ class Settings(msgspec.Struct, frozen=True):
     """1: every shard has a standby, which holds all that it has acknowledged."""
     restarts: int = 3
     """Times that a process which died is started anew."""
+    descent: Descent | None = None
+    """Of a job that trains in large batches: then an epoch is an iteration, and a minibatch a portion."""
 
     def check(self) -> None:
         """Refuse settings that no job can have.
@@ -116,10 +119,11 @@ class Settings(msgspec.Struct, frozen=True):
         least = dict.fromkeys(("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1)
         least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
         least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0)
+        spelled = {"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {}
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):
-                raise UsageError(f"{option(name)} {value}: must be {bound} or more")
+                raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -157,6 +161,8 @@ class Settings(msgspec.Struct, frozen=True):
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         learning_rate.check(self.lr_schedule)
+        if self.descent:
+            self.descent.check()
 
     @property
     def attends(self) -> bool:
@@ -174,6 +180,11 @@ class Settings(msgspec.Struct, frozen=True):
         return self.consistency == "allreduce"
 
     @property
+    def together(self) -> bool:
+        """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of them dies."""
+        return self.in_rounds or self.descent is not None
+
+    @property
     def snapshots(self) -> bool:
         """Whether there are checkpoints while an epoch is made: then there is one at the beginning too."""
         return bool(self.snapshot_seconds or self.snapshot_pushes)
@@ -181,7 +192,7 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Gradient vectors a replica holds: one, or two where pushes are not waited for."""
-        return 2 if self.prefetch else 1
+        return 2 if self.prefetch or self.descent else 1
 
     @property
     def landings(self) -> int:

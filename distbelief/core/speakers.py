@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distbelief.core import assembly, attendance, events, messages, mirroring, roles, upkeep
+from distbelief.core import assembly, attendance, events, messages, mirroring, operations, roles, upkeep
 from distbelief.errors import RemoteProtocolError
 
 SPEAKERS: Mapping[type, tuple[str, ...]] = {
@@ -45,6 +45,10 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     upkeep.Restore: (roles.COORDINATOR,),
     upkeep.Snapshot: (roles.COORDINATOR,),
     upkeep.Describe: (roles.COORDINATOR,),
+    operations.Operate: (roles.COORDINATOR,),
+    operations.Operated: ("shard",),
+    operations.Contribute: ("replica",),
+    operations.Done: ("replica",),
     messages.Stop: (roles.COORDINATOR, roles.SUPERVISOR),
     events.Saved: (roles.STORE,),
     events.Loaded: (roles.STORE,),

@@ -14,6 +14,7 @@ from distbelief.core.assembly import Assembly
 from distbelief.core.attendance import Attendance
 from distbelief.core.messages import Message, Wired
 from distbelief.core.mirroring import Mirroring
+from distbelief.core.operations import Operations
 from distbelief.core.upkeep import Upkeep
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
@@ -23,7 +24,8 @@ MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes | bytearray | memoryview], Message] = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Mirroring | Assembly).decode
+_decode: Callable[[bytes | bytearray | memoryview], Message]
+_decode = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Mirroring | Assembly | Operations).decode
 
 
 def encode(message: Message) -> bytes:

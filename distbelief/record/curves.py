@@ -56,6 +56,9 @@ class Curves:
                 per_epoch = summary.started.samples_per_epoch if summary.started else 0
                 if (self._samples - self._from) * POINTS >= per_epoch:
                     self._point(seconds)
+            case records.Iterated():
+                self._add("train/batch_loss", record.loss)
+                self._add("train/gradient", record.gradient)
             case records.Tested():
                 self._add("test/loss", record.loss)
                 self._add("test/accuracy", record.accuracy)

@@ -79,6 +79,10 @@ class Live:
         if latest:
             self._staleness[shard] = sum(latest) / len(latest)
 
+    @property
+    def _unit(self) -> str:
+        return self._summary.started.unit if self._summary.started else "epoch"
+
     def _stale(self) -> str:
         """The staleness, once it is known: over the whole job at its end, of the latest pushes before."""
         self.ask()
@@ -126,7 +130,8 @@ class Live:
             case records.Started():
                 size = f"{_many(record.replicas, 'replica')}, {_many(record.shards, 'shard')}, {record.parameters:,} parameters"
                 resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
-                work = f"{_many(record.epochs, 'epoch')} of {record.samples_per_epoch:,} samples in batches of {record.batch_size}"
+                cut = "batches" if record.unit == "epoch" else "portions"
+                work = f"{_many(record.epochs, record.unit)} of {record.samples_per_epoch:,} samples in {cut} of {record.batch_size}"
                 return f"{self._title or 'training'}: {size}; {work}{resumed}"
             case records.EpochDone():
                 return self._progress(record.epoch)
@@ -134,7 +139,7 @@ class Live:
                 # a job that ends within an epoch is measured once more
                 again = not record.epoch or record.epoch in self._tested
                 self._tested.add(record.epoch)
-                when = f"at the end, after {self._summary.samples:,} samples," if again else f"after {_many(record.epoch, 'epoch')}"
+                when = f"at the end, after {self._summary.samples:,} samples," if again else f"after {_many(record.epoch, self._unit)}"
                 moment = _time(self._summary.history[-1]["seconds"])
                 return f"tested {when} at {moment}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
             case records.Gone():
@@ -161,8 +166,9 @@ class Live:
         started, loss = self._summary.started, self._loss.take()
         per_epoch = started.samples_per_epoch if started else 0
         epochs = started.epochs if started else 0
-        where = f"epoch {epoch}/{epochs} done" if epoch else f"epoch {min(self._summary.samples // max(per_epoch, 1) + 1, max(epochs, 1))}/{epochs}"
-        share = f"{self._summary.samples:,}/{per_epoch * epochs:,} samples"
+        done = self._summary.samples // max(per_epoch, 1) if self._unit == "epoch" else self._summary.epochs
+        where = f"{self._unit} {epoch}/{epochs} done" if epoch else f"{self._unit} {min(done + 1, max(epochs, 1))}/{epochs}"
+        share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if self._unit == 'epoch' else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
         told = [share, _time(self._summary.seconds), f"{self._summary.rate:,.0f} samples/s", trained, self._stale()]
         return f"{where}: {', '.join(filter(None, told))}"
@@ -195,14 +201,16 @@ class Live:
 
         summary = self._summary
         whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started else 0
+        counted = self._unit == "epoch"
+        bar_of = (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
         bar = Table.grid(padding=(0, 2))
         row = summary.history[-1] if summary.history else {}
         accuracy = row.get("test_accuracy")
         loss = self._recent.take()
         self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
         bar.add_row(
-            ProgressBar(total=max(whole, 1), completed=summary.samples, width=30),
-            f"{summary.samples:,}/{whole:,} samples",
+            ProgressBar(total=max(bar_of[0], 1), completed=bar_of[1], width=30),
+            f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else 'iterations'}",
             f"{summary.rate:,.0f}/s",
             _time(summary.seconds),
             self._recent_loss,
@@ -239,6 +247,11 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
         rows.append(("target", f"{100 * target['accuracy']:.2f} % {reached}"))
     work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {_many(result['pushes'], 'push', 'es')}"
     rows.append(("time", f"{_time(result['seconds'])}, {result['samples_per_second']:,.0f} samples/s ({work})"))
+    if descent := result.get("descent"):
+        searches = f", {_many(descent['restarts'], 'search', 'es')} that failed" if descent["restarts"] else ""
+        loss = "" if descent["loss"] is None else f"training loss {descent['loss']:.6g} after "
+        counted = f"{_many(descent['iterations'], 'iteration')}, {_many(descent['evaluations'], 'evaluation')}"
+        rows.append(("descent", f"{loss}{counted}{searches}"))
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
     lost = [f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}" for one in result["per_replica"] if one["lost"]]

@@ -65,6 +65,9 @@ class Summary:
         """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
         self.reached: dict[str, Any] | None = None
         self.outcome, self.reason = "", ""
+        self.descent: dict[str, Any] | None = None
+        """Of a batch method: its iterations, evaluations, searches that failed, bundles dealt to one more, last loss and largest component of the
+        gradient."""
         self._loss = Mean()
         self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
         self._began = self._before = 0.0
@@ -74,7 +77,7 @@ class Summary:
         match record:
             case records.Started():
                 self.started, self.samples = record, record.samples
-                self.epochs = max(self.epochs, record.samples // max(record.samples_per_epoch, 1))
+                self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
                 self._began, self._before = seconds, self.seconds
                 self.applied, self.outcome, self.reason = {}, "", ""
                 for replica in self.replicas.values():
@@ -86,11 +89,13 @@ class Summary:
                 self._stepped(seconds, record)
             case records.Rewound():
                 self.samples = record.samples
-                self.epochs = min(self.epochs, record.samples // max(self.started.samples_per_epoch, 1)) if self.started else 0
+                self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
             case records.Forgotten():
                 whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
                 self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
                 self._forgotten[whose] = max(record.last, self._forgotten.get(whose, 0))
+            case records.Iterated():
+                self._iterated(record)
             case records.EpochDone():
                 self.epochs = max(self.epochs, record.epoch)
                 if not self.settings.get("evaluate_every", 1):
@@ -106,6 +111,9 @@ class Summary:
                 self.applied[record.role] = record
             case records.Finished():
                 self.outcome, self.reason = record.outcome, record.reason
+
+    def _done(self, record: records.Started | records.Rewound, samples_per_epoch: int) -> int:
+        return record.done if record.done >= 0 else record.samples // max(samples_per_epoch, 1)
 
     def _replica(self, role: str) -> Replica:
         return self.replicas.setdefault(0 if role == roles.SINGLE else roles.index_of(role), Replica())
@@ -124,6 +132,18 @@ class Summary:
         if record.loss is not None:
             self._loss.add(record.loss, record.losses)
 
+    def _iterated(self, record: records.Iterated) -> None:
+        """Count the evaluations of a batch method; those before a resumption too."""
+        known = self.descent or {"evaluations": 0, "restarts": 0, "copies": 0}
+        self.descent = {
+            "iterations": record.iteration,
+            "loss": _finite(record.loss),
+            "gradient": _finite(record.gradient),
+            "evaluations": known["evaluations"] + record.evaluations,
+            "restarts": known["restarts"] + (not record.step),
+            "copies": known["copies"] + record.copies,
+        }
+
     def _tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record.loss, record.accuracy)
         target = self.settings.get("target_accuracy", 0.0)
@@ -132,7 +152,9 @@ class Summary:
 
     def _row(self, seconds: float, epoch: int, loss: float | None, accuracy: float | None) -> None:
         row = {"seconds": self._training(seconds), "epoch": epoch, "samples": self.samples, "updates": self.pushes}
-        self.history.append({**row, "train_loss": _finite(self._loss.take()), "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)})
+        trained = self._loss.take()
+        trained = self.descent["loss"] if self.descent else _finite(trained)  # of the whole batch where it is known, without what was only tried
+        self.history.append({**row, "train_loss": trained, "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)})
 
     def _training(self, seconds: float) -> float:
         return self._before + seconds - self._began
@@ -186,6 +208,7 @@ class Summary:
             ],
             "dropped": self.dropped,
             "forgotten": self.forgotten,
+            **({"descent": self.descent} if self.descent else {}),
             "history": self.history,
             "versions": self.job.get("versions") or versions(),
             "outcome": self.outcome,

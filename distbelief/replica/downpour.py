@@ -31,7 +31,7 @@ REPORT_SECONDS = 0.25
 Steps = Generator[Effect, Any, None]
 
 
-class _AllBack(Exception):
+class AllBack(Exception):
     """The whole job has gone back to a checkpoint."""
 
 
@@ -72,7 +72,7 @@ class Downpour:
                     yield from self._enter(plan)
                     yield from self._train()
                 yield from self._leave()
-            except _AllBack:
+            except AllBack:
                 continue
 
     def _leave(self) -> Steps:
@@ -81,7 +81,7 @@ class Downpour:
         while not self._excused:
             self._take((yield RECEIVE))
             if self._welcome is not None and self._welcome.course > self._course:
-                raise _AllBack
+                raise AllBack
 
     def _train(self) -> Steps:
         """The loop of Algorithm 1.1."""
@@ -134,7 +134,7 @@ class Downpour:
         """Reach the shards, and hold the server's parameters."""
         self._start(plan)
         initialise = False
-        while self._welcome is not None or (self._in_rounds and self._links.lost):
+        while self._welcome is not None or (self._settings.together and self._links.lost):
             while self._welcome is None:
                 yield from self._links.seek()
                 self._take((yield RECEIVE))
@@ -337,7 +337,7 @@ class Downpour:
     def _reunite(self, welcome: messages.Welcome) -> Steps:
         """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone back."""
         if welcome.initialise or welcome.course > self._course:
-            raise _AllBack
+            raise AllBack
         self._welcome = None
         for shard in (yield from self._links.reach(welcome)):
             unanswered = self._links.again(shard)

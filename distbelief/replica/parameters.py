@@ -33,6 +33,10 @@ class Parameters:
         if shard in self._floors:
             self._floors[shard] = event.floor
 
+    def arrived(self, shard: str) -> Version:
+        """The version of a shard that has arrived last."""
+        return self._arrived[shard]
+
     def applied(self, shard: str, version: Version) -> None:
         """Memory that is read in place has changed."""
         self.versions = {**self.versions, shard: version}

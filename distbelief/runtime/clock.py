@@ -24,6 +24,9 @@ class Clock(Protocol):
     def turn(self) -> None:
         """Let the next thing happen: something arrives, or the time comes for something that was to be called later."""
 
+    def glance(self) -> None:
+        """Let what has arrived be delivered, and wait for nothing."""
+
 
 Coming = list[tuple[float, int, Callable[[Any], None], Any]]
 """What is to be called, and when: a heap."""
@@ -53,6 +56,10 @@ class WallClock:
         else:
             _, _, function, argument = heapq.heappop(self._coming)
             function(argument)
+
+    def glance(self) -> None:
+        """Deliver what has arrived."""
+        self.endpoint.poll(0)
 
 
 class VirtualClock:
@@ -89,6 +96,9 @@ class VirtualClock:
         """Call a function at a moment that is not in the past."""
         self._order += 1
         heapq.heappush(self._coming, (moment, self._order, function, argument))
+
+    def glance(self) -> None:
+        """What has arrived by now is delivered already."""
 
     def turn(self) -> None:
         """Jump to the next event.

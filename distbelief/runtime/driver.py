@@ -276,6 +276,10 @@ class Driver:
             if kind is Send:
                 endpoint.send(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]
             elif kind is Receive:
+                if not effect.wait:  # type: ignore[union-attr]
+                    self.clock.glance()
+                    answer = player.inbox.popleft() if player.inbox else None
+                    continue
                 if not player.inbox:
                     player.waits, player.since = True, self.clock.now()
                     return

@@ -25,6 +25,13 @@ def plan(settings: Settings, event: Join) -> Plan:
     return Plan(settings, event.layout, cut(event.layout, settings.shards), event.samples)
 
 
+def started(plan: Plan, samples: int, done: int) -> Started:
+    """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
+    s = plan.settings
+    unit = "iteration" if s.descent else "epoch"
+    return Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
+
+
 def check(plan: Plan, who: str, event: Join) -> None:
     """Refuse a replica that does not fit a plan.
 
@@ -37,9 +44,3 @@ def check(plan: Plan, who: str, event: Join) -> None:
         raise UsageError(f"{who} has {event.samples} training samples, the job has {plan.samples}: give every replica the same data")
     if event.batch_size not in (0, plan.settings.batch_size):
         raise UsageError(f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.batch_size}: it is one for all")
-
-
-def started(plan: Plan, samples: int) -> Started:
-    """The record of a job's beginning, at which so many samples were done."""
-    s = plan.settings
-    return Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples)

@@ -14,7 +14,7 @@ from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
-from distbelief.server.dealing import Dealing
+from distbelief.server.dealing import Dealing, Work
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.machine import Answers
 from distbelief.server.muster import Muster
@@ -42,7 +42,7 @@ class Coordinator:
         self.settings = settings
         self.phase: Phase = "gathering"
         self.plan: Plan | None = None
-        self.data: Dealing | None = None
+        self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
         self._muster = Muster(settings.shards)
@@ -90,12 +90,9 @@ class Coordinator:
 
     def standing(self) -> dict[str, Any]:
         """What it has dealt, by role."""
-        return {"phase": self.phase, "of": {role: {"minibatches": self.data.dealer.held(role)} for role in self._reception.members if self.data}}
+        return {"phase": self.phase, "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data}}
 
-    @property
-    def epochs(self) -> int:
-        """How many are done."""
-        return self.data.epochs if self.data else 0
+    epochs = property(lambda self: self.data.epochs if self.data else 0, doc="How many are done.")
 
     # joining
 
@@ -120,7 +117,7 @@ class Coordinator:
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, event)
-                self.settings, self.data = self.plan.settings, Dealing(self.plan, self._saving.position, self._saving.samples)
+                self.settings, self.data = self.plan.settings, self._dealing(self.plan)
                 self._reception.wait(sender)
                 return self._restore()
             admission.check(self.plan, sender, event)
@@ -131,12 +128,15 @@ class Coordinator:
         self._reception.wait(sender)
         return self._greet() if self.phase == "training" else self._ask_to_initialise()
 
+    def _dealing(self, plan: Plan) -> Work:
+        return Dealing(plan, self._saving.position, self._saving.samples)
+
     def _restore(self) -> list[Effect]:
         """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
         if self.plan is None:
             return []
         members = self._reception.known() if self.phase in ("training", "leaving") else ()
-        together = self.phase == "gathering" or self.settings.in_rounds
+        together = self.phase == "gathering" or self.settings.together
         effects = self._muster.restore(self.plan, self._saving.newest, members, together)
         if not effects:
             return []
@@ -167,8 +167,8 @@ class Coordinator:
     def _begin(self) -> list[Effect]:
         assert self.plan is not None and self.data is not None  # noqa: PT018
         self.phase = "training"
-        effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples)), *self._greet(), *self._pair()]
-        if self.data.dealer.finished:
+        effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples, self.epochs)), *self._greet(), *self._pair()]
+        if self.data.finished:
             return effects + self._finish("done", "every epoch was done before")
         # so that a shard that dies can go back to what it was
         return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])
@@ -188,7 +188,7 @@ class Coordinator:
         effects: list[Effect] = [Send(role, messages.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
-        if self._saving.holds and not self.settings.in_rounds:
+        if self._saving.holds and not self.settings.together:
             effects.append(self._saving.hold(role))
         if self.phase == "leaving":
             effects.append(Send(role, messages.Finish(self._reason)))
@@ -211,19 +211,19 @@ class Coordinator:
             effects += self._epoch_done(self.data)
         if self.phase != "training":
             return effects
-        if self.data.dealer.finished:
+        if self.data.finished:
             return effects + self._finish("done", "all epochs are done")
         armed, due = self._saving.in_time(self.data)
         return [*effects, *self._deal(), *self._write(), *armed, *(self._save() if due else [])]
 
     def _deal(self) -> list[Effect]:
         assert self.data is not None
-        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.in_rounds)
+        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together)
 
-    def _epoch_done(self, data: Dealing) -> list[Effect]:
+    def _epoch_done(self, data: Work) -> list[Effect]:
         data.epochs += 1
         effects: list[Effect] = [Record(records.EpochDone(data.epochs))]
-        if data.dealer.finished:
+        if data.finished:
             return effects
         if (every := self.settings.evaluate_every) and data.epochs % every == 0:
             effects += self._evaluations.measure(data.epochs)
@@ -263,7 +263,7 @@ class Coordinator:
 
     def _go(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""
-        if self.settings.in_rounds:
+        if self.settings.together:
             return self._deal() if self.phase == "training" else []
         return [Send(role, messages.Go()) for role in sorted(self._reception.members)]
 
@@ -292,9 +292,7 @@ class Coordinator:
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
             return []
-        if self.plan is None or self.phase != "training":
-            return self._end("interrupted", event.reason)
-        return self._finish("interrupted", event.reason)
+        return (self._finish if self.phase == "training" else self._end)("interrupted", event.reason)
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
@@ -356,7 +354,7 @@ class Coordinator:
         if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
             return self._end("failed", self._saving.unsaved(what))
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
-        if begun and self.settings.in_rounds:
+        if begun and self.settings.together:
             return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind(), *self._muster.fall()]
         told = Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}"))
         return [told, *effects, self._muster.grant(role, life + 1)]
@@ -366,10 +364,10 @@ class Coordinator:
         assert self.plan is not None
         self._reception.go_back()
         self._standbys.alone(*self._muster.roles)
-        self.data = Dealing(self.plan, self._saving.position, self._saving.samples)
+        self.data = self._dealing(self.plan)
         if self.phase == "leaving" and self._outcome == "done":
             self.phase = "training"
-        return [Record(records.Rewound(self.data.samples))]
+        return [Record(records.Rewound(self.data.samples, self.epochs))]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""

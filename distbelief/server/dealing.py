@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 from distbelief.core import messages, roles
 from distbelief.core.effects import Effect, Send
@@ -10,6 +11,46 @@ from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.portions import PORTION_LIMIT, Dealer, Position
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+
+
+class Work(Protocol):
+    """Who deals with the data of a job, as its coordinator and its checkpoints need it."""
+
+    epochs: int
+    """How many are done."""
+    samples: int
+    """How many are done."""
+    pushes: int
+    """Reported since somebody last set it to 0."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all is done."""
+        ...
+
+    def held(self, role: str) -> int:
+        """How much a replica was dealt and has not done."""
+        ...
+
+    def position(self) -> Position:
+        """Where the data stands now, for a checkpoint."""
+        ...
+
+    def report(self, sender: str, event: messages.Progress) -> int:
+        """Take a replica's report; returns how many epochs it completes."""
+        ...
+
+    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
+        """Serve the replicas that want a portion."""
+        ...
+
+    def lost(self, role: str) -> int:
+        """A replica is gone; returns how much is dealt again."""
+        ...
+
+    def waiting(self, members: Collection[str]) -> list[str]:
+        """For whom the job waits, in words."""
+        ...
 
 
 class Dealing:
@@ -66,6 +107,19 @@ class Dealing:
         if role != self._warmer:
             return 0
         return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every minibatch of every epoch is done."""
+        return self.dealer.finished
+
+    def held(self, role: str) -> int:
+        """How many minibatches a replica was dealt and has not done."""
+        return self.dealer.held(role)
+
+    def position(self) -> Position:
+        """Where the data stands now, for a checkpoint."""
+        return self.dealer.position()
 
     def lost(self, role: str) -> int:
         """A replica is gone: what it held is dealt again; returns how many minibatches that is."""

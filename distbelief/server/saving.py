@@ -16,7 +16,7 @@ from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.dealing import Dealing
+from distbelief.server.dealing import Work
 
 HOLD_SECONDS = 2.0
 """How long replicas push nothing, at most, while one of them has not said that all it pushed is applied."""
@@ -49,17 +49,17 @@ class Saving:
         self._cut = (position, samples)
         self._armed = False
 
-    def in_time(self, data: Dealing) -> tuple[list[Effect], bool]:
+    def in_time(self, data: Work) -> tuple[list[Effect], bool]:
         """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were made."""
         seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
         arm = bool(seconds and data.pushes and not self._armed)
         self._armed |= arm
         return [Wake(seconds, TIME)] if arm else [], 0 < pushes <= data.pushes
 
-    def begin(self, data: Dealing, members: Collection[str]) -> list[Effect]:
+    def begin(self, data: Work, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
         data.pushes = 0
-        self.stage, self._holding, self._failed = "holding", set() if self.settings.in_rounds else set(members), ""
+        self.stage, self._holding, self._failed = "holding", set() if self.settings.together else set(members), ""
         self._holds, self._patient = self._holds + 1, True
         asked: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
         return [*asked, Wake(HOLD_SECONDS, self._patience)] if members else []
@@ -91,9 +91,9 @@ class Saving:
         """Whether nothing new is to reach the shards."""
         return self.stage in ("holding", "writing")
 
-    def write(self, data: Dealing, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
+    def write(self, data: Work, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
         """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
-        busy = sorted(filter(data.dealer.held, members)) if self.settings.in_rounds else sorted(self._holding)
+        busy = sorted(filter(data.held, members)) if self.settings.together else sorted(self._holding)
         if self.stage != "holding" or (busy and self._patient):
             return []
         told: list[Effect] = []
@@ -102,7 +102,7 @@ class Saving:
             told.append(
                 Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}, busy for {HOLD_SECONDS:g} s: it is not exact"))
             )
-        self.stage, self._cut, self._writing = "writing", (data.dealer.position(), data.samples), set(shards)
+        self.stage, self._cut, self._writing = "writing", (data.position(), data.samples), set(shards)
         return told + [Send(role, upkeep.Snapshot(self.number)) for role in sorted(self._writing)]
 
     def written(self, sender: str, event: upkeep.SnapshotDone, plan: Plan | None) -> list[Effect]:

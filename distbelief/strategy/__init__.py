@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from distbelief.strategy.allreduce import Allreduce
 from distbelief.strategy.bounded import Bounded
 from distbelief.strategy.downpour import Downpour
+from distbelief.strategy.sandblaster import Sandblaster
 from distbelief.strategy.single import Single
 from distbelief.strategy.softsync import Softsync
 from distbelief.strategy.synchronous import Synchronous
 
-Strategy = Downpour | Synchronous | Softsync | Bounded | Allreduce | Single
+Strategy = Downpour | Synchronous | Softsync | Bounded | Sandblaster | Allreduce | Single
 
-STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Allreduce, Single)}
+STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Single)}
 """Every strategy, by name."""
 
-__all__ = ["STRATEGIES", "Allreduce", "Bounded", "Downpour", "Single", "Softsync", "Strategy", "Synchronous"]
+__all__ = ["STRATEGIES", "Allreduce", "Bounded", "Downpour", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import assembly, attendance, effects, messages, mirroring, upkeep, wire
+from distbelief.core import assembly, attendance, effects, messages, mirroring, operations, upkeep, wire
 from distbelief.core.layout import Entry, Layout, Range, Section, Tensor
 from distbelief.core.messages import Message
 from distbelief.core.portions import Portion
@@ -19,7 +19,7 @@ from distbelief.core.settings import Optimizer, Plan, Settings
 from distbelief.core.sharding import Assignment
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
-UNIONS = (messages.Wired, attendance.Attendance, upkeep.Upkeep, mirroring.Mirroring, assembly.Assembly)
+UNIONS = (messages.Wired, attendance.Attendance, upkeep.Upkeep, mirroring.Mirroring, assembly.Assembly, operations.Operations)
 WIRED: tuple[type[Message], ...] = tuple(kind for union in UNIONS for kind in typing.get_args(union))
 
 # msgpack has 64 bits

@@ -234,7 +234,7 @@ def test_one_fall_of_all_shards_is_told_once() -> None:
     office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
     office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
     office.tell("shard 0", events.Lost("killed", 0)).tell("shard 1", events.Lost("killed with it", 0))
-    assert office.recorded(records.Rewound) == [records.Rewound(2)]
+    assert office.recorded(records.Rewound) == [records.Rewound(2, 1)]
     office.tell("shard 0", upkeep.Here(1)).tell("shard 1", upkeep.Here(1))
     assert [one.checkpoint for one in office.said(upkeep.Restore, "shard 0")][-1] == "there"
 

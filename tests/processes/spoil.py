@@ -7,12 +7,16 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core import messages, upkeep, wire
+from distbelief.core import messages, operations, upkeep, wire
 from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.settings import Optimizer, Plan, Settings
 from distbelief.core.sharding import cut
 
-WIRED: tuple[type[messages.Message], ...] = (*typing.get_args(messages.Wired), *typing.get_args(upkeep.Upkeep))
+WIRED: tuple[type[messages.Message], ...] = (
+    *typing.get_args(messages.Wired),
+    *typing.get_args(upkeep.Upkeep),
+    *typing.get_args(operations.Operations),
+)
 LAYOUT = lay_out([Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")])
 PLAN = Plan(Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})), LAYOUT, cut(LAYOUT, 2), 100)
 EXTREMES: tuple[Any, ...] = (

@@ -22,7 +22,8 @@ import torch
 from spoil import LAYOUT, PLAN, WIRED, Spoiler
 
 from distbelief.cluster.authority import Authority
-from distbelief.core import messages, upkeep, wire
+from distbelief.core import messages, operations, upkeep, wire
+from distbelief.core.descent import Descent
 from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Message, Ready
@@ -33,9 +34,12 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
 from distbelief.record.restore import load_part, load_weights
 from distbelief.record.summary import Summary, course
+from distbelief.sandblaster.coordinator import Sandblaster
 from distbelief.server.coordinator import Coordinator
+from distbelief.server.descent import DescentShard
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
+from distbelief.server.vectors import TorchVectorSlice
 from distbelief.tasks.idx import read_idx
 from distbelief.transport.base import outside
 from distbelief.transport.shared import SharedEndpoint
@@ -80,8 +84,27 @@ def shard() -> Shard:
     return one
 
 
+DESCENT = msgspec.structs.replace(PLAN, settings=msgspec.structs.replace(PLAN.settings, consistency="sandblaster", descent=Descent()))
+
+
+def descending_shard() -> Shard:
+    one = DescentShard(0, TorchVectorSlice)
+    one.handle("coordinator", upkeep.Restore(DESCENT, ""), None)
+    for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
+        one.handle("replica 0", messages.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
+    one.handle("coordinator", operations.Operate(1, (operations.Gather(1, ("g",), True),)), None)
+    return one
+
+
 def coordinator() -> Coordinator:
-    one = Coordinator(PLAN.settings)
+    return _begun(Coordinator(PLAN.settings))
+
+
+def descending_coordinator() -> Coordinator:
+    return _begun(Sandblaster(DESCENT.settings))
+
+
+def _begun(one: Coordinator) -> Coordinator:
     for index in range(2):
         one.handle(f"shard {index}", upkeep.Here(), None)
     one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
@@ -99,12 +122,15 @@ SAID = [
         messages.Initialise(0, OWN.start, OWN.stop), messages.Progress(0, 16, 1, 0.5, 1, 100, 100, True), messages.Join(0, LAYOUT, 100, 64),
     Ready(()),
         messages.Evaluated(1, 0.5, 0.9), upkeep.Restored(True), upkeep.SnapshotDone(1, ""),
+        operations.Contribute(0, OWN.start, OWN.stop, 0, 1, 1, 0), operations.Done(1, 0, 20.0, 100, 100), operations.Operated(2, (1.0, 1.0, 1.0)),
+        operations.Operate(2, (operations.Copy("x", "y"), operations.Dots((("x", "y"),)), operations.Combine(((0.5, "x"), (1.0, "g")), "x"))),
     )
 ]  # fmt: skip
-SENDERS = {upkeep.Restored: "shard 0", upkeep.SnapshotDone: "shard 0", messages.Evaluated: "evaluator"}
+SENDERS = {upkeep.Restored: "shard 0", upkeep.SnapshotDone: "shard 0", messages.Evaluated: "evaluator",
+           operations.Operated: "shard 0", operations.Operate: "coordinator"}  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [shard, coordinator])
+@pytest.mark.parametrize("make", [shard, coordinator, descending_shard, descending_coordinator])
 def test_a_spoilt_message_is_taken_or_the_peers_error(make: Callable[[], Shard | Coordinator]) -> None:
     machine = make()
     for seed in range(COUNT):

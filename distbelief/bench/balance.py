@@ -1,0 +1,91 @@
+"""What Sandblaster's coordinator does in simulation: batch times among many replicas with stragglers, and the bytes that it hears and says."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import Any
+
+from distbelief.bench.courses import points
+from distbelief.bench.timing import figure
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulation import Simulation
+from distbelief.core import operations, records, wire
+from distbelief.core.messages import Message
+from distbelief.job import Job
+from distbelief.strategy import Sandblaster
+
+SHARE, STRAGGLERS, SLOWER = 32, 0.02, 10.0
+"""Portions of a batch for each replica; the share of replicas that are slow, and how many times."""
+WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
+
+
+def balance(replicas: int, iterations: int) -> dict[str, float]:
+    """Median seconds of a batch, each portion taking 10 ms: dealt in bundles with and without backup portions, and split once."""
+    slow = {round(i / STRAGGLERS): SLOWER for i in range(max(1, round(replicas * STRAGGLERS)))}
+    cluster = Simulated(pace=Pace(step=0.01, slow={who: factor for who, factor in slow.items() if who < replicas}), phantom=True)
+    ways = {"bundles, backup portions": (4, 1), "bundles, no backup portions": (4, 0), "one static split": (SHARE, 0)}
+    found = {}
+    for name, (send_every, backup) in ways.items():
+        strategy = Sandblaster(replicas, 2, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup)
+        taken = _moments(Job(points(replicas * SHARE, 4), strategy, snapshot_every="0"), cluster)
+        found[name] = statistics.median(b - a for a, b in itertools.pairwise(taken))
+    return found
+
+
+def _moments(job: Job, cluster: Simulated) -> list[float]:
+    """When each iteration was done."""
+    moments: list[float] = []
+
+    def note(moment: float, _role: str, record: records.Record) -> None:
+        if isinstance(record, records.Iterated):
+            moments.append(moment)
+
+    Simulation(job, cluster.settings(job), cluster, note).run()
+    return moments
+
+
+class _Scales:
+    """Counts the bytes that a coordinator says to shards, and hears of them, for each iteration."""
+
+    def __init__(self) -> None:
+        self.bytes, self.marks = 0, list[int]()
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A message leaves."""
+        if isinstance(message, operations.Operate | operations.Operated):
+            self.bytes += len(wire.encode(message))
+
+    def note(self, _moment: float, _role: str, record: records.Record) -> None:
+        """An iteration is done."""
+        if isinstance(record, records.Iterated):
+            self.marks.append(self.bytes)
+
+
+def coordinator_bytes() -> dict[str, Any]:
+    """Bytes of operations and their answers in an iteration with a full history, by the parameters and by the shards."""
+    by_width = {f"{width * 4:,}": _measured(width, 2) for width in WIDTHS}
+    counts = {shards: _measured(100, shards) for shards in SHARDS}
+    each = counts[2] - counts[1]
+    growth = max(by_width.values()) / min(by_width.values())
+    straight = max(abs(counts[shards] - counts[1] - (shards - 1) * each) / each for shards in SHARDS)
+    return {
+        "bytes an iteration, by parameters": by_width,
+        "bytes an iteration, by shards": {str(shards): count for shards, count in counts.items()},
+        "bytes an iteration of each shard": each,
+        "figures": [
+            figure("coordinator's bytes an iteration, 100 times the parameters, of those with one", growth, 1.01, lower=True),
+            figure("coordinator's bytes an iteration off a straight line in the shards, in shards", straight, 0.05, lower=True),
+        ],
+    }
+
+
+def _measured(width: int, shards: int) -> float:
+    scales = _Scales()
+    job = Job(points(200, width), Sandblaster(2, shards, 20, portion_size=25, history=5), snapshot_every="0")
+    cluster = Simulated(phantom=True)
+    simulation = Simulation(job, cluster.settings(job), cluster, scales.note)
+    simulation.network.before_send = scales.sent
+    simulation.run()
+    return statistics.median(b - a for a, b in itertools.pairwise(scales.marks[10:]))

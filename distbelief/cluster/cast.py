@@ -1,0 +1,66 @@
+"""Who plays which role of a job, by its settings: the same in processes and on a virtual cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbelief.core.portions import START, Position
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import UsageError
+from distbelief.replica.downpour import Downpour
+from distbelief.replica.sandblaster import Sandblaster as BundleStory
+from distbelief.replica.vectors import Vectors
+from distbelief.sandblaster.coordinator import Sandblaster
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.descent import DescentShard
+from distbelief.server.shard import Shard
+from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
+
+
+def coordinator(
+    settings: Settings, evaluator: bool, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+) -> Coordinator:
+    """The coordinator of a job; its arguments are those of `Coordinator`."""
+    kind = Sandblaster if settings.descent else Coordinator
+    return kind(settings, evaluator, checkpoint, position, samples, number)
+
+
+def shard(settings: Settings, index: int, make: Callable[[Plan, int], Any], incarnation: int) -> Shard:
+    """A shard of a job; `make` makes what `torch_slice` or `phantom_slice` does."""
+    return (DescentShard if settings.descent else Shard)(index, make, incarnation)
+
+
+def torch_slice(plan: Plan, index: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> TorchSlice:
+    """A shard's slice in memory."""
+    return (TorchVectorSlice if plan.settings.descent else TorchSlice)(plan, index, moving, frozen)
+
+
+def phantom_slice(plan: Plan, index: int) -> Slice:
+    """A shard's slice that holds nothing."""
+    return (PhantomVectorSlice if plan.settings.descent else PhantomSlice)(plan, index)
+
+
+def replica(settings: Settings, role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
+    """A replica's story."""
+    return (BundleStory if settings.descent else Downpour)(role, vectors, samples, incarnation=incarnation)
+
+
+def check_model(settings: Settings, model: nn.Module) -> None:
+    """Refuse a model whose loss a job cannot take the gradient of.
+
+    Raises:
+        UsageError: naming the part of it, and the remedy.
+    """
+    if settings.descent is None:
+        return
+    for name, part in model.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise UsageError(
+                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, and changes with every"
+                " evaluation; strategy sandblaster needs a model without batch norm, such as one with group norm or layer norm"
+            )

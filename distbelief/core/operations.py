@@ -1,0 +1,172 @@
+"""Operations: what Sandblaster's coordinator has the shards do with their slices of named vectors, and what of a batch goes between whom.
+
+`x` are the parameters. Vectors whose names begin with `HISTORY` are in checkpoints; all others are made anew by the first evaluation of a job that
+goes on. The coordinator sees scalars only, whatever the length of the vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from distbelief.core.descent import Bundle
+from distbelief.core.messages import Bulk, Message
+
+HISTORY = "history."
+COMMANDS_LIMIT, TERMS_LIMIT, SCALARS_LIMIT = 64, 1024, 1 << 16
+"""Most commands of one message, most terms of a combination, most scalars of an answer."""
+
+Name = Annotated[str, msgspec.Meta(max_length=24)]
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """One operation on the slices of named vectors; what it makes stays on the shard."""
+
+
+class Zero(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """into = 0."""
+
+    into: Name
+
+
+class Copy(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """into = of."""
+
+    of: Name
+    into: Name
+
+
+class Scale(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """into = by * into."""
+
+    by: float
+    into: Name
+
+
+class Add(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """into = into + by * of (axpy)."""
+
+    by: float
+    of: Name
+    into: Name
+
+
+class Combine(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """into = the sum over terms of factor * vector; `into` may be one of them."""
+
+    terms: Annotated[tuple[tuple[float, Name], ...], msgspec.Meta(max_length=TERMS_LIMIT)]
+    into: Name
+
+
+class Dots(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """The dot product of each pair, summed in float64: one scalar each."""
+
+    pairs: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
+
+
+class Norms(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """The sum of the absolute values of each vector, in float64, or the largest of them: one scalar each."""
+
+    kind: Literal["sum", "max"]
+    of: Annotated[tuple[Name, ...], msgspec.Meta(max_length=TERMS_LIMIT)]
+
+
+class Gather(Command, frozen=True, array_like=True, tag=True, gc=False):
+    """Zero these vectors, and sum the bundles of an evaluation into them: bundle by bundle as they come, or `ordered` by their numbers."""
+
+    evaluation: int
+    into: Annotated[tuple[Name, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
+    ordered: bool = False
+
+
+AnyCommand = Zero | Copy | Scale | Add | Combine | Dots | Norms | Gather
+
+
+def scalars(command: AnyCommand) -> tuple[str, ...]:
+    """How the shards' answers to a command make one: for each of its scalars, whether they are summed or the largest is taken.
+
+    >>> scalars(Dots((("x", "x"), ("x", "g")))), scalars(Zero("g"))
+    (('sum', 'sum'), ())
+    """
+    if isinstance(command, Dots):
+        return ("sum",) * len(command.pairs)
+    return (command.kind,) * len(command.of) if isinstance(command, Norms) else ()
+
+
+# coordinator to shard
+
+
+class Operate(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Do these, in order; answered where any has scalars."""
+
+    number: int
+    commands: Annotated[tuple[AnyCommand, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
+
+
+# shard to coordinator
+
+
+class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A shard's share of the scalars of message `number`, in the order of its commands."""
+
+    number: int
+    scalars: Annotated[tuple[float, ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
+
+
+# coordinator to replica
+
+
+class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Compute bundle `number` of an evaluation: the sum of its portions' gradients at the parameters of that evaluation."""
+
+    evaluation: int
+    number: int
+    bundle: Bundle
+
+
+class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Bundle `number` of an evaluation is done by another."""
+
+    evaluation: int
+    number: int
+
+
+# replica to shard
+
+
+class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """The gradient of a bundle: the sum over its portions, each weighted by its samples' share of a full portion."""
+
+    incarnation: int
+    evaluation: int
+    number: int
+    part: int
+
+
+# shard to replica
+
+
+class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A bundle is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be written again."""
+
+    incarnation: int
+    evaluation: int
+    number: int
+
+
+# replica to coordinator
+
+
+class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A bundle is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes since the last report."""
+
+    evaluation: int
+    number: int
+    loss: float
+    pushed: int
+    fetched: int
+
+
+Operations = Operate | Operated | Assign | Withdraw | Contribute | Contributed | Done
+"""Every message of this file."""

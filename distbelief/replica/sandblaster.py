@@ -1,0 +1,150 @@
+"""The story of a Sandblaster replica: Algorithm 1.2's ProcessPortion.
+
+It fetches the parameters once for an evaluation, sums the gradients of a bundle's portions, and sends the sum to all shards. What it was dealt of an
+evaluation that is over, or what another has done, it drops, also in the midst of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator
+from typing import Any
+
+from distbelief.core import operations
+from distbelief.core.effects import GLANCE, Arrival, Batch, Compute, Computed, Effect, Send
+from distbelief.core.roles import COORDINATOR
+from distbelief.core.settings import Plan
+from distbelief.replica.downpour import AllBack, Downpour, Steps
+
+
+class _Sent:
+    """A bundle on its way to the shards."""
+
+    def __init__(self, assigned: operations.Assign, loss: float, owing: set[str]) -> None:
+        self.assigned, self.loss, self.owing = assigned, loss, owing
+
+
+class Sandblaster(Downpour):
+    """One replica; it joins, reaches the shards and leaves as Downpour's does."""
+
+    def _start(self, plan: Plan) -> None:
+        super()._start(plan)
+        self._assigned: deque[operations.Assign] = deque()
+        self._computing: operations.Assign | None = None
+        """What it computes, as long as anybody wants it."""
+        self._evaluation = 0
+        """Of which it holds the parameters."""
+        self._newest = 0
+        """Of which it has heard."""
+        self._sent: list[_Sent | None] = [None] * self._settings.slots
+
+    def _train(self) -> Steps:
+        """ProcessPortion, bundle after bundle; while one is on its way to the shards, the next is computed in the other slot."""
+        while (assigned := (yield from self._next_assigned())) is not None:
+            if self._evaluation != assigned.evaluation and not (yield from self._fetched_for(assigned.evaluation)):
+                continue
+            while self._sent[self._slot]:
+                yield from self._wait()
+            loss = yield from self._gradient(assigned)
+            if loss is not None:
+                yield from self._contribute(assigned, loss)
+
+    def _next_assigned(self) -> Generator[Effect, Any, operations.Assign | None]:
+        while not (self._ending or self._wanted_away):
+            if self._assigned:
+                return self._assigned.popleft()
+            yield from self._wait()
+        return None
+
+    def _fetched_for(self, evaluation: int) -> Generator[Effect, Any, bool]:
+        """Fetch the parameters of an evaluation; whether it is not over yet."""
+        yield from self._request(0, [part for _, part in self._parts], evaluation)
+        yield from self._landed()
+        if any(self._held.arrived(role).updates != evaluation for role, _ in self._parts):
+            return False
+        self._evaluation = evaluation
+        self.vectors.swap(0)
+        return True
+
+    def _landed(self) -> Steps:
+        while self._links.missing:
+            yield from self._wait()
+
+    def _gradient(self, assigned: operations.Assign) -> Generator[Effect, Any, float | None]:
+        """The sum of a bundle's gradients, left in the slot, each weighted by its samples' share of a portion; returns the sum of the losses, or None
+        where nobody wants it any more.
+        """
+        portion, losses = assigned.bundle.portion, []
+        self._computing = assigned
+        if assigned.evaluation < self._newest:
+            return None
+        for index in range(portion.first, portion.first + portion.count):
+            computed: Computed = yield Compute(Batch(portion.epoch, index))
+            yield from self._look()
+            if self._computing is None:
+                return None
+            self.vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.batch_size)
+            losses.append((computed.loss or 0.0) * computed.samples)
+        self.vectors.carry_buffers(self._slot)
+        return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
+
+    def _contribute(self, assigned: operations.Assign, loss: float) -> Steps:
+        """Send a bundle to all shards; does not wait."""
+        slot = self._slot
+        self._sent[slot] = _Sent(assigned, loss, {role for role, _ in self._parts})
+        for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
+            named = self.incarnation, assigned.evaluation, assigned.number, assigned.bundle.part
+            yield Send(role, operations.Contribute(slot, part.start, part.stop, *named), payload)
+        self._slot = (slot + 1) % self._settings.slots
+
+    # what arrives
+
+    def _wait(self) -> Steps:
+        yield from super()._wait()
+        yield from self._report()
+
+    def _look(self) -> Steps:
+        """Take what has arrived, and go on."""
+        while (arrival := (yield GLANCE)) is not None:
+            self._take(arrival)
+        if self._links.lost:
+            raise AllBack
+        yield from self._report()
+
+    def _report(self) -> Steps:
+        """Tell of the bundles that are in the sum at every shard."""
+        for slot, sent in enumerate(self._sent):
+            if sent is not None and not sent.owing:
+                self._sent[slot] = None
+                pushed, fetched, self._work.fetched = sum(part.size for _, part in self._parts), self._work.fetched, 0
+                yield Send(COORDINATOR, operations.Done(sent.assigned.evaluation, sent.assigned.number, sent.loss, pushed, fetched))
+
+    def _take(self, arrival: Arrival) -> None:
+        event = arrival.event
+        if isinstance(event, operations.Assign):
+            if event.evaluation > self._newest:
+                self._assigned.clear()
+                self._newest, self._computing = event.evaluation, None
+            self._assigned.append(event)
+        elif isinstance(event, operations.Withdraw):
+            named = event.evaluation, event.number
+            self._assigned = deque(one for one in self._assigned if (one.evaluation, one.number) != named)
+            if self._computing and (self._computing.evaluation, self._computing.number) == named:
+                self._computing = None
+        elif isinstance(event, operations.Contributed):
+            for sent in self._sent:
+                if sent and (sent.assigned.evaluation, sent.assigned.number) == (event.evaluation, event.number):
+                    sent.owing -= {arrival.sender} if event.incarnation == self.incarnation else set()
+        else:
+            super()._take(arrival)
+
+    def waits(self) -> str:
+        """What it waits for, where it does: one sentence."""
+        if self._plan is not None and not self._links.lost and any(self._sent):
+            return "for the shards to take its bundle"
+        return super().waits()
+
+    def standing(self) -> dict[str, Any]:
+        """Which evaluation it computes for."""
+        return {} if self._plan is None else {"clock": self._evaluation}

@@ -1,0 +1,172 @@
+"""The coordinator of Sandblaster: it plays the story of a batch method, has replicas compute bundles of portions, and shards operate on vectors.
+
+It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters, the history and, as the
+position, the few numbers that the story goes on with. When a shard dies, all go back to the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distbelief.core import messages, operations, records, roles
+from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.operations import AnyCommand, Copy
+from distbelief.core.portions import START, Position
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import RemoteProtocolError
+from distbelief.sandblaster.evaluating import Evaluating
+from distbelief.sandblaster.stories import X0, Descend, Evaluate, Iterated, Operate, Steps, X
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.dealing import Work
+
+
+class Sandblaster(Coordinator):
+    """The coordinator of one job; its arguments are those of every coordinator."""
+
+    def __init__(
+        self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+    ) -> None:
+        super().__init__(settings, evaluator, checkpoint, position, samples, number)
+        del self._answers.by_kind[messages.Progress]
+        self._answers.by_kind |= {operations.Done: self._on_done, operations.Operated: self._on_operated}
+        self._story: Steps | None = None
+        self._answer: Any = None
+        self._waits = False
+        """Whether the story waits for an answer."""
+        self._resting, self._due, self._begun = True, False, False
+        self._served: set[str] = set()
+        """The replicas that hold the shards' parameters, and may be dealt bundles."""
+        self._operation = 0
+        self._kinds: tuple[str, ...] = ()
+        self._scalars: dict[str, tuple[float, ...]] = {}
+
+    @property
+    def _work(self) -> Evaluating:
+        assert isinstance(self.data, Evaluating)
+        return self.data
+
+    def _dealing(self, plan: Plan) -> Work:
+        assert plan.settings.descent is not None
+        last = self.data.evaluation if isinstance(self.data, Evaluating) else 0
+        work = Evaluating(plan, self._saving.position, self._saving.samples, last)
+        self._story = Descend(plan.settings.descent, plan.settings.epochs, work.state).story()
+        self._answer, self._waits, self._resting, self._due = None, False, True, False
+        self._kinds = ()  # what shards that have fallen still answer is nobody's
+        self._served.clear()
+        return work
+
+    # the story
+
+    def _begin(self) -> list[Effect]:
+        effects = super()._begin()
+        self._begun = True
+        return effects + (self._deal() if self.phase == "training" else [])
+
+    def _deal(self) -> list[Effect]:
+        """Let the story go on as far as it can, and give work to all who have room for it."""
+        effects = self._go_on()
+        return effects + (self._work.deal(self._served) if self.phase == "training" else [])
+
+    def _go_on(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._begun and self.phase == "training" and not self._waits and not self._saving.holds and self._muster.ready:
+            assert self._story is not None
+            self._resting, answer, self._answer = False, self._answer, None
+            try:
+                asked = self._story.send(answer)
+            except StopIteration as end:
+                return effects + self._finish(*(("failed", end.value) if end.value.startswith("the loss is") else ("done", end.value)))
+            if isinstance(asked, Evaluate):
+                gather = self._work.begin(asked.batch, self._served)
+                self._waits = True
+                effects += self._operate((*asked.commands, gather))
+            elif isinstance(asked, Operate):
+                effects += self._operate(asked.commands)
+                self._waits = bool(self._kinds)
+                self._answer = []
+            else:
+                effects += self._iterated(asked)
+        return effects
+
+    def _operate(self, commands: Sequence[AnyCommand]) -> list[Effect]:
+        self._operation += 1
+        self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
+        return [Send(shard, operations.Operate(self._operation, tuple(commands))) for shard in self._muster.roles]
+
+    def _iterated(self, done: Iterated) -> list[Effect]:
+        """At rest between two iterations: write down, measure, save."""
+        work, self._resting = self._work, True
+        counts = (done.evaluations, work.again)
+        work.again = 0
+        effects: list[Effect] = [Record(records.Iterated(done.iteration, done.loss, done.gradient, done.step, *counts, done.note))]
+        if done.note:
+            effects.append(Record(records.Note(f"iteration {done.iteration}: {done.note}")))
+        if done.iteration == work.epochs:  # the search failed: there is nothing new
+            return effects
+        work.advance(done.iteration - 1, done.state)
+        effects += self._epoch_done(work)
+        armed, pushes = self._saving.in_time(work)
+        due, self._due = self._due or pushes, False
+        return [*effects, *armed, *(self._save() if due and self.phase == "training" else [])]
+
+    def _on_operated(self, sender: str, event: operations.Operated) -> list[Effect]:
+        if event.number != self._operation or not self._kinds or self.phase != "training":
+            return []  # of before all went back, or before the end
+        if sender not in self._muster.roles or sender in self._scalars or len(event.scalars) != len(self._kinds):
+            raise RemoteProtocolError(f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard")
+        self._scalars[sender] = event.scalars
+        if len(self._scalars) < len(self._muster.roles):
+            return []
+        shares = [self._scalars[role] for role in self._muster.roles]
+        self._answer = [max(share) if kind == "max" else sum(share) for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)]
+        self._waits, self._kinds = False, ()
+        return self._deal()
+
+    def _on_done(self, sender: str, event: operations.Done) -> list[Effect]:
+        if sender not in self._reception.members or self.data is None:
+            raise RemoteProtocolError(f"{sender} has done a bundle and is no member")
+        if not self._reception.heeds(sender):
+            return []
+        bundle, effects = self._work.done(sender, event)
+        if bundle is None:
+            return [Record(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)), *self._more(sender)]
+        samples, steps = self._work.samples_of(bundle), bundle.portion.count
+        effects.append(Record(records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)))
+        if self.phase == "training" and (found := self._work.take()) is not None:
+            self._answer, self._waits = found, False
+            return effects + self._deal()
+        withdrawn = {effect.to for effect in effects if isinstance(effect, Send)} | {sender}
+        return effects + [more for role in sorted(withdrawn) for more in self._more(role)]
+
+    def _more(self, role: str) -> list[Effect]:
+        return self._work.deal_one(role) if self.phase == "training" and role in self._served else []
+
+    # members
+
+    def _greet(self) -> list[Effect]:
+        effects = super()._greet()
+        return effects + (self._deal() if self.phase == "training" else [])
+
+    def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
+        if roles.is_replica(role):
+            self._work.lost(role)  # one that comes again has dropped what it was dealt
+            self._served.add(role)
+        return super()._greet_one(role, initialise)
+
+    def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
+        self._served.discard(role)
+        return super()._without_replica(role, reason, died)
+
+    # checkpoints and the end
+
+    def _save(self) -> list[Effect]:
+        if self.phase == "training" and not self._resting:
+            self._due = True
+            return []
+        return super()._save()
+
+    def _finish(self, outcome: str, reason: str) -> list[Effect]:
+        """What a line search was trying out is not the model: go back to where it began."""
+        self._work.abandon()
+        return [*self._operate((Copy(X0, X),)), *super()._finish(outcome, reason)]

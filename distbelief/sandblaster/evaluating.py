@@ -1,0 +1,141 @@
+"""The evaluations of a job: of which batch, which bundles are done, by whom, and what their losses add up to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from distbelief.core import messages, operations, roles
+from distbelief.core.bundles import Bundles
+from distbelief.core.descent import Batches, Bundle
+from distbelief.core.effects import Effect, Send
+from distbelief.core.portions import Position
+from distbelief.core.settings import Plan
+from distbelief.errors import RemoteProtocolError
+from distbelief.sandblaster.stories import Sum
+
+
+class Evaluating:
+    """Deals the bundles of one evaluation after another.
+
+    Args:
+        plan: of the job.
+        position: from where it goes on.
+        samples: that were computed before.
+        evaluation: the number of the last one, of whatever was before; numbers only grow.
+    """
+
+    def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
+        assert plan.settings.descent is not None
+        self.descent, self._size, self._all = plan.settings.descent, plan.settings.batch_size, plan.samples
+        self.epochs, self.state = position.epoch, dict(position.state)
+        self.samples, self.pushes = samples, 0
+        self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
+        self.again = 0
+        """Bundles that were dealt to one more, since somebody last set it to 0."""
+        self._iterations = plan.settings.epochs
+        self._batches = Batches(self.descent, plan.samples, self._size)
+        self._cut: list[Bundle] = []
+        self._bundles: Bundles | None = None
+        self._losses: dict[int, float] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether all iterations are done."""
+        return self.epochs >= self._iterations
+
+    def position(self) -> Position:
+        """Where the job stands, after its last iteration."""
+        return Position(self.epochs, 0, (), {**self.state, "evaluations": self.evaluation})
+
+    def advance(self, iteration: int, state: dict[str, Any]) -> None:
+        """An iteration is done."""
+        self.epochs, self.state = iteration, state
+
+    def begin(self, batch: int, members: Iterable[str]) -> operations.Gather:
+        """Begin the next evaluation, of a batch; returns what the shards are to do."""
+        self.evaluation += 1
+        self._cut, self._losses = self._batches.bundles(batch), {}
+        self._bundles = Bundles(len(self._cut), sorted(members, key=roles.index_of), self.descent.backup_portions)
+        return operations.Gather(self.evaluation, self.descent.parts, self.descent.deterministic)
+
+    def abandon(self) -> None:
+        """Nobody is to compute anything more of this evaluation."""
+        self._bundles = None
+
+    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
+        """Give work to those who have room for it: first one bundle to each, then another in reserve."""
+        effects: list[Effect] = []
+        if self._bundles is None or withheld:
+            return effects
+        hungry = sorted(members, key=lambda role: (self.held(role), roles.index_of(role)))
+        while hungry:
+            still = []
+            for role in hungry:
+                if (number := self._bundles.deal(role)) is not None:
+                    effects.append(Send(role, operations.Assign(self.evaluation, number, self._cut[number])))
+                    still.append(role)
+            hungry = still
+        return effects
+
+    def deal_one(self, role: str) -> list[Effect]:
+        """Give work to one who has room for it."""
+        return self.deal((role,))
+
+    def done(self, sender: str, event: operations.Done) -> tuple[Bundle | None, list[Effect]]:
+        """Take a report: the bundle that is done for the first time, if it is, and whoever else holds it is told.
+
+        Raises:
+            RemoteProtocolError: there is no such bundle, or no such evaluation yet.
+        """
+        if event.evaluation > self.evaluation or (event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)):
+            raise RemoteProtocolError(f"{sender} has done bundle {event.number} of evaluation {event.evaluation}, which there is not")
+        if self._bundles is None or event.evaluation < self.evaluation or not self._bundles.done(event.number, sender):
+            return None, []
+        others = self._bundles.withdraw(event.number)
+        bundle = self._cut[event.number]
+        self._losses[event.number] = event.loss if math.isfinite(event.loss) else math.inf
+        self.samples += self.samples_of(bundle)
+        self.pushes += 1
+        return bundle, [Send(role, operations.Withdraw(event.evaluation, event.number)) for role in others]
+
+    def samples_of(self, bundle: Bundle) -> int:
+        """Samples in a bundle; the last portion of a pass may be smaller."""
+        first, count = bundle.portion.first, bundle.portion.count
+        return min((first + count) * self._size, self._all) - first * self._size
+
+    def take(self) -> Sum | None:
+        """The sum of the evaluation, once all its bundles are done."""
+        if self._bundles is None or self._bundles.left:
+            return None
+        self.again += self._bundles.again
+        self._bundles = None
+        parts = [0] * len(self.descent.parts)
+        for bundle in self._cut:
+            parts[bundle.part] += self.samples_of(bundle)
+        loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
+        return Sum(loss, sum(parts), tuple(samples / self._size for samples in parts))
+
+    def report(self, sender: str, event: messages.Progress) -> int:
+        """Nobody here reports so.
+
+        Raises:
+            RemoteProtocolError: always.
+        """
+        raise RemoteProtocolError(f"{sender} reports steps, and this job is of bundles")
+
+    def held(self, role: str) -> int:
+        """How many portions a replica was dealt and has not done."""
+        return sum(self._cut[number].portion.count for number in self._bundles.held(role)) if self._bundles else 0
+
+    def lost(self, role: str) -> int:
+        """A replica is gone, or holds nothing any more; returns how many portions it held."""
+        held = self.held(role)
+        if self._bundles is not None:
+            self._bundles.lost(role)
+        return held
+
+    def waiting(self, members: Collection[str]) -> list[str]:
+        """For whom the job waits, in words."""
+        return [f"{role} holds {held} portions" for role in sorted(members, key=roles.index_of) if (held := self.held(role))]

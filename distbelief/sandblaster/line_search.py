@@ -1,0 +1,151 @@
+"""Line searches: stories that yield a step to try and are sent the loss there and its slope along the direction.
+
+Each returns the step that it found, which is always the last one that it tried; or None where none lowers the loss enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from typing import NamedTuple
+
+SUFFICIENT, CURVATURE = 1e-4, 0.9
+"""c1 and c2 of the Wolfe conditions."""
+TRIALS = 25
+"""Most steps that a search tries."""
+NARROW = 1e-9
+"""Least length of a bracket, times the largest component of the direction."""
+
+
+class Trial(NamedTuple):
+    """A step, the loss there and the slope there."""
+
+    step: float
+    loss: float
+    slope: float
+
+
+class Start(NamedTuple):
+    """Where a search begins: the loss and the slope at step 0, the first step to try, the largest component of the direction, and c2."""
+
+    loss: float
+    slope: float
+    first: float
+    largest: float = 1.0
+    curvature: float = CURVATURE
+
+
+Search = Generator[float, tuple[float, float], Trial | None]
+
+
+def _try(step: float) -> Generator[float, tuple[float, float], Trial]:
+    loss, slope = yield step
+    return Trial(step, loss if math.isfinite(loss) else math.inf, slope)
+
+
+def cubic(one: Trial, other: Trial, least: float, most: float) -> float:
+    """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright, eq. 3.59).
+
+    >>> cubic(Trial(0.0, 1.0, -2.0), Trial(3.0, 4.0, 4.0), 0.0, 3.0)
+    1.0
+    """
+    if one.step > other.step:
+        one, other = other, one
+    if not all(map(math.isfinite, (*one, *other))):
+        return (least + most) / 2
+    d1 = one.slope + other.slope - 3 * (one.loss - other.loss) / (one.step - other.step)
+    square = d1 * d1 - one.slope * other.slope
+    if square < 0:
+        return (least + most) / 2
+    d2 = math.sqrt(square)
+    below = other.slope - one.slope + 2 * d2
+    if not below:
+        return (least + most) / 2
+    return min(max(other.step - (other.step - one.step) * ((other.slope + d2 - d1) / below), least), most)
+
+
+def wolfe(start: Start) -> Search:
+    """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and 3.6).
+
+    Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
+
+    >>> search = wolfe(Start(loss=1.0, slope=-2.0, first=3.0)); next(search)
+    3.0
+    >>> search.send(((1 - 3.0) ** 2, 2 * (3.0 - 1)))
+    1.0
+    """
+    zero = Trial(0.0, start.loss, start.slope)
+    before, here, tried = zero, (yield from _try(start.first)), 1
+    bracket: list[Trial] = []
+
+    def enough(trial: Trial) -> bool:
+        return trial.loss <= start.loss + SUFFICIENT * trial.step * start.slope
+
+    def flat(trial: Trial) -> bool:
+        return abs(trial.slope) <= -start.curvature * start.slope
+
+    while not bracket:
+        if not enough(here) or (tried > 2 and here.loss >= before.loss):
+            bracket = [before, here]
+        elif flat(here):
+            return here
+        elif here.slope >= 0:
+            bracket = [before, here]
+        elif tried >= TRIALS:
+            return here
+        else:
+            least, most = here.step + 0.01 * (here.step - before.step), here.step * 10
+            before, here = here, (yield from _try(cubic(before, here, least, most)))
+            tried += 1
+    return (yield from _zoom(zero, bracket, tried, start, enough, flat))
+
+
+def _zoom(zero: Trial, bracket: list[Trial], tried: int, start: Start, enough: Callable[[Trial], bool], flat: Callable[[Trial], bool]) -> Search:
+    """Narrow a bracket in which there is such a step."""
+    low, high = sorted(bracket, key=lambda trial: trial.loss)
+    last, slow = bracket[-1], False
+    while tried < TRIALS and abs(high.step - low.step) * start.largest >= NARROW:
+        left, right = sorted((low.step, high.step))
+        step, margin = cubic(low, high, left, right), 0.1 * (right - left)
+        near = min(right - step, step - left) < margin
+        if near and (slow or step in (left, right)):
+            step = right - margin if right - step < step - left else left + margin
+            near = False
+        slow = near
+        last = trial = yield from _try(step)
+        tried += 1
+        if not enough(trial) or trial.loss >= low.loss:
+            high = trial
+            if high.loss < low.loss:
+                low, high = high, low
+        elif flat(trial):
+            return trial
+        else:
+            if trial.slope * (high.step - low.step) >= 0:
+                high = low
+            low = trial
+    if not (low.step and enough(low) and low.loss < zero.loss):
+        return None
+    return low if last.step == low.step else (yield from _try(low.step))
+
+
+def backtracking(start: Start) -> Search:
+    """The first step, or the first that lowers the loss enough of those that it shrinks to, by the parabola through what is known.
+
+    >>> search = backtracking(Start(loss=1.0, slope=-2.0, first=4.0)); next(search)
+    4.0
+    >>> search.send((9.0, 6.0))
+    1.0
+    """
+    step = start.first
+    for _ in range(TRIALS):
+        trial = yield from _try(step)
+        if trial.loss <= start.loss + SUFFICIENT * step * start.slope:
+            return trial
+        guess = -start.slope * step * step / (2 * (trial.loss - start.loss - start.slope * step)) if math.isfinite(trial.loss) else 0.5 * step
+        step = min(max(guess, 0.1 * step), 0.5 * step)
+    return None
+
+
+SEARCHES: Mapping[str, Callable[[Start], Search]] = {"wolfe": wolfe, "backtracking": backtracking}
+"""By name; with `none` every first step is taken as it is."""

@@ -1,0 +1,250 @@
+"""The batch methods: how each makes a direction of the gradient and of what it has learnt, and what it learns of a step.
+
+`learn` is a story too: it yields commands, is sent their scalars, and returns a note for whoever watches, or "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, Protocol
+
+from distbelief.core.descent import Descent
+from distbelief.core.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
+from distbelief.sandblaster.line_search import CURVATURE, Trial
+from distbelief.sandblaster.recursion import Gram, Pair, all_products, coefficients, gradient_products, new_products
+
+G, G0, D = "g", "g0", "d"
+FLAT = 1e-8
+"""A pair whose s.y is no larger than this, times |s|^2, tells no curvature and is skipped."""
+DAMPING = 0.2
+"""A damped pair has at least this share of the curvature that was believed in (Powell)."""
+
+Terms = tuple[tuple[float, str], ...]
+Learning = Generator[tuple[AnyCommand, ...], list[float], str]
+
+
+class Direction(NamedTuple):
+    """What makes the direction, the slope of the loss along it, the first step to try, and a bound on its largest component."""
+
+    command: AnyCommand
+    slope: float
+    first: float
+    largest: float = 1.0
+
+
+class Method(Protocol):
+    """One batch method."""
+
+    largest: float
+    """The largest component of the gradient."""
+    curvature: float
+    """c2 of its Wolfe conditions."""
+
+    @property
+    def step_name(self) -> str:
+        """The vector that is to hold the step of an iteration."""
+        ...
+
+    def asks(self) -> tuple[AnyCommand, ...]:
+        """What must be known before the first direction."""
+        ...
+
+    def begin(self, scalars: list[float]) -> None:
+        """The answer to that."""
+
+    def direction(self) -> Direction:
+        """The next direction."""
+        ...
+
+    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+        """Take in a step, which `step` makes, and the change of the gradient, which `change` is the combination for."""
+        ...
+
+    def forget(self) -> bool:
+        """Begin anew from the steepest descent; whether anything was forgotten."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What it goes on with."""
+        ...
+
+
+class GradientDescent:
+    """Steepest descent on whole batches: d = -g. The first step of a search is the one that would change the loss as the last did."""
+
+    curvature, step_name = CURVATURE, "s"
+
+    def __init__(self, descent: Descent, state: dict[str, Any]) -> None:
+        self._step, self._fixed = descent.step, descent.line_search == "none"
+        self._last = float(state.get("last", 0.0))
+        self.largest = self._sum = self._square = 0.0
+
+    def asks(self) -> tuple[AnyCommand, ...]:
+        """The norms of the gradient."""
+        return (Norms("max", (G,)), Norms("sum", (G,)), Dots(((G, G),)))
+
+    def begin(self, scalars: list[float]) -> None:
+        """Know the gradient."""
+        self.largest, self._sum, self._square = scalars
+
+    def _first(self, slope: float) -> float:
+        if self._fixed:
+            return self._step
+        return min(self._last / slope, 1e10) if self._last and slope else self._step / max(1.0, self._sum)
+
+    def direction(self) -> Direction:
+        """Down the gradient."""
+        return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
+
+    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+        """The new gradient's norms are all there is to learn."""
+        self._last = found.step * direction.slope
+        self.begin((yield self.asks()))
+        return ""
+
+    def forget(self) -> bool:
+        """Nothing but the length of the last step."""
+        forgotten, self._last = bool(self._last), 0.0
+        return forgotten
+
+    def state(self) -> dict[str, Any]:
+        """The length of the last step."""
+        return {"last": self._last}
+
+
+class ConjugateGradient(GradientDescent):
+    """Nonlinear conjugate gradient: d = -g + beta d, beta = max(0, g.(g - g0) / g0.g0) (Polak and Ribiere)."""
+
+    curvature = 0.1
+    _old = f"{HISTORY}d"
+
+    def __init__(self, descent: Descent, state: dict[str, Any]) -> None:
+        super().__init__(descent, state)
+        self._beta = float(state.get("beta", 0.0))
+        self._along = 0.0
+
+    def asks(self) -> tuple[AnyCommand, ...]:
+        """The norms of the gradient, and how far the last direction points along it."""
+        return (*super().asks(), Dots(((G, self._old),))) if self._beta else super().asks()
+
+    def begin(self, scalars: list[float]) -> None:
+        """Know the gradient, and the last direction."""
+        self._along = scalars[3] if self._beta else 0.0
+        super().begin(scalars[:3])
+
+    def direction(self) -> Direction:
+        """The gradient, with what it has in common with the last direction; the steepest descent where that leads upwards."""
+        slope = -self._square + self._beta * self._along
+        if not self._beta or slope >= 0:
+            return super().direction()
+        return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
+
+    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+        """Beta, of the old gradient and the new."""
+        self._last = found.step * direction.slope
+        old = self._square
+        asks = (*super().asks(), Dots(((G, "y"), (G, self._old))))
+        *norms, change_along, self._along = yield (step, Combine(change, "y"), Copy(D, self._old), *asks)
+        super().begin(norms)
+        self._beta = max(0.0, change_along / old) if old else 0.0
+        return ""
+
+    def forget(self) -> bool:
+        """The last direction."""
+        forgotten = super().forget() or bool(self._beta)
+        self._beta = 0.0
+        return forgotten
+
+    def state(self) -> dict[str, Any]:
+        """Beta, and the length of the last step."""
+        return {**super().state(), "beta": self._beta}
+
+
+class Lbfgs:
+    """L-BFGS, vector-free: the direction is one combination of 2m + 1 vectors, whose factors come of their dot products."""
+
+    curvature = CURVATURE
+
+    def __init__(self, descent: Descent, state: dict[str, Any]) -> None:
+        self._descent = descent
+        self._slots: list[int] = list(state.get("slots", ()))
+        self._gram = Gram()
+        self.largest = self._sum = 0.0
+
+    @property
+    def _pairs(self) -> list[Pair]:
+        return [Pair.of(slot) for slot in self._slots]
+
+    @property
+    def _free(self) -> int:
+        """A slot for the next pair: there is one more than pairs, for the oldest goes only once the newest is known to be good."""
+        return next(slot for slot in range(self._descent.history + 1) if slot not in self._slots)
+
+    @property
+    def step_name(self) -> str:
+        """The vector of the next pair."""
+        return Pair.of(self._free).s
+
+    def asks(self) -> tuple[AnyCommand, ...]:
+        """The norms of the gradient, and every dot product of the history."""
+        return (Norms("max", (G,)), Norms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
+
+    def begin(self, scalars: list[float]) -> None:
+        """Know the gradient and the history."""
+        self.largest, self._sum, *products = scalars
+        self._gram.learn(all_products(self._pairs, G), products)
+
+    def direction(self) -> Direction:
+        """-H g."""
+        factors = coefficients(self._gram, self._pairs, G)
+        slope = sum(factor * self._gram[name, G] for name, factor in factors.items())
+        step = self._descent.step
+        if not self._slots and self._descent.line_search != "none":
+            step *= 1.0 / max(1.0, self._sum)
+        return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
+
+    def learn(self, step: Combine, change: Terms, found: Trial, direction: Direction) -> Learning:
+        """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
+        slot, before = self._free, self._slots
+        kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
+        pairs, new = [*map(Pair.of, kept), Pair.of(slot)], Pair.of(slot)
+        products = new_products(pairs, G)
+        asked = (Norms("max", (G,)), Norms("sum", (G,)), Dots(tuple(products)))
+        self.largest, self._sum, *values = yield (step, Combine(change, new.y), *asked)
+        ss, sy = values[0], values[1]
+        note = ""
+        if self._descent.damping and before:
+            # the curvature that the history believes in: H B s = s, with s a step along -H g
+            believed = -found.step * found.step * direction.slope
+            if sy < DAMPING * believed:
+                share = (1 - DAMPING) * believed / (believed - sy)
+                damped = Combine(((share, new.y), ((share - 1) * found.step, G0)), new.y)
+                self.largest, self._sum, *values = yield (damped, *asked)
+                sy, note = values[1], "the curvature of this step was damped"
+        if not (sy > FLAT * ss and values[2] > 0):
+            products, note = gradient_products(self._pairs, G), "the step tells no curvature: it is not in the history"
+            values = yield (Dots(tuple(products)),)
+        else:
+            self._slots = [*kept, slot]
+        self._gram.learn(products, values)
+        return note
+
+    def forget(self) -> bool:
+        """The history."""
+        forgotten, self._slots = bool(self._slots), []
+        return forgotten
+
+    def state(self) -> dict[str, Any]:
+        """Which slots hold pairs, oldest first."""
+        return {"slots": list(self._slots)}
+
+
+METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]] = {
+    "lbfgs": Lbfgs, "cg": ConjugateGradient, "gradient": GradientDescent,
+}  # fmt: skip
+"""By name."""
+
+
+def method_of(descent: Descent, state: dict[str, Any]) -> Method:
+    """The method of a job, with what it goes on with."""
+    return METHODS[descent.method](descent, state)

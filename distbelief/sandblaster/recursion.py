@@ -1,0 +1,126 @@
+"""The L-BFGS direction: vector-free, on a Gram matrix of scalars, and the classical two-loop recursion, which it must equal.
+
+The history is curvature pairs (s, y): the step of an iteration, and the change of the gradient over it. The direction is -H g, with H the inverse
+Hessian that the pairs tell, from gamma times the identity (Nocedal and Wright, algorithm 7.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
+
+from distbelief.core.operations import HISTORY, Add, Command, Copy, Dots, Scale
+
+
+class Pair(NamedTuple):
+    """The names of the vectors of one curvature pair.
+
+    >>> Pair.of(3)
+    Pair(s='history.s3', y='history.y3')
+    """
+
+    s: str
+    y: str
+
+    @classmethod
+    def of(cls, slot: int) -> Pair:
+        """That of a slot; each vector is used again when its pair is too old."""
+        return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
+
+
+class Gram:
+    """The dot products that are known of named vectors.
+
+    >>> gram = Gram(); gram.learn([("s", "y")], [2.0]); gram["y", "s"]
+    2.0
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], float] = {}
+
+    def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
+        """Take dot products in."""
+        for (one, other), value in zip(pairs, values, strict=True):
+            self._known[one, other] = self._known[other, one] = value
+
+    def __getitem__(self, pair: tuple[str, str]) -> float:
+        return self._known[pair]
+
+
+def new_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
+    """The dot products that a new pair, the last, and a new gradient add to what is known: 6m where there are m pairs.
+
+    >>> len(new_products([Pair.of(i) for i in range(10)], "g"))
+    60
+    """
+    *old, new = pairs
+    products = [(new.s, new.s), (new.s, new.y), (new.y, new.y)]
+    for pair in old:
+        products += [(new.s, pair.s), (new.s, pair.y), (new.y, pair.s), (new.y, pair.y)]
+    return products + gradient_products(pairs, gradient)
+
+
+def gradient_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
+    """Those that a new gradient adds."""
+    return [(gradient, gradient), *((gradient, name) for pair in pairs for name in pair)]
+
+
+def all_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
+    """All that a direction is made of."""
+    return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [(gradient, gradient)]
+
+
+def coefficients(gram: Gram, pairs: Sequence[Pair], gradient: str) -> dict[str, float]:
+    """The direction as a combination of the history and the gradient: the two-loop recursion on scalars (Chen et al. 2014).
+
+    Args:
+        gram: knows all dot products of these vectors.
+        pairs: oldest first.
+        gradient: its name.
+
+    >>> coefficients(Gram(), [], "g")
+    {'g': -1.0}
+    """
+    delta = dict.fromkeys([name for pair in pairs for name in pair], 0.0) | {gradient: -1.0}
+
+    def dot(name: str) -> float:
+        return sum(value * gram[other, name] for other, value in delta.items() if value)
+
+    alpha = {}
+    for pair in reversed(pairs):
+        alpha[pair] = dot(pair.s) / gram[pair.s, pair.y]
+        delta[pair.y] -= alpha[pair]
+    if pairs:
+        scale = gram[pairs[-1].s, pairs[-1].y] / gram[pairs[-1].y, pairs[-1].y]
+        delta = {name: scale * value for name, value in delta.items()}
+    for pair in pairs:
+        delta[pair.s] += alpha[pair] - dot(pair.y) / gram[pair.s, pair.y]
+    return delta
+
+
+def classical(pairs: Sequence[Pair], gradient: str, into: str) -> Generator[tuple[Command, ...], list[float], None]:
+    """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be answered before the next.
+
+    Args:
+        pairs: oldest first.
+        gradient: its name.
+        into: the name of what becomes the direction.
+
+    >>> next(classical([], "g", "d"))
+    (Copy(of='g', into='d'), Scale(by=-1.0, into='d'))
+    """
+    begin: tuple[Command, ...] = (Copy(gradient, into), Scale(-1.0, into))
+    alpha: dict[Pair, tuple[float, float]] = {}
+    sy = yy = 0.0
+    for pair in reversed(pairs):
+        sd, product, square = yield (*begin, Dots(((pair.s, into), (pair.s, pair.y), (pair.y, pair.y))))
+        if not alpha:
+            sy, yy = product, square
+        alpha[pair] = sd / product, product
+        begin = (Add(-alpha[pair][0], pair.y, into),)
+    if pairs:
+        begin = (*begin, Scale(sy / yy, into))
+    for pair in pairs:
+        (yd,) = yield (*begin, Dots(((pair.y, into),)))
+        begin = (Add(alpha[pair][0] - yd / alpha[pair][1], pair.s, into),)
+    yield begin

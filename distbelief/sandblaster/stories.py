@@ -1,0 +1,167 @@
+"""The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards and of the replicas.
+
+A story knows vectors by name and scalars by value. What it yields is an `Operate`, answered by the scalars of its commands, an `Evaluate`, answered
+by a `Sum`, or an `Iterated`, at which the job may rest: a story that begins with the state told there goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+from distbelief.core.descent import Descent
+from distbelief.core.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
+from distbelief.sandblaster.line_search import SEARCHES, Start, Trial
+from distbelief.sandblaster.methods import Direction, Method, Terms, method_of
+
+X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
+"""Parameters and gradient, each as it is and as it was when the iteration began; the direction. `x0` is what evaluators and checkpoints see."""
+TAIL = "g.tail0"
+
+
+class Operate(NamedTuple):
+    """Have every shard do these; answered by their scalars over all shards."""
+
+    commands: tuple[AnyCommand, ...]
+
+
+class Evaluate(NamedTuple):
+    """Do these, and have the replicas compute the loss and the gradient of a batch; answered by a `Sum`."""
+
+    batch: int
+    commands: tuple[AnyCommand, ...]
+
+
+class Sum(NamedTuple):
+    """The sum of the losses of a batch's samples, and how many samples, and how many portions' worth, each of its parts has."""
+
+    loss: float
+    samples: int
+    weights: tuple[float, ...]
+
+
+class Iterated(NamedTuple):
+    """An iteration is done; the state is what a story goes on with."""
+
+    iteration: int
+    loss: float
+    gradient: float
+    """Its largest component."""
+    step: float
+    evaluations: int
+    note: str
+    state: dict[str, Any]
+
+
+Steps = Generator[Operate | Evaluate | Iterated, Any, Any]
+
+
+class Descend:
+    """One job's descent.
+
+    Args:
+        descent: its settings.
+        iterations: after which it ends.
+        state: of the `Iterated` from which it goes on; empty for a fresh one.
+    """
+
+    def __init__(self, descent: Descent, iterations: int, state: dict[str, Any]) -> None:
+        self.descent, self.iterations = descent, iterations
+        self.method: Method = method_of(descent, state)
+        self._iteration = int(state.get("iteration", 0))
+        self._whole, self._part = not descent.batch, descent.parts
+        self._evaluations = 0
+        self._weights: tuple[float, ...] = ()
+        self._largest = 0.0
+
+    def story(self) -> Steps:
+        """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns why it ends."""
+        method = self.method
+        loss, scalars = yield from self._evaluate((), method.asks())
+        method.begin(scalars)
+        if not math.isfinite(loss):
+            return f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start elsewhere"
+        while (over := self._over()) is None:
+            direction = method.direction()
+            found, then = yield from self._search(loss, direction)
+            if found is None:
+                back = () if self._whole else (Copy(TAIL, self._part[-1]),)
+                yield Operate((Copy(X0, X), Copy(G0, G), *back))
+                if not method.forget():
+                    return f"no step along the steepest descent lowers the loss of {loss:.6g} any more"
+                yield self._iterated(loss, 0.0, "the line search failed: it begins anew from the steepest descent")
+                continue
+            self._iteration += 1
+            after = then if self._whole and then is not None else (yield from self._evaluate(self._moved(found.step, then)))[0]
+            note = yield from self._learn(found, direction)
+            loss = after
+            yield Operate((Copy(X, X0),))
+            yield self._iterated(loss, found.step, note)
+        return over
+
+    def _over(self) -> str | None:
+        if self.method.largest <= self.descent.tolerance:
+            return f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance {self.descent.tolerance:g})"
+        return "all iterations are done" if self._iteration >= self.iterations else None
+
+    def _iterated(self, loss: float, step: float, note: str) -> Iterated:
+        evaluations, self._evaluations = self._evaluations, 0
+        state = {"iteration": self._iteration, **self.method.state()}
+        return Iterated(self._iteration, loss, self.method.largest, step, evaluations, note, state)
+
+    def _evaluate(self, at: tuple[AnyCommand, ...], asks: tuple[AnyCommand, ...] = ()) -> Steps:
+        """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of `asks`."""
+        found: Sum = yield Evaluate(0 if self._whole else self._iteration, at)
+        self._evaluations += 1
+        self._weights = found.weights
+        scale = 1.0 / sum(found.weights)
+        mean: AnyCommand = Scale(scale, G) if self._whole else Combine(tuple((scale, part) for part in self._part), G)
+        decay = self.descent.weight_decay
+        regular: tuple[AnyCommand, ...] = (Add(decay, X, G), Dots(((X, X),))) if decay else ()
+        scalars = yield Operate((mean, *regular, *asks)) if regular or asks else Operate((mean,))
+        square, scalars = (scalars[0], scalars[1:]) if decay else (0.0, scalars)
+        return found.loss / found.samples + 0.5 * decay * square, scalars
+
+    def _search(self, loss: float, direction: Direction) -> Steps:
+        """Search along a direction; returns what was found, and the loss there where it was evaluated."""
+        keep = (Copy(G, G0),) if self._whole else (Copy(G, G0), Copy(self._part[-1], TAIL))
+        self._begin: tuple[AnyCommand, ...] = (direction.command, *keep)
+        kind = self.descent.line_search
+        if kind == "none":
+            return Trial(direction.first, loss, direction.slope), None
+        search = SEARCHES[kind](Start(loss, direction.slope, direction.first, direction.largest, self.method.curvature))
+        step = next(search)
+        while True:
+            there, (slope,) = yield from self._evaluate(self._at(step), (Dots(((G, D),)),))
+            try:
+                step = search.send((there, slope))
+            except StopIteration as end:
+                return end.value, there
+
+    def _at(self, step: float) -> tuple[AnyCommand, ...]:
+        """The commands that go to a step along the direction; the first time, also those that make the direction."""
+        begin, self._begin = self._begin, ()
+        return (*begin, Combine(((1.0, X0), (step, D)), X))
+
+    def _moved(self, step: float, tried: float | None) -> tuple[AnyCommand, ...]:
+        """The commands that go to the step that was found, where the search has not left the parameters there."""
+        return self._at(step) if tried is None else ()
+
+    def _learn(self, found: Trial, direction: Direction) -> Steps:
+        """Have the method take in what the iteration has shown."""
+        s = Combine(((found.step, D),), self.method.step_name)
+        decay = self.descent.weight_decay
+        if self._whole:
+            change: Terms = ((1.0, G), (-1.0, G0))
+        else:  # only what two batches have in common shows the curvature
+            head = 1.0 / self._weights[0]
+            change = ((head, self._part[0]), (-head, TAIL), (decay, self.method.step_name)) if decay else ((head, self._part[0]), (-head, TAIL))
+        learning = self.method.learn(s, change, found, direction)
+        asked = next(learning)
+        while True:
+            scalars = yield Operate(asked)
+            try:
+                asked = learning.send(scalars)
+            except StopIteration as end:
+                return end.value

@@ -1,0 +1,200 @@
+"""A shard's slice with named vectors beside its parameters, and the operations on them, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from distbelief.core import operations
+from distbelief.core.effects import Payload
+from distbelief.core.operations import HISTORY, AnyCommand
+from distbelief.core.settings import Plan
+from distbelief.errors import RemoteProtocolError
+from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+
+BLOCK = 1 << 14
+"""Elements of each vector that are made float64 at a time for dot products: small enough to stay in the processor's cache."""
+
+PARAMETERS, ACCEPTED = "x", "x0"
+"""The parameters, which a line search tries out, and those that it began from: what an evaluator fetches."""
+
+
+class VectorSlice(Slice, Protocol):
+    """What a shard holds; a phantom one holds nothing and only counts."""
+
+    def operate(self, command: AnyCommand) -> list[float]:
+        """Do what a command says; returns its scalars."""
+
+    def contribute(self, payload: Payload, into: str) -> None:
+        """Add a bundle's gradient to a vector."""
+
+    def keep(self, payload: Payload) -> Payload:
+        """A copy of a bundle's gradient, to be added later."""
+
+    def accepted(self) -> Payload:
+        """The bytes of the moving range as an evaluator is to see them."""
+
+
+class TorchVectorSlice(TorchSlice):
+    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, float32 for those of low precision."""
+
+    def __init__(self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> None:
+        super().__init__(plan, shard, moving, frozen)
+        self._accepted = self._moving.clone()
+        self._named: dict[str, list[torch.Tensor]] = {PARAMETERS: [piece.parameter for piece in self._trained if piece.parameter is not None]}
+        self._named[ACCEPTED] = [
+            torch.zeros_like(x) if piece.master else piece.typed(self._accepted)
+            for piece, x in zip(self._trained, self._named[PARAMETERS], strict=True)
+        ]
+
+    def fill(self, payload: Payload, frozen: bool) -> None:
+        """Take initial values for the moving or the frozen range."""
+        super().fill(payload, frozen)
+        self._accept()
+
+    def _accept(self) -> None:
+        self._accepted.copy_(self._moving)
+        for own, x in zip(self._named[ACCEPTED], self._named[PARAMETERS], strict=True):
+            own.copy_(x)
+
+    def vector(self, name: str, made: bool = False) -> list[torch.Tensor]:
+        """The tensors of a vector; one that is to be made begins as zeros.
+
+        Raises:
+            RemoteProtocolError: there is none of that name.
+        """
+        found = self._named.get(name)
+        if found is None:
+            if not made:
+                raise RemoteProtocolError(f"there is no vector {name!r} here; there are {', '.join(sorted(self._named))}")
+            found = self._named[name] = [torch.zeros_like(x) for x in self._named[PARAMETERS]]
+        return found
+
+    @torch.no_grad()
+    def operate(self, command: AnyCommand) -> list[float]:
+        """Do what a command says.
+
+        Raises:
+            RemoteProtocolError: it names a vector that is not here.
+        """
+        match command:
+            case operations.Dots():
+                return self._dots(command.pairs)
+            case operations.Norms():
+                return [self._norm(command.kind, name) for name in command.of]
+            case operations.Gather():
+                for name in command.into:
+                    self._each(name, torch.Tensor.zero_)
+                return []
+            case operations.Zero():
+                self._each(command.into, torch.Tensor.zero_)
+            case operations.Copy():
+                self._each(command.into, torch.Tensor.copy_, command.of)
+            case operations.Scale():
+                self._each(command.into, lambda into: into.mul_(command.by))
+            case operations.Add():
+                self._each(command.into, lambda into, of: into.add_(of, alpha=command.by), command.of)
+            case operations.Combine():
+                self._combine(command)
+        if command.into == PARAMETERS:
+            self._publish()
+        elif command.into == ACCEPTED:
+            for piece, value in zip(self._trained, self._named[ACCEPTED], strict=True):
+                if piece.master:
+                    piece.typed(self._accepted).copy_(value)
+        return []
+
+    def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
+        """An operation on each tensor of a vector, with those of others."""
+        for tensors in zip(self.vector(into, made=True), *map(self.vector, of), strict=True):
+            operation(*tensors)
+
+    def _combine(self, command: operations.Combine) -> None:
+        terms = [(factor, self.vector(name)) for factor, name in command.terms]
+        for i, into in enumerate(self.vector(command.into, made=True)):
+            # its own share first, and in place
+            own = sum(factor for factor, tensors in terms if tensors[i] is into)
+            into.mul_(own) if own else into.zero_()
+            for factor, tensors in terms:
+                if tensors[i] is not into:
+                    into.add_(tensors[i], alpha=factor)
+
+    def _dots(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Block by block in float64; each product is summed by itself, so that it has the same bits whatever else is asked for beside it."""
+        names = sorted({name for pair in pairs for name in pair})
+        rows = dict(zip(names, torch.empty(len(names), BLOCK, dtype=torch.float64), strict=True))
+        sums = [0.0] * len(pairs)
+        for i, x in enumerate(self._named[PARAMETERS]):
+            for start in range(0, x.numel(), BLOCK):
+                size = min(BLOCK, x.numel() - start)
+                part = {name: row[:size].copy_(self.vector(name)[i].view(-1)[start : start + size]) for name, row in rows.items()}
+                for number, (one, other) in enumerate(pairs):
+                    sums[number] += torch.dot(part[one], part[other]).item()
+        return sums
+
+    def _norm(self, kind: str, name: str) -> float:
+        found = [t for t in self.vector(name) if t.numel()]
+        if kind == "max":
+            return max((float(t.abs().max()) for t in found), default=0.0)
+        return sum(float(t.abs().sum(dtype=torch.float64)) for t in found)
+
+    def _publish(self) -> None:
+        """Have parameters of low precision follow their masters."""
+        for piece, value in zip(self._trained, self._named[PARAMETERS], strict=True):
+            if piece.master:
+                piece.tensor.copy_(value)
+
+    @torch.no_grad()
+    def contribute(self, payload: Payload, into: str) -> None:
+        """Add a bundle's gradient to a vector."""
+        assert isinstance(payload, torch.Tensor)
+        for own, piece in zip(self.vector(into), self._trained, strict=True):
+            own.add_(piece.typed(payload))
+
+    def keep(self, payload: Payload) -> Payload:
+        """A copy of a bundle's gradient."""
+        assert isinstance(payload, torch.Tensor)
+        return payload.clone()
+
+    def accepted(self) -> Payload:
+        """The bytes of the moving range as they were when the line search began."""
+        return self._accepted
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """As any slice, and `state.<section>.history.<name>` for the vectors of the history."""
+        arrays = super().arrays()
+        for name, tensors in self._named.items():
+            if name.startswith(HISTORY):
+                arrays |= {f"state.{piece.number}.{name}": tensor for piece, tensor in zip(self._trained, tensors, strict=True)}
+        return arrays
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Take back what `arrays` gave."""
+        super().load({name: value for name, value in arrays.items() if name.partition(".")[0] != "state"})
+        for i, piece in enumerate(self._trained):
+            prefix = f"state.{piece.number}."
+            for name, value in arrays.items():
+                if name.startswith(prefix + HISTORY):
+                    self.vector(name.removeprefix(prefix), made=True)[i].copy_(value)
+        self._accept()
+
+
+class PhantomVectorSlice(PhantomSlice):
+    """A slice of a plan that holds nothing; its scalars are those of a bowl, so that a descent goes on for ever."""
+
+    def operate(self, command: AnyCommand) -> list[float]:
+        """Every scalar is 1, but for slopes and steps, which are made of it."""
+        return [1.0] * len(operations.scalars(command))
+
+    def contribute(self, payload: Payload, into: str) -> None:
+        """Nothing to add."""
+
+    def keep(self, payload: Payload) -> Payload:
+        """A stand-in that knows its length."""
+        return payload
+
+    def accepted(self) -> Payload:
+        """A stand-in that knows its length."""
+        return self.moving()

@@ -1,0 +1,72 @@
+"""Line searches, held against the conditions that they promise, on functions of one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.sandblaster.line_search import TRIALS, Search, Start, Trial, backtracking, wolfe
+
+Function = Callable[[float], tuple[float, float]]
+
+FUNCTIONS: dict[str, Function] = {
+    "bowl": lambda t: ((t - 3) ** 2, 2 * (t - 3)),
+    "quartic": lambda t: ((t - 1) ** 4 + 0.1 * (t - 1) ** 2, 4 * (t - 1) ** 3 + 0.2 * (t - 1)),
+    "waves": lambda t: (math.cos(3 * t) - t, -3 * math.sin(3 * t) - 1),
+    "wall": lambda t: (-t if t < 2 else math.inf, -1.0 if t < 2 else math.nan),
+    "valley far away": lambda t: (math.log1p((t - 500) ** 2), 2 * (t - 500) / (1 + (t - 500) ** 2)),
+}
+
+
+def run(search: Search, function: Function) -> tuple[Trial | None, list[float]]:
+    tried = [next(search)]
+    while True:
+        try:
+            tried.append(search.send(function(tried[-1])))
+        except StopIteration as end:
+            return end.value, tried
+
+
+@pytest.mark.parametrize("name", ["bowl", "quartic", "waves", "valley far away"])
+@given(first=st.floats(1e-3, 10.0))
+def test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried(name: str, first: float) -> None:
+    function = FUNCTIONS[name]
+    loss, slope = function(0.0)
+    found, tried = run(wolfe(Start(loss, slope, first)), function)
+    assert found is not None
+    assert found.step == tried[-1]
+    assert len(tried) <= TRIALS + 1
+    assert function(found.step)[0] <= loss + 1e-4 * found.step * slope
+    assert abs(function(found.step)[1]) <= 0.9 * abs(slope)
+
+
+@pytest.mark.parametrize("kind", [wolfe, backtracking])
+def test_a_loss_that_is_no_number_is_stepped_back_from(kind: Callable[[Start], Search]) -> None:
+    found, _ = run(kind(Start(0.0, -1.0, 64.0)), FUNCTIONS["wall"])
+    assert found is not None
+    assert 0 < found.step < 2
+    assert found.loss < 0
+
+
+@pytest.mark.parametrize("name", ["bowl", "quartic", "waves"])
+@given(first=st.floats(1e-3, 100.0))
+def test_backtracking_lowers_the_loss_enough_with_a_step_no_longer_than_the_first(name: str, first: float) -> None:
+    function = FUNCTIONS[name]
+    loss, slope = function(0.0)
+    found, tried = run(backtracking(Start(loss, slope, first)), function)
+    assert found is not None
+    assert tried == sorted(tried, reverse=True)
+    assert found.step == tried[-1] <= first
+    assert function(found.step)[0] <= loss + 1e-4 * found.step * slope
+
+
+@pytest.mark.parametrize("kind", [wolfe, backtracking])
+def test_a_direction_that_leads_nowhere_down_is_given_up(kind: Callable[[Start], Search]) -> None:
+    """The loss is what rounding leaves of it: the same everywhere, though the slope says otherwise."""
+    found, tried = run(kind(Start(1.0, -1.0, 1.0)), lambda _: (1.0, -1.0))
+    assert found is None
+    assert len(tried) <= TRIALS

@@ -1,0 +1,262 @@
+"""The shard of a job that descends, message by message: its operations, what it sums and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from distbelief.core import events, messages, operations, upkeep
+from distbelief.core.descent import OVERLAPPING, Bundle, Descent
+from distbelief.core.effects import Effect, Save, Send
+from distbelief.core.layout import Range, Tensor, lay_out
+from distbelief.core.messages import Version
+from distbelief.core.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
+from distbelief.core.portions import Portion
+from distbelief.core.settings import Plan, Settings
+from distbelief.core.sharding import cut
+from distbelief.errors import RemoteProtocolError
+from distbelief.sandblaster.coordinator import Sandblaster
+from distbelief.server.descent import DescentShard
+from distbelief.server.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
+
+LAYOUT = lay_out([
+    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
+    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
+], groups=({}, {}))  # fmt: skip
+MOVING = LAYOUT.moving
+PLAN = Plan(Settings(consistency="sandblaster", shards=1, batch_size=5, descent=Descent()), LAYOUT, cut(LAYOUT, 1), samples=100)
+
+
+def numbers(seed: int) -> torch.Tensor:
+    """Bytes that are finite numbers in every dtype of the layout."""
+    values = torch.zeros(MOVING, dtype=torch.uint8)
+    chance = torch.Generator().manual_seed(seed)
+    for section in LAYOUT.pieces(Range(0, MOVING)):
+        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
+        view.copy_(torch.randn(view.shape, generator=chance))
+    return values
+
+
+def trained(values: torch.Tensor) -> torch.Tensor:
+    """The trained elements of bytes of the layout, in float64."""
+    return torch.cat([
+        values[s.start : s.stop].view(getattr(torch, s.dtype)).double() for s in LAYOUT.pieces(Range(0, MOVING)) if s.kind == "parameter"
+    ])  # fmt: skip
+
+
+def shard() -> DescentShard:
+    one = DescentShard(0, TorchVectorSlice)
+    one.handle("coordinator", upkeep.Restore(PLAN, ""), None)
+    one.handle("replica 0", messages.Initialise(0, 0, MOVING), numbers(0))
+    return one
+
+
+def do(one: DescentShard, *commands: Any) -> tuple[float, ...]:
+    effects = one.handle("coordinator", Operate(7, commands), None)
+    told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Operated)]
+    return told[0].scalars if told else ()
+
+
+def vector(one: DescentShard, name: str) -> torch.Tensor:
+    return torch.cat([piece.view(-1).double() for piece in one.vectors.vector(name)])  # type: ignore[attr-defined]
+
+
+def contribute(one: DescentShard, number: int, seed: int, evaluation: int = 1, part: int = 0, who: str = "replica 0") -> list[Effect]:
+    return one.handle(who, operations.Contribute(0, 0, MOVING, 0, evaluation, number, part), numbers(seed))
+
+
+def summed(one: DescentShard, name: str, seed: int) -> None:
+    """Make a vector of random numbers, as a bundle would be."""
+    do(one, Gather(one.policy.floor + 1, (name,)))
+    contribute(one, 0, seed, one.policy.floor)
+
+
+def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
+    one = shard()
+    x, a, b = trained(numbers(0)), trained(numbers(1)), trained(numbers(2))
+    summed(one, "a", 1)
+    summed(one, "b", 2)
+    do(one, Copy("a", "c"), Scale(3.0, "c"), Add(-2.0, "b", "c"), Combine(((0.5, "c"), (2.0, "x"), (1.0, "a")), "c"), Zero("z"))
+    expected = 0.5 * (3 * a - 2 * b) + 2 * x + a
+    torch.testing.assert_close(vector(one, "c"), expected, rtol=1e-5, atol=1e-5)
+    assert not vector(one, "z").any()
+    found = do(one, Dots((("a", "b"), ("x", "x"), ("a", "z"))), Norms("max", ("a", "z")), Norms("sum", ("b",)))
+    wanted = (a @ b, x @ x, 0.0, a.abs().max(), 0.0, b.abs().sum())
+    assert found == pytest.approx([float(value) for value in wanted], rel=1e-6, abs=1e-6)
+
+
+def test_dot_products_are_summed_in_float64() -> None:
+    layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
+    plan = Plan(Settings(descent=Descent()), layout, cut(layout, 1), samples=100)
+    one = DescentShard(0, TorchVectorSlice)
+    one.handle("coordinator", upkeep.Restore(plan, ""), None)
+    values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(3 * BLOCK + 5, generator=torch.Generator().manual_seed(1))
+    one.handle("replica 0", messages.Initialise(0, 0, layout.moving), values.view(torch.uint8))
+    [square] = do(one, Dots((("x", "x"),)))
+    assert square == pytest.approx(float(values.double() @ values.double()), rel=1e-14)
+
+
+def test_parameters_follow_what_is_done_to_them_and_an_evaluator_sees_the_accepted_ones() -> None:
+    one = shard()
+    before = trained(numbers(0))
+    do(one, Scale(2.0, "x"))
+    [sent] = one.handle("replica 0", messages.Fetch(0, 0, MOVING), None)
+    [seen] = one.handle("evaluator", messages.Fetch(0, 0, MOVING), None)
+    torch.testing.assert_close(trained(sent.payload), 2 * before)  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(trained(seen.payload), before)  # type: ignore[union-attr, arg-type]
+    do(one, Copy("x", "x0"))
+    [seen] = one.handle("evaluator", messages.Fetch(0, 0, MOVING), None)
+    torch.testing.assert_close(trained(seen.payload), 2 * before)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_bundle_is_summed_once_whoever_sends_it_again(ordered: bool) -> None:
+    one = shard()
+    do(one, Gather(1, ("g",), ordered))
+    for number, seed, who in ((1, 11, "replica 0"), (0, 10, "replica 1"), (1, 11, "replica 2"), (0, 10, "replica 0"), (2, 12, "replica 1")):
+        [told] = contribute(one, number, seed, who=who)
+        assert told == Send(who, operations.Contributed(0, 1, number))
+    torch.testing.assert_close(vector(one, "g"), sum(trained(numbers(seed)) for seed in (10, 11, 12)), rtol=1e-5, atol=1e-5)  # type: ignore[arg-type]
+
+
+def test_in_order_the_sum_has_the_same_bits() -> None:
+    sums = []
+    for order in ((0, 1, 2, 3, 4), (4, 2, 3, 0, 1), (1, 0, 4, 3, 2)):
+        one = shard()
+        do(one, Gather(1, ("g",), True))
+        for number in order:
+            contribute(one, number, 20 + number)
+        sums.append(vector(one, "g"))
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+
+
+def test_parts_of_a_batch_are_summed_apart() -> None:
+    one = shard()
+    do(one, Gather(1, OVERLAPPING))
+    for part in (0, 1, 2):
+        contribute(one, part, 30 + part, part=part)
+    for part, name in enumerate(OVERLAPPING):
+        torch.testing.assert_close(vector(one, name), trained(numbers(30 + part)))
+
+
+def test_what_comes_after_its_evaluation_is_acknowledged_and_ignored() -> None:
+    one = shard()
+    do(one, Gather(1, ("g",)))
+    do(one, Gather(2, ("g",)))
+    assert contribute(one, 0, 1, evaluation=1) == [Send("replica 0", operations.Contributed(0, 1, 0))]
+    assert not vector(one, "g").any()
+
+
+def test_parameters_are_sent_once_their_evaluation_has_begun() -> None:
+    one = shard()
+    assert one.handle("replica 1", messages.Fetch(0, 0, MOVING, 1), None) == []
+    assert one.waiting() == {"replica 1": "evaluation 1 has not begun"}
+    effects = one.handle("coordinator", Operate(1, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
+    [fetched] = [effect for effect in effects if isinstance(effect, Send)]
+    assert isinstance(fetched.message, messages.Fetched)
+    assert (fetched.to, fetched.message.version) == ("replica 1", Version(0, 1))
+    torch.testing.assert_close(trained(fetched.payload), 0.5 * trained(numbers(0)))  # type: ignore[arg-type]
+
+
+def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
+    one = shard()
+    summed(one, "g", 5)
+    do(one, Copy("g", "history.s0"), Copy("x", "history.y0"))
+    [saved] = one.handle("coordinator", upkeep.Snapshot(1), None)
+    assert isinstance(saved, Save)
+    assert {name.split(".", 2)[2] for name in saved.arrays if name.startswith("state.")} == {"history.s0", "history.y0"}
+    other = DescentShard(0, TorchVectorSlice, 1)
+    other.handle("coordinator", upkeep.Restore(PLAN, "there"), None)
+    other.handle("store", events.Loaded({name: value.clone() for name, value in saved.arrays.items()}, saved.facts), None)
+    for name in ("x", "x0", "history.s0", "history.y0"):
+        assert torch.equal(vector(other, name), vector(one, name))
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "there is no vector 'nobody'": ("coordinator", Operate(1, (Copy("nobody", "x"),))),
+    "has no say in Operate": ("replica 0", Operate(1, ())),
+    "a shard has no answer to Push": ("replica 0", messages.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
+    "which does not hold that": ("replica 0", operations.Contribute(0, 0, 4, 0, 1, 0, 0)),
+    "of evaluation 9; shard 0 is at 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 9, 0, 0)),
+    "part 1, of evaluation 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 1)),
+    "bundle -1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, -1, 0)),
+    "evaluation 1 is to begin after 1": ("coordinator", Operate(1, (Gather(1, ("g",)),))),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_a_wrong_word_is_the_senders_error(reason: str) -> None:
+    one = shard()
+    do(one, Gather(1, ("g",)))
+    sender, message = WRONG[reason]
+    with pytest.raises(RemoteProtocolError, match=reason):
+        one.handle(sender, message, numbers(1) if isinstance(message, messages.Bulk) else None)
+
+
+def test_a_shard_without_its_range_refuses() -> None:
+    one = DescentShard(0, TorchVectorSlice)
+    for sender, message in (("coordinator", Operate(1, (Zero("x"),))), ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0))):
+        with pytest.raises(RemoteProtocolError):
+            one.handle(sender, message, numbers(1))
+
+
+def test_a_phantom_answers_as_many_scalars() -> None:
+    one = PhantomVectorSlice(PLAN, 0)
+    assert one.operate(Dots((("a", "b"), ("b", "b")))) == [1.0, 1.0]
+    assert one.operate(Zero("a")) == []
+
+
+# the coordinator
+
+
+def coordinator() -> Sandblaster:
+    """One that waits for the answer of its only shard to the first evaluation of two bundles."""
+    settings = Settings(consistency="sandblaster", replicas=1, shards=1, batch_size=50, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
+                        descent=Descent(send_every=1))  # fmt: skip
+    one = Sandblaster(settings, evaluator=False)
+    one.handle("shard 0", upkeep.Here(0, "here"), None)
+    one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
+    one.handle("shard 0", upkeep.Restored(loaded=False), None)
+    one.handle("replica 0", messages.Ready((0,)), None)
+    return one
+
+
+def done(number: int, evaluation: int = 1, loss: float = 50.0) -> operations.Done:
+    return operations.Done(evaluation, number, loss, 0, 0)
+
+
+def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> None:
+    one = coordinator()
+    assert one.standing()["of"] == {"replica 0": {"minibatches": 2}}
+    assert not any(isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None))
+    assert not any(isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None))
+    asked = [e.message for e in one.handle("replica 0", done(1), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    assert len(asked) == 1
+    assert asked[0].commands[0] == Scale(0.5, "g")
+
+
+def test_a_bundle_says_what_it_is_of() -> None:
+    one = coordinator()
+    effects = one.handle("replica 0", messages.Rejoin(), None)  # it has dropped what it was dealt
+    assigned = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Assign)]
+    assert assigned == [operations.Assign(1, number, Bundle(Portion(0, number, 1))) for number in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [
+        ("replica 0", done(2)), ("replica 0", done(-1)), ("replica 0", done(0, evaluation=2)), ("replica 9", done(0)),
+        ("shard 0", operations.Operated(3, (1.0,))), ("replica 0", messages.Progress(1, 1, 1, 0.0, 0, 0, 0, False)),
+    ],
+)  # fmt: skip
+def test_what_the_coordinator_did_not_ask_for_is_refused(sender: str, message: Any) -> None:
+    one = coordinator()
+    if sender == "shard 0":
+        one.handle("replica 0", done(0), None)
+        one.handle("replica 0", done(1), None)
+        message = operations.Operated(one._operation, (1.0,))  # four are wanted
+    with pytest.raises(RemoteProtocolError):
+        one.handle(sender, message, None)

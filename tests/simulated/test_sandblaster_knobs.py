@@ -1,0 +1,243 @@
+"""Every option of Sandblaster does something: each of these fails if the option does nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.bench.balance import balance, coordinator_bytes
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Simulated
+from distbelief.core import messages, operations, records
+from distbelief.core.bundles import RESERVE
+from distbelief.core.descent import Batches, Descent
+from distbelief.core.messages import Message
+from distbelief.errors import JobFailed, UsageError
+from distbelief.job import Job
+from distbelief.strategy import Sandblaster
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Weather
+
+INSTANT = Weather(latency=0.0, bandwidth=1e15)
+
+
+def task(samples: int = 83, dropout: float = 0.0) -> Task:
+    chance = torch.Generator().manual_seed(7)
+    data = TensorData(torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance))
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Dropout(dropout), nn.Linear(10, 3)).double()
+
+    return Task(model=model, train=lambda: data, test=lambda: data)
+
+
+class Course:
+    """What is dealt, sent and told, in order."""
+
+    def __init__(self, run: Observed) -> None:
+        self.dealt: list[tuple[float, str, operations.Assign]] = []
+        self.counts: Counter[type] = Counter()
+        self.operations: list[operations.Operate] = []
+        self._clock = run.simulation.clock
+        attach(run.simulation.network, self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        self.counts[type(message)] += 1
+        if isinstance(message, operations.Assign):
+            self.dealt.append((self._clock.now(), to, message))
+        elif isinstance(message, operations.Operate) and to == "shard 0":
+            self.operations.append(message)
+
+    def delivered(self, sender: str, to: str, message: Message) -> None: ...
+
+    def lasted(self, evaluation: int) -> float:
+        """Seconds from dealing the first bundle of an evaluation to dealing the first of the next."""
+        first = {number: min(when for when, _, one in self.dealt if one.evaluation == number) for number in (evaluation, evaluation + 1)}
+        return first[evaluation + 1] - first[evaluation]
+
+
+def play(cluster: Simulated | None = None, task: Task | None = None, shared: dict[str, Any] | None = None, **options: Any) -> tuple[Observed, Course]:
+    strategy = Sandblaster(**{"iterations": 6, "portion_size": 4, "send_every": 2, "deterministic": True, **options})
+    job = Job(task=task or globals()["task"](), strategy=strategy, **{"evaluate_every": 0, "checkpoint_every": 0, **(shared or {})})
+    run = Observed(job, cluster)
+    course = Course(run)
+    run.simulation.run()
+    return run, course
+
+
+CHANGES = [
+    ({"iterations": 5}, {}), ({"batch_size": 40}, {}), ({"batch_size": 40, "overlap": 0.4}, {"batch_size": 40}), ({"method": "cg"}, {}),
+    ({"method": "gradient"}, {}), ({"history": 2}, {}), ({"line_search": "backtracking", "step": 9.0}, {"step": 9.0}), ({"line_search": "none"}, {}),
+    ({"line_search": "none", "step": 0.1}, {"line_search": "none"}), ({"weight_decay": 0.1}, {}), ({"tolerance": 0.1}, {}),
+    ({"line_search": "none", "damping": True, "step": 10.0}, {"line_search": "none", "step": 10.0}),
+]  # fmt: skip
+"""One change of one option each, that changes the parameters, and against what."""
+ELSEWHERE = {"replicas", "shards", "portion_size", "send_every", "backup_portions", "deterministic", "restarts"}
+"""Those that must not change the parameters, or hardly: what they do is measured below, in test_sandblaster_oracles and in the weather."""
+
+
+@pytest.mark.parametrize(("change", "against"), CHANGES, ids=str)
+def test_an_option_changes_what_is_trained(change: dict[str, Any], against: dict[str, Any]) -> None:
+    assert play(**change)[0].vector() != play(**against)[0].vector()
+
+
+def test_every_option_has_its_test() -> None:
+    tested = {name for change, _ in CHANGES for name in change}
+    assert {field.name for field in dataclasses.fields(Sandblaster)} == tested | ELSEWHERE
+
+
+def test_a_seed_is_of_the_model_and_of_the_order_of_a_batch() -> None:
+    assert play(shared={"seed": 1})[0].vector() != play()[0].vector()
+
+
+def test_replicas_and_shards_are_as_many_as_asked() -> None:
+    run, course = play(replicas=3, shards=4)
+    assert len({to for _, to, _ in course.dealt}) == 3
+    assert len(run.simulation.shards) == 4
+
+
+def test_a_batch_is_cut_into_portions_and_these_into_bundles() -> None:
+    _, course = play(replicas=1, portion_size=10, send_every=3)
+    first = [one.bundle.portion for _, _, one in course.dealt if one.evaluation == 1]
+    assert [(portion.first, portion.count) for portion in first] == [(0, 3), (3, 3), (6, 3)]
+    steps = [record for record in play(replicas=1, portion_size=10, send_every=3)[0].records if isinstance(record, records.Stepped)]
+    assert [(step.steps, step.samples) for step in steps[:3]] == [(3, 30), (3, 30), (3, 23)]
+
+
+def test_parameters_are_fetched_once_for_an_evaluation() -> None:
+    run, course = play(replicas=2, shards=1)
+    evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
+    assert evaluations >= 6
+    assert course.counts[messages.Fetch] == 2 * (1 + evaluations)  # and once to join
+
+
+def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:
+    _, course = play(Simulated(weather=INSTANT, pace=Pace(spread="constant")), task=task(160), replicas=2, backup_portions=0)
+    later = [(to, one.number) for _, to, one in course.dealt if one.evaluation == 3]
+    numbers = {who: [number for to, number in later if to == who] for who in ("replica 0", "replica 1")}
+    assert numbers == {"replica 0": list(range(10)), "replica 1": list(range(10, 20))}
+    held: defaultdict[str, int] = defaultdict(int)
+    at_once = min(when for when, _, one in course.dealt if one.evaluation == 3)
+    for when, to, one in course.dealt:
+        held[to] += one.evaluation == 3 and when == at_once
+    assert held == {"replica 0": RESERVE, "replica 1": RESERVE}
+
+
+def test_a_fast_replica_takes_more() -> None:
+    _, course = play(Simulated(pace=Pace(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0)
+    shares = Counter(to for _, to, one in course.dealt if one.evaluation == 3)
+    assert 3 < shares["replica 1"] / shares["replica 0"] < 5
+
+
+def test_backup_portions_save_a_batch_from_a_straggler() -> None:
+    slow = Simulated(pace=Pace(spread="constant", slow={0: 50.0}))
+    with_backup, without = (play(slow, task=task(160), replicas=4, backup_portions=count) for count in (1, 0))
+    assert with_backup[1].lasted(3) < 0.2 * without[1].lasted(3)
+    assert with_backup[0].vector() == without[0].vector()
+    copies = [sum(record.copies for record in run.records if isinstance(record, records.Iterated)) for run, _ in (with_backup, without)]
+    assert copies[0] > 0
+    assert copies[1] == 0
+
+
+def test_restarts_are_as_many_as_asked() -> None:
+    from distbelief.cluster.simulated import Crash
+
+    crashes = Simulated(crashes=(Crash("replica 0", 5),), restart_seconds=0.0)
+    once, never = (play(crashes, replicas=1, restarts=count)[0] for count in (1, 0))
+    assert (once.outcome, never.outcome) == ("done", "failed")
+
+
+def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so() -> None:
+    """In float32, close to the minimum, the loss is rounded to more than a step can lower it by."""
+    single = dataclasses.replace(task(), model=lambda: nn.Linear(6, 3), train=lambda: TensorData(*rounded()))
+    run, _ = play(task=single, iterations=60, tolerance=0.0)
+    notes = [record.text for record in run.records if isinstance(record, records.Note)]
+    assert any("begins anew from the steepest descent" in note for note in notes)
+    ended = next(record.reason for record in run.records if isinstance(record, records.Finished))
+    assert "no step along the steepest descent lowers the loss" in ended
+
+
+def rounded() -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(7)
+    return torch.randn(83, 6, generator=chance), torch.randint(0, 3, (83,), generator=chance)
+
+
+def test_one_round_of_dot_products_is_6m_and_a_direction_2m_and_one_coefficients() -> None:
+    _, course = play(iterations=30, history=5)
+    learnt = [command for message in course.operations for command in message.commands if isinstance(command, operations.Dots)]
+    made = [
+        command for message in course.operations for command in message.commands if isinstance(command, operations.Combine) and command.into == "d"
+    ]
+    assert statistics.mode(len(dots.pairs) for dots in learnt if len(dots.pairs) > 1) == 6 * 5
+    assert statistics.mode(len(combine.terms) for combine in made) == 2 * 5 + 1
+
+
+def test_dropout_draws_the_same_for_a_portion_in_every_evaluation() -> None:
+    """So the loss is a function of the parameters, and the line search can go down it."""
+    run, _ = play(task=task(dropout=0.5), iterations=20)
+    losses = [record.loss for record in run.records if isinstance(record, records.Iterated)]
+    assert losses == sorted(losses, reverse=True)
+    assert run.vector() != play(iterations=20)[0].vector()
+
+
+def test_batch_norm_is_refused_with_the_reason() -> None:
+    normed = dataclasses.replace(task(), model=lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double())
+    with pytest.raises(UsageError, match=r"BatchNorm1d '1': .* not the sum of its portions' losses"):
+        play(task=normed)
+
+
+def test_what_means_nothing_to_it_is_refused() -> None:
+    with pytest.raises(UsageError, match="--epochs 3 means nothing to strategy sandblaster; it counts --iterations"):
+        Job("digits", Sandblaster(), epochs=3).settings()
+    with pytest.raises(UsageError, match="--clip-norm 1"):
+        Job("digits", Sandblaster(), clip_norm=1.0).settings()
+
+
+def test_windows_that_cannot_overlap_are_refused() -> None:
+    with pytest.raises(UsageError, match="--batch-size 8 is 2 portions of 4"):
+        Batches(Descent(batch=8), 83, 4)
+
+
+def test_a_loss_that_is_no_number_ends_the_job() -> None:
+    wrong = dataclasses.replace(task(), loss=lambda output, _: (output * float("nan")).sum())
+    with pytest.raises(JobFailed, match="the loss is inf at the first parameters"):
+        Simulated().run(Job(wrong, Sandblaster(iterations=2), evaluate_every=0))
+
+
+def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards() -> None:
+    assert all(figure["reached"] for figure in coordinator_bytes()["figures"])
+
+
+def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:
+    found = balance(replicas=100, iterations=3)
+    assert found["one static split"] > 3 * found["bundles, backup portions"]
+    assert found["bundles, no backup portions"] > 1.5 * found["bundles, backup portions"]
+
+
+def test_a_target_ends_the_job_with_a_model_that_reaches_it() -> None:
+    result = Simulated().run(Job(task(), Sandblaster(iterations=100, portion_size=8), target_accuracy=0.8))
+    assert result["outcome"] == "target"
+    assert result["test_accuracy"] >= 0.8
+    assert result["descent"]["iterations"] < 100
+
+
+def test_the_result_counts_what_was_done() -> None:
+    run, _ = play(iterations=9)
+    told = [record for record in run.records if isinstance(record, records.Iterated)]
+    strategy = Sandblaster(iterations=9, portion_size=4, send_every=2, deterministic=True)
+    job = Job(task(), strategy, evaluate_every=0, checkpoint_every=0)
+    result = Simulated().run(job)
+    descent = result["descent"]
+    assert descent["iterations"] == 9 == told[-1].iteration
+    assert descent["evaluations"] == sum(record.evaluations for record in told)
+    assert descent["loss"] == told[-1].loss == result["history"][-1]["train_loss"]
+    assert descent["restarts"] == 0

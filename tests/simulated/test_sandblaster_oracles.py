@@ -1,0 +1,332 @@
+"""Sandblaster on any number of replicas and shards is single-machine L-BFGS: torch's own, and one written plainly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy import optimize
+from torch import Tensor, nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Simulated
+from distbelief.core import operations, records
+from distbelief.core.messages import Message
+from distbelief.job import Job
+from distbelief.sandblaster.recursion import Pair, classical
+from distbelief.strategy import Sandblaster
+from distbelief.tasks import Task
+from distbelief.tasks.order import Order
+from distbelief.tasks.task import TensorData, as_data
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Weather
+
+SHAKY = Simulated(weather=Weather(jitter=5.0, delay_chance=0.1, delay=3e-3), pace=Pace(spread="exponential", slow={1: 7.0}))
+
+
+class Point(nn.Module):
+    """Parameters that are the output."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(start.clone())
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.x
+
+
+def rosenbrock(x: Tensor, which: Tensor) -> Tensor:
+    """The mean of the terms `which` of the chained Rosenbrock function: each term is a sample."""
+    a, b = x[which], x[which + 1]
+    return (100 * (b - a**2) ** 2 + (1 - a) ** 2).mean()
+
+
+def valley(size: int = 40) -> Task:
+    start = torch.tensor([-1.2, 1.0], dtype=torch.float64).repeat(size // 2)
+    data = TensorData(torch.zeros(size - 1, 1), torch.arange(size - 1))
+    return Task(model=lambda: Point(start), train=lambda: data, loss=rosenbrock)
+
+
+def classes(model: Callable[[], nn.Module], samples: int = 203) -> Task:
+    chance = torch.Generator().manual_seed(7)
+    data = TensorData(torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance))
+    return Task(model=model, train=lambda: data)
+
+
+CASES = {
+    "rosenbrock": valley,
+    "logistic": lambda: classes(lambda: nn.Linear(6, 3).double()),
+    "mlp": lambda: classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double()),
+}
+
+
+def job(task: Task, iterations: int, **options: Any) -> Job:
+    shared = {"portion_size": 5, "send_every": 3, "tolerance": 0.0, "replicas": 3, "shards": 2}
+    return Job(task=task, strategy=Sandblaster(iterations=iterations, **{**shared, **options}), evaluate_every=0, checkpoint_every=0)
+
+
+def train(task: Task, iterations: int, cluster: Simulated | None = None, **options: Any) -> Tensor:
+    run = Observed(job(task, iterations, **options), cluster).run()
+    assert run.outcome == "done"
+    return torch.frombuffer(bytearray(run.vector()), dtype=torch.float64)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+
+def torchs(task: Task, iterations: int, history: int = 10) -> Tensor:
+    """The iterates of `torch.optim.LBFGS`."""
+    torch.manual_seed(0)
+    model, data = task.model(), as_data(task.train())
+    inputs, targets = data.batch(torch.arange(len(data)))
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), 1.0, iterations, 10**6, tolerance_grad=0.0, tolerance_change=0.0, history_size=history, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = task.loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return flat(model)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one[: len(other)] - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("iterations", "tolerance"), [(1, 1e-12), (2, 1e-12), (5, 1e-10), (15, 1e-7)])
+def test_the_iterates_are_those_of_torchs_lbfgs(case: str, iterations: int, tolerance: float) -> None:
+    """Also in a network that shakes, with a slow replica; the rounding of sums grows with the iterations."""
+    task = CASES[case]()
+    theirs = torchs(task, iterations)
+    assert distance(train(task, iterations), theirs) < tolerance
+    assert distance(train(task, iterations, SHAKY, portion_size=7, send_every=1, replicas=4, shards=3), theirs) < tolerance
+
+
+def test_a_convex_problem_ends_where_scipys_does() -> None:
+    task = CASES["logistic"]()
+    data = as_data(task.train())
+    inputs, targets = data.batch(torch.arange(len(data)))
+
+    def value(point: Any) -> tuple[float, Any]:
+        x = torch.tensor(point, requires_grad=True)
+        loss = nn.functional.cross_entropy(inputs @ x[:18].view(3, 6).T + x[18:], targets) + 0.005 * (x @ x)
+        loss.backward()
+        return loss.item(), x.grad.numpy()
+
+    theirs = optimize.minimize(value, [0.0] * 21, jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000})
+    run = Observed(job(task, 200, weight_decay=0.01, tolerance=1e-10)).run()
+    assert distance(torch.frombuffer(bytearray(run.vector()), dtype=torch.float64), torch.tensor(theirs.x)) < 1e-8
+    assert sum(isinstance(record, records.Iterated) for record in run.records) < 100, "it ends when the gradient is small enough"
+
+
+def two_loop(pairs: list[tuple[Tensor, Tensor]], g: Tensor) -> Tensor:
+    """H g, by the two-loop recursion of the books."""
+    d, alphas = g.clone(), []
+    for s, y in reversed(pairs):
+        alphas.append((s @ d) / (s @ y))
+        d -= alphas[-1] * y
+    if pairs:
+        d *= (pairs[-1][0] @ pairs[-1][1]) / (pairs[-1][1] @ pairs[-1][1])
+    for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
+        d += (alpha - (y @ d) / (s @ y)) * s
+    return d
+
+
+class Plain:
+    """A batch method in a few lines on whole vectors, on one machine."""
+
+    def __init__(self, task: Task, decay: float = 0.0) -> None:
+        torch.manual_seed(0)
+        self.task, self.model, self.decay, self.data = task, task.model(), decay, as_data(task.train())
+        self.x = flat(self.model)
+        self.damped = self.skipped = 0
+
+    def at(self, x: Tensor, numbers: Tensor | None = None) -> tuple[float, Tensor]:
+        inputs, targets = self.data.batch(torch.arange(len(self.data)) if numbers is None else numbers)
+        nn.utils.vector_to_parameters(x, self.model.parameters())
+        self.model.zero_grad()
+        loss = self.task.loss(self.model(inputs), targets)
+        loss.backward()
+        gradient = torch.cat([p.grad.view(-1) for p in self.model.parameters()])
+        return loss.item() + 0.5 * self.decay * float(x @ x), gradient + self.decay * x
+
+    def backtrack(self, loss: float, slope: float, direction: Tensor, step: float) -> float:
+        while (there := self.at(self.x + step * direction)[0]) > loss + 1e-4 * step * slope:
+            parabola = -slope * step**2 / (2 * (there - loss - slope * step))
+            step = min(max(parabola, step / 10), step / 2)
+        return step
+
+    def lbfgs(self, iterations: int, history: int, search: bool, first: float, damping: bool = False) -> Tensor:
+        pairs: list[tuple[Tensor, Tensor]] = []
+        loss, g = self.at(self.x)
+        for _ in range(iterations):
+            d = -two_loop(pairs, g)
+            step = first * (1.0 if pairs or not search else min(1.0, 1.0 / float(g.abs().sum())))
+            step = self.backtrack(loss, float(g @ d), d, step) if search else step
+            self.x = self.x + step * d
+            loss, new = self.at(self.x)
+            s, y = step * d, new - g
+            if damping and pairs and s @ y < 0.2 * (believed := -step * step * (g @ d)):  # B s = -step g
+                share = 0.8 * believed / (believed - s @ y)
+                y = share * y - (1 - share) * step * g
+                self.damped += 1
+            if s @ y > 1e-8 * (s @ s):
+                pairs = [*pairs, (s, y)][-history:]
+            else:
+                self.skipped += 1
+            g = new
+        return self.x
+
+    def windows(self, iterations: int, size: int, shared: int, portion: int, step: float) -> Tensor:
+        """Multi-batch L-BFGS: batch k is portions k (size - shared) and on; only what two batches share shows the curvature."""
+        order = Order(len(self.data), portion, 0)
+
+        def numbers(first: int, count: int) -> Tensor:
+            return torch.cat([order.indices(*divmod(at, order.batches)) for at in range(first, first + count)])
+
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for k in range(iterations):
+            first, last = k * (size - shared), (k + 1) * (size - shared)
+            before = self.at(self.x, numbers(last, shared))[1]
+            s = -step * two_loop(pairs, self.at(self.x, numbers(first, size))[1])
+            self.x = self.x + s
+            y = self.at(self.x, numbers(last, shared))[1] - before
+            if s @ y > 1e-8 * (s @ s):
+                pairs = [*pairs, (s, y)][-10:]
+        return self.x
+
+    def conjugate(self, iterations: int) -> Tensor:
+        loss, g = self.at(self.x)
+        d, last = -g, 0.0
+        for _ in range(iterations):
+            slope = float(g @ d)
+            step = self.backtrack(loss, slope, d, last / slope if last else min(1.0, 1.0 / float(g.abs().sum())))
+            last, self.x = step * slope, self.x + step * d
+            loss, new = self.at(self.x)
+            d = -new + max(0.0, float(new @ (new - g) / (g @ g))) * d
+            g = new
+            if g @ d >= 0:
+                d = -g
+        return self.x
+
+    def steepest(self, iterations: int, step: float) -> Tensor:
+        for _ in range(iterations):
+            self.x = self.x - step * self.at(self.x)[1]
+        return self.x
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("history", [1, 3])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method(case: str, history: int, decay: float) -> None:
+    task = CASES[case]()
+    theirs = Plain(task, decay).lbfgs(7, history, search=True, first=1.0)
+    assert distance(train(task, 7, history=history, weight_decay=decay, line_search="backtracking"), theirs) < 1e-8
+
+
+@pytest.mark.parametrize("step", [0.5, 0.05])
+def test_steps_without_a_search_are_those_of_the_plain_method(step: float) -> None:
+    task = CASES["mlp"]()
+    theirs = Plain(task).lbfgs(8, 10, search=False, first=step)
+    assert distance(train(task, 8, line_search="none", step=step), theirs) < 1e-9
+
+
+@pytest.mark.parametrize("damping", [False, True])
+def test_pairs_of_too_little_curvature_are_left_out_or_mended_as_in_the_plain_method(damping: bool) -> None:
+    start = torch.linspace(0.1, 0.6, 40, dtype=torch.float64)  # on top of a hill: the curvature is negative
+    hill = dataclasses.replace(valley(), model=lambda: Point(start), loss=lambda x, which: torch.cos(x[which]).mean())
+    for task, step in ((hill, 0.5), (CASES["mlp"](), 8.0)):
+        plain = Plain(task)
+        theirs = plain.lbfgs(5, 2, search=False, first=step, damping=damping)
+        assert plain.skipped if task is hill else (plain.damped or not damping), "it is not tried"
+        assert distance(train(task, 5, history=2, line_search="none", step=step, damping=damping), theirs) < 1e-9
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_windows_that_overlap_are_the_plain_multi_batch_method(decay: float) -> None:
+    """203 samples make 41 portions of 5: the windows move over more than two passes."""
+    task = CASES["mlp"]()
+    theirs = Plain(task, decay).windows(12, 8, 2, 5, 0.5)
+    ours = train(task, 12, SHAKY, batch_size=40, overlap=0.25, line_search="none", step=0.5, weight_decay=decay)
+    assert distance(ours, theirs) < 1e-9
+
+
+@pytest.mark.parametrize("pairs", [1, 3, 10])
+def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vectors(pairs: int) -> None:
+    """To 1e-10 relative, in float64: one reduction and one broadcast are the 2m + 1 rounds."""
+    run = Observed(job(CASES["mlp"](), 14, history=pairs, shards=3))
+    checked = []
+
+    def sent(_sender: str, to: str, message: Message) -> None:
+        made = isinstance(message, operations.Operate) and [c for c in message.commands if isinstance(c, operations.Combine) and c.into == "d"]
+        if not made or to != "shard 0" or len(made[0].terms) != 2 * pairs + 1:
+            return
+        shards: list[Any] = run.simulation.shards
+        history = [Pair(s, y) for (_, s), (_, y) in zip(made[0].terms[:-1:2], made[0].terms[1::2], strict=True)]
+        rounds = classical(history, "g", "e")
+        commands: Any = next(rounds)
+        count = 0
+        while True:
+            count += 1
+            shares = [[scalar for command in commands for scalar in shard.vectors.operate(command)] for shard in shards]
+            try:
+                commands = rounds.send([sum(column) for column in zip(*shares, strict=True)])
+            except StopIteration:
+                break
+        assert count == 2 * pairs + 1
+        for shard in shards:
+            shard.vectors.operate(operations.Combine(made[0].terms, "f"))
+        ours, theirs = (torch.cat([piece for shard in shards for piece in shard.vectors.vector(name)]) for name in ("f", "e"))
+        checked.append(distance(ours, theirs))
+
+    run.simulation.network.before_send = sent
+    run.simulation.run()
+    assert len(checked) >= 4
+    assert max(checked) < 1e-10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nonlinear_conjugate_gradient_is_the_plain_method(case: str) -> None:
+    task = CASES[case]()
+    theirs = Plain(task).conjugate(7)
+    assert distance(train(task, 7, method="cg", line_search="backtracking"), theirs) < 1e-8
+
+
+def test_gradient_descent_is_the_plain_method() -> None:
+    task = CASES["mlp"]()
+    assert distance(train(task, 9, method="gradient", line_search="none", step=0.3), Plain(task).steepest(9, 0.3)) < 1e-12
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "cg", "gradient"])
+def test_every_method_lowers_rosenbrocks_function(method: str) -> None:
+    task = valley(10)
+    losses = [Plain(task).at(train(task, iterations, method=method))[0] for iterations in (1, 20, 60)]
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_the_result_is_independent_of_the_shards() -> None:
+    task = classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double())
+    one = train(task, 6, shards=1, deterministic=True)
+    for shards in (2, 3, 5):
+        assert distance(train(task, 6, shards=shards, deterministic=True), one) < 1e-12
+
+
+def test_in_order_the_result_has_the_same_bits_whoever_computes_what_and_when() -> None:
+    task = CASES["mlp"]()
+    runs = [
+        train(task, 6, cluster, deterministic=True, **options)
+        for cluster, options in ((None, {"replicas": 1}), (None, {"replicas": 5}), (SHAKY, {}), (SHAKY, {"backup_portions": 0, "replicas": 2}))
+    ]
+    assert all(torch.equal(run, runs[0]) for run in runs)
+    loose = [train(task, 6, cluster) for cluster in (None, SHAKY)]
+    assert not torch.equal(*loose), "the order of the sum changes nothing: the test does not try it"
+    assert distance(loose[1], loose[0]) < 1e-9
