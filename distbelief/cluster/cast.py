@@ -15,6 +15,7 @@ from distbelief.replica.downpour import Downpour
 from distbelief.replica.sandblaster import Sandblaster as BundleStory
 from distbelief.replica.vectors import Vectors
 from distbelief.sandblaster.coordinator import Sandblaster
+from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.descent import DescentShard
 from distbelief.server.shard import Shard
@@ -24,9 +25,9 @@ from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
 
 def coordinator(
     settings: Settings, evaluator: bool, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
-) -> Coordinator:
+) -> Coordinator | Conductor:
     """The coordinator of a job; its arguments are those of `Coordinator`."""
-    kind = Sandblaster if settings.descent else Coordinator
+    kind = Conductor if settings.among_themselves else Sandblaster if settings.descent else Coordinator
     return kind(settings, evaluator, checkpoint, position, samples, number)
 
 

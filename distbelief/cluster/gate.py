@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 GUEST = "guest"
 """What the certificate in a ticket names: not yet a replica."""
 TICKET = "ticket.json"
+VERSION = metadata.version("distbelief")
+"""What both ends must run: what a guest is told is not of the wire alone."""
 PATIENCE = 5.0
 """Seconds that one at the gate may take in all."""
 CROWD = 64
@@ -60,6 +63,8 @@ class Knock(msgspec.Struct, frozen=True):
     incarnation: int = -1
     script: bool = False
     """Whether he has a script of his own to run."""
+    version: str = ""
+    """Of the distbelief that he runs."""
     lost: int = 0
     """Which beginning of the job his replica has lost: he waits for the next; 0 for none."""
 
@@ -149,7 +154,10 @@ class Gate:
                     return
             knock = _knocks.decode(_hear(connection, WORD_LIMIT))
             known = hmac.compare_digest(knock.secret.encode(), self.ticket.secret.encode()) and knock.job == self.ticket.job
-            _say(connection, self._admit(knock) if known else Sorry("the ticket is of another job"))
+            wrong = (
+                f"it runs distbelief {VERSION}, this is {knock.version or 'older'}: install the same everywhere" if knock.version != VERSION else ""
+            )
+            _say(connection, self._admit(knock) if known and not wrong else Sorry(wrong if known else "the ticket is of another job"))
         except (OSError, ValueError):
             return  # he has to come again, and say it well
         finally:
@@ -228,7 +236,7 @@ def knock(ticket: Ticket, word: Knock) -> Part | Sorry:
                 connection.greet()
                 if connection.peer != roles.SUPERVISOR:
                     raise PermissionError(f"the certificate there is of {connection.peer!r}")
-            _say(connection, word)
+            _say(connection, msgspec.structs.replace(word, version=VERSION))
             answer: Part | Sorry = _answers.decode(_hear(connection, ANSWER_LIMIT))
             return answer
     except (OSError, msgspec.MsgspecError) as error:

@@ -95,16 +95,17 @@ class Guest:
             theirs.close()
         channel, self._over, self._failure = Channel(ours), False, None
         channel.say(Listening(part.coordinator))
+        hears = True
         try:
             while process.is_alive():
-                waiting: list[Any] = [process.sentinel, ours, woken, *([door] if door else [])]
+                waiting: list[Any] = [process.sentinel, woken, *([ours] if hears else []), *([door] if door else [])]
                 ready = set(map(id, multiprocessing.connection.wait(waiting)))
                 if id(woken) in ready or (door and id(door) in ready and _is_ours(door)):
                     self._leave(channel, woken if id(woken) in ready else None)
-                if id(ours) in ready and not channel.hear_all(self._take):
-                    break
-            process.join()
-            channel.hear_all(self._take)
+                if id(ours) in ready:
+                    hears = channel.hear_all(self._take)
+            if hears:
+                channel.hear_all(self._take)
         except BaseException:
             process.kill()
             raise

@@ -239,6 +239,26 @@ def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) 
     assert monotonic() - began < SECONDS
 
 
+def test_a_guest_of_another_version_is_told_so(tmp_path: Path, watch: jobs.Watch, guests: Guests, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            guests.join(tmp_path)
+            ended.start()
+
+    def end() -> None:
+        guests.started[0].wait(SECONDS)
+        watch.interrupt()
+
+    ended = threading.Thread(target=end)
+    monkeypatch.setattr(gate, "VERSION", "9.9")
+    watch.act = act
+    jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)
+    ended.join()
+    [(status, said)] = guests.ended()
+    assert status == 1
+    assert "it runs distbelief 9.9, this is 0.1.0: install the same everywhere" in said
+
+
 def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
     def act(record: Record) -> None:
         if isinstance(record, records.Started) and len(watch.of(records.Started)) == 1:
