@@ -96,7 +96,10 @@ class Simulation:
             self._over = True
             self.clock.call_later(0.0, self._dismiss, None)
         elif isinstance(record, Succeeded):
-            self._succeeding[record.standby] = record
+            if self.network.endpoints[record.standby].closed:
+                self._tell_lost(record.role, record.incarnation)
+            else:
+                self._succeeding[record.standby] = record
         elif isinstance(record, Vacant):
             self.clock.call_later(0.0, self._fill, record)
 

@@ -330,6 +330,8 @@ class Supervisor:
         if (child := self.children.pop(record.standby, None)) is not None:
             child.role, child.incarnation = record.role, record.incarnation
             self.children[record.role] = child
+        elif roles.COORDINATOR in self.children:
+            self.children[roles.COORDINATOR].channel.say(Died(record.role, "its standby has died with it", record.incarnation))
 
     def _fill(self, role: str) -> None:
         """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""

@@ -271,7 +271,7 @@ class Shard:
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
         tick = self.policy.attend(sender, event.incarnation, event.tick)
-        asked: list[Effect] = [Send(sender, attendance.Admitted(tick))] if event.tick < 0 else []
+        asked = self._mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 else [])
         return asked + self._settle() + self._let_go()
 
     def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import events, messages, mirroring, roles
+from distbelief.core import events, learning_rate, messages, mirroring, roles
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
@@ -69,7 +69,7 @@ class Standby:
 
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
         """Begin with nothing; whatever life of the shard it followed before."""
-        self._life, self._whole = event.life, False
+        self._life, self._whole, self._plan = event.life, False, event.plan
         self._shard = Shard(self.index, self._make)
         held = self._shard.hold(event.plan)
         own = event.plan.assignments[self.index]
@@ -99,6 +99,8 @@ class Standby:
         shard.ledger.clocks, self._floor, self._whole = dict(event.clocks), event.floor, True
         for ruled in event.rulings:
             self._history.add(ruled)
+            for key in ruled.dropped:
+                shard.ledger.drop(*key)
         return [self._keep(event)]
 
     def _copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> list[Effect]:
@@ -155,6 +157,7 @@ class Standby:
         if not self._whole:
             raise RemoteProtocolError(f"standby {self.index} is to be its shard, and does not hold what that held")
         if self._gathered:
-            self._step(self._gathered_samples, 1.0, 1.0 / self._gathered)
+            factor = learning_rate.factor(self._plan.settings.lr_schedule, self._shard.samples, self._plan.total_samples)
+            self._step(self._gathered_samples, factor, 1.0 / self._gathered)
         self._shard.inherit(event.life, self._floor, self._history.since(0))
         return [Become(roles.shard(self.index), event.life, self._shard)]

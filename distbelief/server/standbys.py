@@ -90,7 +90,10 @@ class Standbys:
 
     def lost(self, role: str, incarnation: int, reason: str) -> list[Effect]:
         """A standby is gone, or its shard's link to it is."""
-        if self._standing.get(role, "away") == "away" or (0 <= incarnation < self._places[role].incarnation):
+        if self._standing.get(role, "away") == "away":  # it has ended before it was there, or what it was to be is known
+            news = role in self._standing and self._lives.end(role, incarnation, died=True) and role not in self._lives.over
+            return [Record(Vacant(role, self._lives.last(role) + 1))] if news else []
+        if 0 <= incarnation < self._places[role].incarnation:
             return []
         self._standing[role] = "away"
         alone = Send(roles.shard(roles.index_of(role)), mirroring.Alone(self._places[role].incarnation))
