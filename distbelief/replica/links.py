@@ -104,6 +104,10 @@ class Links:
         """Which life of each shard it is linked to."""
         return tuple(place.incarnation for place in self._places.values())
 
+    def life(self, shard: str) -> int:
+        """Which life of a shard it is linked to."""
+        return self._places[shard].incarnation
+
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
         self._asked.pop(shard, None)
