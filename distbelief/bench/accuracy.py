@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, show
-from distbelief.cluster.local import Local
 from distbelief.core.settings import Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -93,7 +92,6 @@ def _accuracies(task: str, strategy: Strategy, seed: int) -> dict[int, float]:
     """Test accuracy after `EARLY` and `LATE` epochs: a job of each length, since a running job is measured a little after its epoch."""
     accuracies = {}
     for epochs in (EARLY, LATE):
-        with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-            job = Job(task=task, strategy=strategy, epochs=epochs, seed=seed, evaluate_every=epochs, checkpoint_every=0, out=f"{folder}/run")
-            accuracies[epochs] = float(Local().run(job)["test_accuracy"])
+        job = Job(task=task, strategy=strategy, epochs=epochs, seed=seed, evaluate_every=epochs, checkpoint_every=0)
+        accuracies[epochs] = float(courses.run(job)["test_accuracy"])
     return accuracies

@@ -1,13 +1,16 @@
-"""The tasks that benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, and one that is only large."""
+"""What benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, or one that is only large; and how a job is run."""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from distbelief.cluster.local import Local
+from distbelief.job import Job
 from distbelief.tasks import Task, TensorData, resolve
 
 SHORT = 12_800
@@ -15,6 +18,12 @@ SHORT = 12_800
 QUICK = 1_280
 WIDE = 4096
 """Width of the large model: 64 MB of parameters."""
+
+
+def run(job: Job, place: Local | None = None) -> dict[str, Any]:
+    """Run a job, of which nothing is kept but what it returns."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        return (place or Local()).run(dataclasses.replace(job, out=f"{folder}/run"))
 
 
 def lenet_short() -> Task:

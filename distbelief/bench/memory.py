@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distbelief.bench.courses import WIDE
+from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, number, show
 from distbelief.cluster.local import Local
 from distbelief.core.settings import optim
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 
-VECTOR = 4 * WIDE * WIDE
+VECTOR = 4 * courses.WIDE * courses.WIDE
 """Bytes of the large model's parameters."""
 INTERVAL = 0.01
 """Seconds between looks at the processes."""
@@ -80,13 +78,12 @@ def _held(task: str, prefetch: int, transport: str, epochs: int, optimizer: str)
     looks: dict[str, list[int]] = {}
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        watcher.start()
-        try:
-            Local(transport=transport).run(dataclasses.replace(job, out=f"{folder}/run"))
-        finally:
-            ended.set()
-            watcher.join()
+    watcher.start()
+    try:
+        courses.run(job, Local(transport))
+    finally:
+        ended.set()
+        watcher.join()
     # what is held while it trains is the most common state; before and after it is less
     return {role: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for role, held in looks.items()}
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from typing import Any
 
 import torch
 
+from distbelief.bench import courses
 from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
-from distbelief.cluster.local import Local
 from distbelief.core.effects import Batch
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
@@ -87,8 +86,7 @@ def run(options: SandblasterOptions) -> dict[str, Any]:
 def _job(options: SandblasterOptions, iterations: int, measures: bool = False, **more: Any) -> dict[str, Any]:
     """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
     strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size, **more)
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        return Local().run(Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0", out=f"{folder}/run"))
+    return courses.run(Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0"))
 
 
 # an iteration and its ceiling

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
-from distbelief.cluster.local import Local
 from distbelief.cluster.status import status
 from distbelief.core.settings import optim
 from distbelief.errors import JobFailed
@@ -83,9 +83,7 @@ def run(options: StandbyOptions) -> dict[str, Any]:
 
 
 def _rate(task: str, strategy: Downpour) -> float:
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        job = Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0, out=f"{folder}/run")
-        return float(Local().run(job)["samples_per_second"])
+    return float(courses.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"])
 
 
 def _take_over(options: StandbyOptions) -> dict[str, float]:

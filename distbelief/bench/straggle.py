@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
@@ -92,10 +92,8 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
 
 
 def _rate(strategy: Strategy, pace: Pace, epochs: int, options: StraggleOptions) -> float:
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        job = Job(task=options.task, strategy=strategy, epochs=epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0,
-                  out=f"{folder}/run")  # fmt: skip
-        return float(Local(pace=pace).run(job)["samples_per_second"])
+    job = Job(task=options.task, strategy=strategy, epochs=epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0)
+    return float(courses.run(job, Local(pace=pace))["samples_per_second"])
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:

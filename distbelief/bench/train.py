@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from distbelief.bench import loops
+from distbelief.bench import courses, loops
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
 from distbelief.core.settings import Optimizer
@@ -117,9 +115,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
 
 def _job(job: Job, transport: str) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        result = Local(transport=transport).run(dataclasses.replace(job, out=f"{folder}/run"))
-    return float(result["samples_per_second"])
+    return float(courses.run(job, Local(transport))["samples_per_second"])
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,13 +13,10 @@ from distbelief.core.cost import Link, cheapest
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
-from distbelief.record.memory import MemoryStore
-from distbelief.record.restore import Store
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.whole import PhantomWhole
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.whole import TorchWhole
-from distbelief.server.conductor import Conductor
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
@@ -33,16 +30,8 @@ so that it charges `direct` more than its price."""
 class Assembled(Simulation):
     """A simulation whose replicas reduce their gradients among themselves; `peers` are their stories."""
 
-    def _cast(self) -> None:
-        sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
-        self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
-        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
-        self.conductor = Conductor(self.settings, self.evaluates, *resume)
-        self.driver.add_machine(roles.COORDINATOR, self.conductor, self.network.endpoint(roles.COORDINATOR), self._store)
-        self.shards = []
+    def _cast_servers(self) -> None:
         self.peers: dict[str, Allreduce] = {}
-        for i in range(self.settings.replicas):
-            self._add_replica(i)
 
     def _add_replica(self, index: int, incarnation: int = 0) -> None:
         role, samples = roles.replica(index), len(self._data)

@@ -115,16 +115,19 @@ class Simulation:
         self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), self._store)
         self.shards: list[Shard] = []
+        self._cast_servers()
+        for i in range(self.settings.replicas):
+            self._add_replica(i)
+        if self.evaluates and not self.settings.among_themselves:
+            evaluated = FlatModule(self._model())
+            story = Evaluator(evaluated).story()
+            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
+
+    def _cast_servers(self) -> None:
         for i in range(self.settings.shards):
             self._add_shard(i)
         for i in range(self.settings.shards * self.settings.standby):
             self._add_standby(i)
-        for i in range(self.settings.replicas):
-            self._add_replica(i)
-        if self.evaluates:
-            evaluated = FlatModule(self._model())
-            story = Evaluator(evaluated).story()
-            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
 
     def _model(self) -> nn.Module:
         model = build_model(self.task, self.job.seed, self.job.device)
@@ -153,7 +156,7 @@ class Simulation:
         """Have a standby's machine play its shard; should that be there still, it has no say any more."""
         if not self.network.endpoints[role].closed:
             self._kill(role)
-        self._settle(roles.standby(roles.index_of(role)))
+        self._settle(roles.standby_of(role))
 
         def play(_: None) -> None:
             if not self._over:
@@ -242,12 +245,11 @@ class Simulation:
 
     def _fill(self, record: Vacant) -> None:
         """Begin a life of a shard that is to be; a life before it that is still there ends first."""
+        self._granted[record.role] = record.incarnation
         if record.role in self._succeeding:
-            self._granted[record.role] = record.incarnation
             return
         if not self.network.endpoints[record.role].closed:
             self._kill(record.role)
-        self._granted[record.role] = record.incarnation
         self.clock.call_later(self.cluster.restart_seconds, self._replace, record)
 
     def _replace(self, record: Vacant) -> None:

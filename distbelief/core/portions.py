@@ -38,7 +38,49 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 START = Position(0, 0, ())
 
 
-class Dealer:
+class Epochs:
+    """Where the dealing of `epochs` epochs of `batches` minibatches stands, and what of them is left to do."""
+
+    def __init__(self, batches: int, epochs: int, position: Position = START) -> None:
+        self.batches, self.epochs = batches, epochs
+        self._epoch, self._batch = position.epoch, position.batch
+        self._again: deque[Portion] = deque(position.undone)
+        self._left: dict[int, int] = {}
+        for portion in position.undone:
+            self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
+        if position.epoch < epochs:
+            self._left[position.epoch] = self._left.get(position.epoch, 0) + batches - position.batch
+
+    def _forward(self, count: int) -> Portion:
+        """The next minibatches of the epoch that is being dealt, which are dealt now."""
+        portion = Portion(self._epoch, self._batch, count)
+        self._batch += count
+        if self._batch == self.batches:
+            self._epoch, self._batch = self._epoch + 1, 0
+            if self._epoch < self.epochs:
+                self._left.setdefault(self._epoch, self.batches)
+        return portion
+
+    def _count(self, epoch: int, done: int) -> bool:
+        """So many more minibatches of an epoch are done; whether all of it is."""
+        self._left[epoch] -= done
+        if self._left[epoch]:
+            return False
+        del self._left[epoch]
+        return True
+
+    @property
+    def completed(self) -> int:
+        """How many epochs are done, whichever they are."""
+        return self._epoch + (self._epoch < self.epochs) - len(self._left)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every minibatch of every epoch is done."""
+        return not self._left
+
+
+class Dealer(Epochs):
     """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas.
 
     >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
@@ -49,15 +91,9 @@ class Dealer:
     """
 
     def __init__(self, batches: int, epochs: int, replicas: int, position: Position = START) -> None:
-        self.batches, self.epochs, self.replicas = batches, epochs, replicas
-        self._epoch, self._batch = position.epoch, position.batch
-        self._again: deque[Portion] = deque(position.undone)
+        super().__init__(batches, epochs, position)
+        self.replicas = replicas
         self._held: dict[str, deque[Portion]] = {}
-        self._left: dict[int, int] = {}
-        for portion in position.undone:
-            self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
-        if position.epoch < epochs:
-            self._left[position.epoch] = self._left.get(position.epoch, 0) + batches - position.batch
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
         """The next portion for a replica; None when all is dealt."""
@@ -65,13 +101,7 @@ class Dealer:
             portion = self._take(self._again.popleft(), at_most)
         elif self._epoch < self.epochs:
             left = self.batches - self._batch
-            count = max(1, min(left // (4 * self.replicas), PORTION_LIMIT, at_most))
-            portion = Portion(self._epoch, self._batch, count)
-            self._batch += count
-            if self._batch == self.batches:
-                self._epoch, self._batch = self._epoch + 1, 0
-                if self._epoch < self.epochs:
-                    self._left[self._epoch] = self.batches
+            portion = self._forward(max(1, min(left // (4 * self.replicas), PORTION_LIMIT, at_most)))
         else:
             return None
         self._held.setdefault(who, deque()).append(portion)
@@ -91,13 +121,7 @@ class Dealer:
         """
         if steps < 0:
             raise RemoteProtocolError(f"{who} reports {steps} steps")
-        completed: list[int] = []
-        for portion in self._next(who, steps):
-            self._left[portion.epoch] -= portion.count
-            if not self._left[portion.epoch]:
-                del self._left[portion.epoch]
-                completed.append(portion.epoch)
-        return completed
+        return [portion.epoch for portion in self._next(who, steps) if self._count(portion.epoch, portion.count)]
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> list[int]:
         """Note what became of a replica's next minibatches: `steps` of them are applied, and after `at` of these, `vain` were computed in vain, for
@@ -142,16 +166,6 @@ class Dealer:
         held = self._held.pop(who, deque())
         self._again.extend(held)
         return sum(portion.count for portion in held)
-
-    @property
-    def completed(self) -> int:
-        """How many epochs are done, whichever they are."""
-        return self._epoch + (self._epoch < self.epochs) - len(self._left)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every minibatch of every epoch is done."""
-        return not self._left
 
     def position(self) -> Position:
         """Where the data stands now, for a checkpoint."""

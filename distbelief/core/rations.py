@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from distbelief.core.portions import START, Portion, Position
+from distbelief.core.portions import START, Epochs, Portion, Position
 from distbelief.errors import RemoteProtocolError
 
 ROUNDS_LIMIT = 16
@@ -29,7 +29,7 @@ def round_of(portion: Portion, members: int, number: int) -> list[int]:
     return list(range(first, min(first + members, portion.first + portion.count)))
 
 
-class Rations:
+class Rations(Epochs):
     """Deals `epochs` epochs of `samples` samples in minibatches of `batch_size`.
 
     A round takes one minibatch for each member, so that it is the same as one of a larger minibatch; only the last of an epoch may be smaller.
@@ -42,17 +42,10 @@ class Rations:
     """
 
     def __init__(self, samples: int, batch_size: int, epochs: int, position: Position = START) -> None:
-        self._samples, self._batch_size, self.epochs = samples, batch_size, epochs
-        self.batches = -(-samples // batch_size)
-        self._epoch, self._batch = position.epoch, position.batch
-        self._again: deque[Portion] = deque(position.undone)
+        super().__init__(-(-samples // batch_size), epochs, position)
+        self._samples, self._batch_size = samples, batch_size
         self._out: deque[tuple[Portion, int]] = deque()
         self._members = 1
-        self._left: dict[int, int] = {}
-        for portion in position.undone:
-            self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
-        if position.epoch < epochs:
-            self._left[position.epoch] = self._left.get(position.epoch, 0) + self.batches - position.batch
 
     def samples_of(self, index: int) -> int:
         """Samples in a minibatch."""
@@ -67,19 +60,11 @@ class Rations:
             if whole.count > most:
                 self._again.appendleft(Portion(whole.epoch, whole.first + most, whole.count - most))
         elif self._epoch < self.epochs:
-            portion = Portion(self._epoch, self._batch, min(self.batches - self._batch, most))
-            self._forward(self._epoch, self._batch + portion.count)
+            portion = self._forward(min(self.batches - self._batch, most))
         else:
             return None
         self._out.append((portion, 0))
         return portion
-
-    def _forward(self, epoch: int, batch: int) -> None:
-        if batch == self.batches:
-            epoch, batch = epoch + 1, 0
-            if epoch < self.epochs:
-                self._left.setdefault(epoch, self.batches)
-        self._epoch, self._batch = epoch, batch
 
     @property
     def out(self) -> int:
@@ -90,16 +75,6 @@ class Rations:
     def at_start(self) -> bool:
         """Whether what is dealt next begins an epoch."""
         return not self._again and not self._batch
-
-    @property
-    def completed(self) -> int:
-        """Epochs that are done."""
-        return self._epoch + (self._epoch < self.epochs) - len(self._left)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every minibatch of every epoch is done."""
-        return not self._left
 
     def settle(self, rounds: int) -> list[Share]:
         """So many more rounds are done; returns the share of each member in them.
@@ -117,9 +92,7 @@ class Rations:
             for member, index in enumerate(taken):
                 steps, samples = shares[member]
                 shares[member] = Share(steps + 1, samples + self.samples_of(index))
-            self._left[portion.epoch] -= len(taken)
-            if not self._left[portion.epoch]:
-                del self._left[portion.epoch]
+            self._count(portion.epoch, len(taken))
             if (done + 1) * self._members < portion.count:
                 self._out.appendleft((portion, done + 1))
         return shares

@@ -47,6 +47,15 @@ def standby(index: int) -> str:
     return f"standby {index}"
 
 
+def standby_of(shard: str) -> str:
+    """The role that takes a shard's place.
+
+    >>> standby_of("shard 3")
+    'standby 3'
+    """
+    return standby(index_of(shard))
+
+
 def index_of(role: str) -> int:
     """The number in a role's name; -1 for a role that there is only one of.
 

@@ -36,9 +36,8 @@ from distbelief.core.effects import (
 from distbelief.core.portions import Portion
 from distbelief.core.rations import round_of
 from distbelief.core.settings import Plan
-from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.replica.downpour import REPORT_SECONDS
-from distbelief.replica.links import refusal
+from distbelief.replica.links import unwanted
 from distbelief.replica.pieces import Pieces, schedule_of
 from distbelief.replica.whole import Whole
 from distbelief.replica.work import check_loss
@@ -364,7 +363,7 @@ class Allreduce:
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
             yield from self._lose(arrival.sender, event)
         elif not isinstance(event, events.Woke):  # of a round that was broken off
-            self._end(arrival)
+            unwanted(self.role, arrival)
 
     def _take_state(self, event: assembly.State) -> None:
         if event.group > self._given:
@@ -382,13 +381,3 @@ class Allreduce:
         self._hailed.pop(role, None)
         if self._group >= 0 and role in self._members:
             yield Send(roles.COORDINATOR, assembly.Broken(self._group, f"its link to {role} is gone ({event.reason})"))
-
-    def _end(self, arrival: Arrival) -> None:
-        event = arrival.event
-        if isinstance(event, messages.Refused):
-            raise refusal(event)
-        if isinstance(event, events.Lost):
-            raise JobFailed(f"{self.role}: {arrival.sender} is gone ({event.reason})")
-        if isinstance(event, messages.Stop):
-            raise JobFailed(f"{self.role}: the job was ended: {event.reason}")
-        raise LocalProtocolError(f"{self.role} has no use for {type(event).__name__} from {arrival.sender}")

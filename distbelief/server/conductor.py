@@ -20,12 +20,13 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
 from distbelief.server.grouping import Grouping
+from distbelief.server.machine import Answers
+from distbelief.server.saving import TIME
 
 AHEAD = 2
 """Rations that a group has at a time."""
 BARREN = 5
 """Groups in a row that may break up without having made a round, though nobody has died."""
-TIME = "time for a checkpoint"
 
 
 class Conductor:
@@ -60,8 +61,7 @@ class Conductor:
         self._pushes = 0
         self._armed = False
         self._outcome, self._reason = "done", ""
-        self._door = speakers.Doorkeeper(speakers.ASSEMBLY)
-        self._answers: dict[type, Callable[[str, Any], list[Effect]]] = {
+        answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             assembly.Enter: self._on_enter,
             assembly.Halted: self._on_halted,
             assembly.Rounds: self._on_rounds,
@@ -74,6 +74,7 @@ class Conductor:
             events.Woke: self._on_woke,
             events.Lost: lambda sender, event: self._without(sender, event.reason, event.incarnation, died=True),
         }
+        self._answers = Answers("the coordinator", answers, speakers.ASSEMBLY)
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event.
@@ -81,8 +82,7 @@ class Conductor:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        self._door.check(sender, type(event))
-        return self._answers[type(event)](sender, event)
+        return self._answers.to(sender, event)(sender, event)  # type: ignore[no-any-return]
 
     def waits(self) -> str:
         """What the job waits for now, in one sentence.

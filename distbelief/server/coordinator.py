@@ -5,6 +5,7 @@ It never sees the parameter vector. A job goes through the phases of `PHASES`, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from distbelief.core import events, messages, mirroring, records, roles, upkeep
@@ -50,30 +51,28 @@ class Coordinator:
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
         self._outcome, self._reason = "done", ""
-        self._answers = Answers(
-            "the coordinator",
-            {
-                upkeep.Here: self._on_here,
-                messages.Join: self._on_join,
-                messages.Rejoin: self._on_rejoin,
-                messages.Anew: lambda sender, event: self._reception.begun(sender, event.course),
-                messages.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
-                upkeep.Restored: self._on_restored,
-                mirroring.Stands: lambda sender, event: self._standbys.stands(sender, event.life),
-                mirroring.Mirrored: lambda sender, event: self._standbys.mirrored(sender, event.life),
-                mirroring.Bereft: lambda sender, event: self._standbys.bereft(sender, event.life),
-                messages.Ready: self._on_ready,
-                messages.Progress: self._on_progress,
-                messages.Leave: self._on_leave,
-                messages.Evaluated: self._on_evaluated,
-                upkeep.SnapshotDone: self._on_snapshot,
-                events.Saved: self._on_saved,
-                upkeep.Description: self._on_description,
-                messages.Stop: self._on_stop,
-                events.Woke: self._on_woke,
-                events.Lost: self._on_lost,
-            },
-        )
+        answers: dict[type, Callable[..., list[Effect]]] = {
+            upkeep.Here: self._on_here,
+            messages.Join: self._on_join,
+            messages.Rejoin: self._on_rejoin,
+            messages.Anew: lambda sender, event: self._reception.begun(sender, event.course),
+            messages.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
+            upkeep.Restored: self._on_restored,
+            mirroring.Stands: lambda sender, event: self._standbys.stands(sender, event.life),
+            mirroring.Mirrored: lambda sender, event: self._standbys.mirrored(sender, event.life),
+            mirroring.Bereft: lambda sender, event: self._standbys.bereft(sender, event.life),
+            messages.Ready: self._on_ready,
+            messages.Progress: self._on_progress,
+            messages.Leave: self._on_leave,
+            messages.Evaluated: self._on_evaluated,
+            upkeep.SnapshotDone: self._on_snapshot,
+            events.Saved: self._on_saved,
+            upkeep.Description: self._on_description,
+            messages.Stop: self._on_stop,
+            events.Woke: self._on_woke,
+            events.Lost: self._on_lost,
+        }
+        self._answers = Answers("the coordinator", answers)
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
@@ -92,7 +91,10 @@ class Coordinator:
         """What it has dealt, by role."""
         return {"phase": self.phase, "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data}}
 
-    epochs = property(lambda self: self.data.epochs if self.data else 0, doc="How many are done.")
+    @property
+    def epochs(self) -> int:
+        """How many are done."""
+        return self.data.epochs if self.data else 0
 
     # joining
 

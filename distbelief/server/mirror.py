@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
+
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.messages import Message, Place
@@ -31,7 +33,7 @@ class Mirror:
     >>> mirror = Mirror("standby 0")
     >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
     ([], ['said at once'])
-    >>> connect, whole = mirror.begin(Place("unix:@a", 0), 0, {}, (0, 0, {}, {}, 0, ()))
+    >>> connect, whole = mirror.begin(Place("unix:@a", 0), {}, Whole(0, 0, 0, 0, {}, {}, 0, ()))
     >>> mirror.after(["said when it has all"]), mirror.kept(Confirmed(0, 1))
     ([], (['said when it has all'], True))
     """
@@ -56,20 +58,19 @@ class Mirror:
         self._size = max(size, LEAST_SLOT)
         return Lend(self._size, SLOTS)
 
-    def begin(self, place: Place, life: int, arrays: dict[str, Any], counts: tuple[Any, ...]) -> list[Effect]:
+    def begin(self, place: Place, arrays: dict[str, Any], whole: Whole) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
         Args:
             place: where it is.
-            life: of the shard.
             arrays: that the shard holds; they are copied.
-            counts: the rest of a `Whole`.
+            whole: what else it holds, said last, whatever number that has then.
         """
         said = self.end()
-        self.place, self._life, self._free = place, life, list(range(SLOTS))
-        self._floor = self._told = counts[4]
-        sent = [effect for part in pack(arrays, self._size) for effect in self._send(partial(_piece, life, part), part.data)]
-        sent += self._send(lambda number, _: Whole(life, number, *counts))
+        self.place, self._life, self._free = place, whole.life, list(range(SLOTS))
+        self._floor = self._told = whole.floor
+        sent = [effect for part in pack(arrays, self._size) for effect in self._send(partial(_piece, whole.life, part), part.data)]
+        sent += self._send(lambda number, _: msgspec.structs.replace(whole, number=number))
         self._whole = self._number
         return [*said, Connect(self.standby, place), *sent]
 

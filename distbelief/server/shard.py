@@ -124,8 +124,7 @@ class Shard:
         """Be told of the rounds by the shard that rules them, unless it is this one."""
         assert self._plan is not None
         who = roles.shard(self._plan.ruler)
-        floor = self._inherits[0] if self._inherits else self.policy.floor
-        return [] if self.index == self._plan.ruler else [Connect(who, ruler), Send(who, attendance.Follow(floor))]
+        return [] if self.index == self._plan.ruler else [Connect(who, ruler), Send(who, attendance.Follow(self.policy.floor))]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
@@ -158,6 +157,7 @@ class Shard:
             return []
         told: list[Effect] = []
         freed: list[Effect] = []
+        key = Key(sender, event.incarnation, event.clock)
         if noted.action == "apply":
             incarnation, updates = self.version
             staleness = updates - self._based(event.version)
@@ -166,7 +166,6 @@ class Shard:
             self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, learning_rate.factor(self._schedule, self.samples, self._total)
             if self._asks:
-                key = Key(sender, event.incarnation, event.clock)
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action == "hold":
                     self._pushes[key] = event, payload
@@ -182,12 +181,10 @@ class Shard:
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-            told = self._mirror.copy(
-                "apply", payload, (Key(sender, event.incarnation, event.clock),), (staleness,), event.samples, factor, 1.0, self.policy.floor
-            )
+            told = self._mirror.copy("apply", payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
             if self.policy.floor > floor:
                 freed = self._let_go()
-        elif self._pushes and Key(sender, event.incarnation, event.clock) in self._pushes:
+        elif key in self._pushes:
             return []
         else:
             self.policy.taken(sender, event.tick)
@@ -307,8 +304,9 @@ class Shard:
         clocks = dict(self.ledger.clocks)
         for key in self._pushes:  # what is held is taken, and not in what is sent
             clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))
-        counts = (self.version.updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings)
-        return [*made, *self._mirror.begin(event.place, self.version.incarnation, self.held.arrays(), counts)]
+        life, updates = self.version
+        whole = mirroring.Whole(life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings)
+        return [*made, *self._mirror.begin(event.place, self.held.arrays(), whole)]
 
     def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
         said, whole = self._mirror.kept(event)

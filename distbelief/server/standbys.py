@@ -66,7 +66,7 @@ class Standbys:
 
     def mirrored(self, shard: str, life: int) -> list[Effect]:
         """A shard says that this life of its standby holds all that it has acknowledged."""
-        role = roles.standby(roles.index_of(shard))
+        role = roles.standby_of(shard)
         if self._standing.get(role) != "sent" or self._places[role].incarnation != life:
             return []
         self._standing[role] = "mirrors"
@@ -74,39 +74,40 @@ class Standbys:
 
     def can_succeed(self, shard: str) -> bool:
         """Whether a shard's standby could take its place now."""
-        return self._standing.get(roles.standby(roles.index_of(shard))) == "mirrors"
+        return self._standing.get(roles.standby_of(shard)) == "mirrors"
 
     def succeed(self, shard: str) -> list[Effect]:
         """Have a shard's standby take its place, and another that of the standby."""
-        role, life = roles.standby(roles.index_of(shard)), self._lives.last(shard) + 1
+        role, life = roles.standby_of(shard), self._lives.last(shard) + 1
         self._standing[role] = "away"
-        return [self._muster.inherit(shard, life, role), Send(role, mirroring.Succeed(life)), *self._vacant(role)]
+        return [self._muster.inherit(shard, life, role), Send(role, mirroring.Succeed(life)), *self._vacant(role, self._places[role].incarnation)]
 
     def alone(self, *shards: str) -> None:
         """Shards are gone, and their standbys cannot take their places: they wait for the next."""
-        for role in map(roles.standby, map(roles.index_of, shards)):
+        for role in map(roles.standby_of, shards):
             if self._standing.get(role, "away") != "away":
                 self._standing[role] = "here"
 
     def lost(self, role: str, incarnation: int, reason: str) -> list[Effect]:
         """A standby is gone, or its shard's link to it is."""
-        if self._standing.get(role, "away") == "away":  # it has ended before it was there, or what it was to be is known
-            news = role in self._standing and self._lives.end(role, incarnation, died=True) and role not in self._lives.over
-            return [Record(Vacant(role, self._lives.last(role) + 1))] if news else []
+        if role not in self._standing:
+            return []
+        if self._standing[role] == "away":  # it has ended before it was there, or what it was to be is known
+            return self._vacant(role, incarnation)
         if 0 <= incarnation < self._places[role].incarnation:
             return []
         self._standing[role] = "away"
         alone = Send(roles.shard(roles.index_of(role)), mirroring.Alone(self._places[role].incarnation))
-        return [Record(Note(f"{role} is gone ({reason})")), alone, *self._vacant(role)]
+        return [Record(Note(f"{role} is gone ({reason})")), alone, *self._vacant(role, self._places[role].incarnation)]
 
     def bereft(self, shard: str, life: int) -> list[Effect]:
         """A shard's link to a life of its standby is gone."""
-        return self.lost(roles.standby(roles.index_of(shard)), life, f"{shard} cannot reach it") or [Send(shard, mirroring.Alone(life))]
+        return self.lost(roles.standby_of(shard), life, f"{shard} cannot reach it") or [Send(shard, mirroring.Alone(life))]
 
-    def _vacant(self, role: str) -> list[Effect]:
-        life = self._places[role].incarnation
-        self._lives.end(role, life, died=True)
-        return [] if role in self._lives.over else [Record(Vacant(role, life + 1))]
+    def _vacant(self, role: str, life: int) -> list[Effect]:
+        """A life of a standby has ended: the next is to begin, if there may be one, unless that is known."""
+        news = self._lives.end(role, life, died=True) and role not in self._lives.over
+        return [Record(Vacant(role, self._lives.last(role) + 1))] if news else []
 
     def _life(self, shard: str) -> int:
         return self._muster.places[roles.index_of(shard)].incarnation

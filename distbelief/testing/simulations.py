@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated, stage
 from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, roles, wire
@@ -15,7 +16,7 @@ from distbelief.core.messages import Message
 from distbelief.core.records import Record
 from distbelief.job import Job
 from distbelief.testing.checkers import Checker, Rules, attach
-from distbelief.transport.virtual import Partition
+from distbelief.transport.virtual import Partition, Weather
 
 
 class Observed:
@@ -91,6 +92,35 @@ class Trace:
     def digest(self) -> str:
         """One number for all of it."""
         return self._hash.hexdigest()
+
+
+def draw_weather(chance: random.Random) -> Weather:
+    """A network for a sweep: fast or slow, even or not.
+
+    >>> draw_weather(random.Random(2)).latency
+    0.0
+    """
+    return Weather(
+        latency=chance.choice((0.0, 50e-6, 5e-3)),
+        bandwidth=chance.choice((1e5, 1e9)),
+        jitter=chance.choice((0.0, 1.0, 20.0)),
+        delay_chance=chance.choice((0.0, 0.1)),
+        delay=chance.choice((1e-3, 0.1, 3.0)),
+    )
+
+
+def draw_pace(chance: random.Random, slow: float) -> Pace:
+    """Computing times for a sweep; with chance `slow`, the first replica is always slow.
+
+    >>> draw_pace(random.Random(2), slow=1.0).slow
+    {0: 20.0}
+    """
+    return Pace(
+        spread=chance.choice(("constant", "lognormal", "exponential")),
+        slow={0: 20.0} if chance.random() < slow else {},
+        straggle_chance=chance.choice((0.0, 0.1)),
+        straggle_factor=50.0,
+    )
 
 
 def draw_partitions(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Partition, ...]:

@@ -1,6 +1,7 @@
 """Shards that die and come again: real processes, killed at chosen and at random moments, under every consistency and over every carrier."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import jobs
@@ -17,6 +18,16 @@ STRATEGIES = [
     Downpour(2, 2), Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1), Synchronous(2, 2), Synchronous(3, 2, backup_workers=1),
     Softsync(2, 2), Bounded(2, 2, staleness=1),
 ]  # fmt: skip
+
+
+def in_every_life(role: str, watch: jobs.Watch) -> Callable[[Record], None]:
+    """Kill a role whenever there is a checkpoint to go on from."""
+
+    def kill(record: Record) -> None:
+        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and not watch.of(records.Finished):
+            jobs.kill(role)
+
+    return kill
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}")
@@ -51,11 +62,7 @@ def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, kind: type[Strate
 
 
 def test_a_shard_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:
-    def kill(record: Record) -> None:
-        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and not watch.of(records.Finished):
-            jobs.kill("shard 0")
-
-    watch.act = kill
+    watch.act = in_every_life("shard 0", watch)
     with pytest.raises(JobFailed, match=r"^shard 0 is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume"):
         jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
 
@@ -72,11 +79,7 @@ def test_a_killed_coordinator_comes_again_with_the_whole_job(tmp_path: Path, wat
 
 
 def test_a_coordinator_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:
-    def kill(record: Record) -> None:
-        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and not watch.of(records.Finished):
-            jobs.kill("coordinator")
-
-    watch.act = kill
+    watch.act = in_every_life("coordinator", watch)
     with pytest.raises(JobFailed, match=r"^coordinator is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume"):
         jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
     assert len(watch.of(records.Started)) == 2

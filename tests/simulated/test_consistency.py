@@ -24,7 +24,7 @@ from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchrono
 from distbelief.strategy.served import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.simulations import Observed, draw_partitions
+from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_weather
 from distbelief.testing.witness import Lead, Witness
 from distbelief.transport.virtual import Weather
 
@@ -439,19 +439,7 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     options = {"samples": chance.randint(4, 60), "batch_size": pick((2, 3, 8)), "epochs": pick((1, 2, 3)), "seed": seed}
     options |= {"interrupted": pick((None, None, None, chance.expovariate(20.0)))}
     options |= {"evaluate_every": pick((0, 1)), "checkpoint_every": pick((0, 1)), "lr_schedule": pick(("constant", "linear"))}
-    weather = Weather(
-        latency=pick((0.0, 50e-6, 5e-3)),
-        bandwidth=pick((1e5, 1e9)),
-        jitter=pick((0.0, 1.0, 20.0)),
-        delay_chance=pick((0.0, 0.1)),
-        delay=pick((1e-3, 0.1, 3.0)),
-    )
-    pace = Pace(
-        spread=pick(("constant", "lognormal", "exponential")),
-        slow={0: 20.0} if chance.random() < 0.2 else {},
-        straggle_chance=pick((0.0, 0.1)),
-        straggle_factor=50.0,
-    )
+    weather, pace = draw_weather(chance), draw_pace(chance, slow=0.2)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     strategy = dataclasses.replace(strategy, restarts=pick((0, 0, 1, 3)))
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import operations, records
 from distbelief.core.messages import Message
@@ -27,8 +26,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_partitions
-from distbelief.transport.virtual import Weather
+from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_weather
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "120")), 30
@@ -125,19 +123,7 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
         batch_size=pick((0, 0, 40)), method=pick(("lbfgs", "lbfgs", "cg")), line_search=pick(("wolfe", "wolfe", "backtracking")),
         deterministic=True, restarts=pick((0, 1, 3, 3)),
     )  # fmt: skip
-    weather = Weather(
-        latency=pick((0.0, 50e-6, 5e-3)),
-        bandwidth=pick((1e5, 1e9)),
-        jitter=pick((0.0, 1.0, 20.0)),
-        delay_chance=pick((0.0, 0.1)),
-        delay=pick((1e-3, 0.1, 3.0)),
-    )
-    pace = Pace(
-        spread=pick(("constant", "lognormal", "exponential")),
-        slow={0: 20.0} if chance.random() < 0.3 else {},
-        straggle_chance=pick((0.0, 0.1)),
-        straggle_factor=50.0,
-    )
+    weather, pace = draw_weather(chance), draw_pace(chance, slow=0.3)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((6, 40)))) for i in lives)

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import records
 from distbelief.core.settings import Optimizer
@@ -27,8 +26,7 @@ from distbelief.strategy import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import Replay
-from distbelief.testing.simulations import Observed, draw_partitions
-from distbelief.transport.virtual import Weather
+from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_weather
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 50
 
@@ -85,19 +83,7 @@ def draw(seed: int) -> tuple[Job, Simulated]:
         checkpoint_every=pick((0, 1)),
         target_accuracy=0.0,
     )
-    weather = Weather(
-        latency=pick((0.0, 50e-6, 5e-3)),
-        bandwidth=pick((1e5, 1e9)),
-        jitter=pick((0.0, 1.0, 20.0)),
-        delay_chance=pick((0.0, 0.1)),
-        delay=pick((1e-3, 0.1, 3.0)),
-    )
-    pace = Pace(
-        spread=pick(("constant", "lognormal", "exponential")),
-        slow={0: 20.0} if chance.random() < 0.2 else {},
-        straggle_chance=pick((0.0, 0.1)),
-        straggle_factor=50.0,
-    )
+    weather, pace = draw_weather(chance), draw_pace(chance, slow=0.2)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     # half of the deaths strike early: while joining, initialising and taking the first steps
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
