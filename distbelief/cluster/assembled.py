@@ -44,7 +44,7 @@ class Assembled(Simulation):
             trainer = Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed)
             worker = _Worker(self.clock, stopwatch, trainer, TorchWhole(FlatModule(model)))
         story = self.peers[role] = Allreduce(role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose)
-        self.driver.add_story(role, story.story(), self.network.endpoint(role, incarnation), worker, self._store)
+        self._play_story(role, story.story(), incarnation, worker, self._store)
 
     def _choose(self, bucket: Bucket, ranks: int) -> str:
         """The cheapest algorithm for a bucket on this network."""

@@ -37,7 +37,8 @@ from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
-from distbelief.runtime.driver import Driver, Worker
+from distbelief.runtime.driver import Driver
+from distbelief.runtime.player import Worker
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice

@@ -122,15 +122,17 @@ class Simulated:
     def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):
             raise UsageError(f"restart_seconds {self.restart_seconds}: must be 0 or more, and finite")
-        there = {*job_roles(settings)}
+        there = {roles.COORDINATOR, *job_roles(settings)}
         dying = [crash.role for crash in self.crashes]
         for crash in self.crashes:
             if crash.role not in there:
-                raise UsageError(f"{crash.role} cannot crash: there are {_told(settings)}")
+                raise UsageError(f"{crash.role} cannot crash: there are the coordinator, {_told(settings)}")
             if crash.message < 1:
                 raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
                 raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
+            if crash.role == roles.COORDINATOR and many > settings.restarts:
+                raise UsageError(f"the coordinator cannot crash {many} times: it comes back {settings.restarts} times (--restarts), and ends the job")
 
     def _check_partitions(self, settings: Settings) -> None:
         there = {roles.COORDINATOR, *job_roles(settings)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,19 +16,23 @@ from distbelief.cluster import cast
 from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.sitting import Sitting, evaluates
 from distbelief.core import events, messages, roles, upkeep
-from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.effects import Batch, Computed, Measured, Story
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
 from distbelief.core.records import Finished, Record, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.lasting import Host
+from distbelief.runtime.player import Store as Keeper
+from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.server.standby import Standby
@@ -62,10 +67,16 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom, self.settings.per_host)
-        self.driver = Driver(self.clock, self._record)
+        self._revives = self.settings.restarts > 0 and any(crash.role == roles.COORDINATOR for crash in self.cluster.crashes)
+        self.driver = Driver(self.clock, self._record, lasts=self._revives)
         self.task = task_of(self.job)
         self._data = as_data(self.task.train())
         self._over = False
+        self._ended: dict[str, int] = {}
+        """The last life of each role that was killed."""
+        self._known = 0
+        self._journal = Journal(io.BytesIO())
+        self._interrupt = ""
         self._granted: dict[str, int] = {}
         self._succeeding: dict[str, Succeeded] = {}
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
@@ -82,6 +93,7 @@ class Simulation:
                     self.driver.begin(role)
             self.driver.run_while(lambda: self.stopped() is None)
             if reason := self.stopped():
+                self._interrupt = reason
                 self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(reason))
                 self.driver.run_while(lambda: True)
         finally:
@@ -92,6 +104,7 @@ class Simulation:
 
     def _record(self, moment: float, role: str, record: Record) -> None:
         self.sink(moment, role, record)
+        self._known += role == roles.COORDINATOR
         if isinstance(record, Finished):
             self._over = True
             self.clock.call_later(0.0, self._dismiss, None)
@@ -111,23 +124,44 @@ class Simulation:
     def _cast(self) -> None:
         sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
         self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
-        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
-        self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
-        self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), self._store)
+        self._add_coordinator()
         self.shards: list[Shard] = []
         self._cast_servers()
         for i in range(self.settings.replicas):
             self._add_replica(i)
         if self.evaluates and not self.settings.among_themselves:
             evaluated = FlatModule(self._model())
-            story = Evaluator(evaluated).story()
-            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
+            self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), 0, _Watcher(self.task, evaluated))
 
     def _cast_servers(self) -> None:
         for i in range(self.settings.shards):
             self._add_shard(i)
         for i in range(self.settings.shards * self.settings.standby):
             self._add_standby(i)
+
+    def _add_coordinator(self, incarnation: int = 0) -> None:
+        """Play the coordinator, which in a later life goes through its journal."""
+        sitting, endpoint = self.sitting, self.network.endpoint(roles.COORDINATOR, incarnation)
+        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
+        self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
+        host = Host(endpoint, self._journal) if self._revives else None
+        self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
+
+    def _revive(self, incarnation: int) -> None:
+        """Have the coordinator come again; whoever started it tells it who has died meanwhile, and to stop if it was to."""
+        if self._over:
+            return
+        self._add_coordinator(incarnation)
+        self.driver.replay(roles.COORDINATOR, self._known)
+        for role, life in self._ended.items():
+            self._tell_lost(role, life)
+        if self._interrupt:
+            self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(self._interrupt))
+
+    def _play_story(self, role: str, story: Story, incarnation: int, worker: Worker, store: Keeper | None = None) -> None:
+        self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker, store)
+        if self._revives:
+            self.driver.link(role)
 
     def _model(self) -> nn.Module:
         model = build_model(self.task, self.job.seed, self.job.device)
@@ -144,13 +178,18 @@ class Simulation:
         index = roles.index_of(role)
         self.shards[index : index + 1] = [shard]
         self.driver.add_machine(role, shard, endpoint, self._store)
-        endpoint.send(roles.COORDINATOR, upkeep.Here(endpoint.incarnation))
+        self._report(role, endpoint.incarnation)
+
+    def _report(self, role: str, incarnation: int) -> None:
+        if self._revives:
+            self.driver.link(role)
+        self.driver.send(role, roles.COORDINATOR, upkeep.Here(incarnation))
 
     def _add_standby(self, index: int, incarnation: int = 0) -> None:
         role = roles.standby(index)
         endpoint = self.network.endpoint(role, incarnation)
         self.driver.add_machine(role, Standby(index, self._slice, incarnation), endpoint, become=self._become)
-        endpoint.send(roles.COORDINATOR, upkeep.Here(incarnation))
+        self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
         """Have a standby's machine play its shard; should that be there still, it has no say any more."""
@@ -183,7 +222,7 @@ class Simulation:
                 Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
             )
         story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
-        self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
+        self._play_story(role, story, incarnation, worker)
 
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
@@ -218,8 +257,10 @@ class Simulation:
             if (heir := self._succeeding.get(role)) is not None:
                 self._tell_lost(heir.role, heir.incarnation)
                 self._settle(role)
-            elif roles.COORDINATOR not in self.network.endpoints[role].peers:
+            elif self.network.endpoints[role].life_of(roles.COORDINATOR) != self.network.endpoints[roles.COORDINATOR].incarnation:
                 self._tell_lost(role, incarnation)
+            if role == roles.COORDINATOR and self._revives and incarnation < self.settings.restarts:
+                self.clock.call_later(self.cluster.restart_seconds, self._revive, incarnation + 1)
             if roles.is_replica(role) and incarnation < self.settings.restarts:
                 self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
 
@@ -235,6 +276,7 @@ class Simulation:
 
     def _kill(self, role: str) -> None:
         self.killed.append(role)
+        self._ended[role] = self.network.endpoints[role].incarnation
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
 

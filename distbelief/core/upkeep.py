@@ -1,4 +1,4 @@
-"""Upkeep: the messages by which the coordinator has the shards take their ranges, save them, and account for them."""
+"""Upkeep: the messages by which the coordinator has the shards take their ranges, save and account for them, and takes up its links again."""
 
 from __future__ import annotations
 
@@ -64,5 +64,20 @@ class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
     staleness: dict[int, int]
 
 
-Upkeep = Restore | Snapshot | Describe | Here | Restored | SnapshotDone | Description
+# between any role and the coordinator, when one that died has come again
+
+
+class Resume(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Here is who has lost its link to the coordinator: it has heard so many messages of it."""
+
+    heard: int
+
+
+class Resumed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """So many messages have come from that role (-1: it is gone, as far as the coordinator knows); what it has missed follows."""
+
+    heard: int
+
+
+Upkeep = Resume | Resumed | Restore | Snapshot | Describe | Here | Restored | SnapshotDone | Description
 """Every message of this file."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from distbelief.core import assembly, events, messages
-from distbelief.core.assembly import Assemble
 from distbelief.core.effects import (
     Arrival,
     Attach,
-    Batch,
     Become,
     Commit,
     Compute,
-    Computed,
     Connect,
     Discard,
     Effect,
@@ -25,7 +22,6 @@ from distbelief.core.effects import (
     Load,
     Machine,
     Measure,
-    Measured,
     Receive,
     Reduce,
     Save,
@@ -35,73 +31,19 @@ from distbelief.core.effects import (
 )
 from distbelief.core.effects import Record as RecordEffect
 from distbelief.core.records import Record
-from distbelief.core.roles import CARRIER, CLOCK, STORE
-from distbelief.core.settings import Plan
+from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
-from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
+from distbelief.runtime.lasting import RETURN_SECONDS, Caller, Host
+from distbelief.runtime.player import Player, Reducer, Store, Worker, stay
+from distbelief.transport.base import Endpoint, NetworkEndpoint
 
 INTERRUPTS = (assembly.Halt, messages.Stop, events.Lost)
 """What a story is told in the middle of a reduction that need not go on then."""
 
 
-class Worker(Protocol):
-    """Who computes for a story."""
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Take the vectors that were made for it."""
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        """The gradient of a minibatch; None where `answer` will be called with it later."""
-
-    def measure(self) -> Measured:
-        """The current parameters on the test set."""
-        ...
-
-
-@runtime_checkable
-class Reducer(Protocol):
-    """A worker that adds up the gradients of a group by itself."""
-
-    def form(self, group: Assemble) -> bool:
-        """Take one's place in a group; whether that could be done."""
-        ...
-
-    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
-        """Add up the gradients of a round; False where that cannot be done, or as soon as `told` says that something has arrived."""
-        ...
-
-
-class Store(Protocol):
-    """Where checkpoints are kept."""
-
-    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> object:
-        """Write one shard's part."""
-
-    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> object:
-        """Make a checkpoint the newest."""
-
-    def discard(self, number: int) -> None:
-        """Clear away what was made of a checkpoint."""
-
-    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read one shard's part, cut to a plan."""
-        ...
-
-
-class _Player:
-    """A role that this driver plays: a machine, or a story with what it waits for."""
-
-    def __init__(self, role: str, endpoint: Endpoint) -> None:
-        self.role, self.endpoint = role, endpoint
-        self.inbox: deque[Arrival] = deque()
-        self.waits = False
-        self.since: float | None = None
-        self.machine: Machine | None = None
-        self.story: Story | None = None
-        self.worker: Worker | None = None
-        self.store: Store | None = None
-        self.become: Callable[[str, int, Any], None] = _stay
+FAREWELL_SECONDS = 1.0
+"""How long a machine that had ended as it died listens when it has come again."""
 
 
 class Driver:
@@ -110,20 +52,31 @@ class Driver:
     Args:
         clock: the wall's or the simulator's.
         sink: called with the time, the role and the record of everything that is written down.
+        lasts: whether roles wait for a coordinator that is gone, since it comes again.
     """
 
-    def __init__(self, clock: Clock, sink: Callable[[float, str, Record], None]) -> None:
-        self.clock, self._sink = clock, sink
-        self._players: dict[str, _Player] = {}
-        self._ready: deque[_Player] = deque()
+    def __init__(self, clock: Clock, sink: Callable[[float, str, Record], None], lasts: bool = False) -> None:
+        self.clock, self._sink, self._lasts = clock, sink, lasts
+        self.coordinator = ""
+        """Where it listens."""
+        self._players: dict[str, Player] = {}
+        self._ready: deque[Player] = deque()
         """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled while it delivers."""
 
     def add_machine(
-        self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None, become: Callable[[str, int, Any], None] | None = None
+        self,
+        role: str,
+        machine: Machine,
+        endpoint: Endpoint,
+        store: Store | None = None,
+        become: Callable[[str, int, Any], None] | None = None,
+        host: Host | None = None,
     ) -> None:
         """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a machine that it has made."""
         player = self._add(role, endpoint)
-        player.machine, player.store, player.become = machine, store, become or _stay
+        player.machine, player.store, player.become = machine, store, become or stay
+        if host is not None:
+            player.host, player.send = host, host.send
         endpoint.deliver = lambda arrival: self._handle(player, arrival)
 
     def add_story(self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None) -> None:
@@ -132,11 +85,66 @@ class Driver:
         player.story, player.worker, player.store = story, worker, store
         endpoint.deliver = lambda arrival: self._arrive(player, arrival)
 
-    def _add(self, role: str, endpoint: Endpoint) -> _Player:
+    def _add(self, role: str, endpoint: Endpoint) -> Player:
         if role in self._players:
             raise LocalProtocolError(f"{role} is played already")
-        player = self._players[role] = _Player(role, endpoint)
+        player = self._players[role] = Player(role, endpoint)
+        if self._lasts and role != COORDINATOR:
+            hear = self._hear(player)
+            player.caller = Caller(endpoint, self.clock, lambda: self.coordinator, hear)
+            player.send = player.caller.send
         return player
+
+    def _hear(self, player: Player) -> Callable[[Arrival], None]:
+        return lambda arrival: (self._take if player.machine else self._queue)(player, arrival)
+
+    def link(self, role: str) -> None:
+        """Open a role's link to the coordinator: at once; or, where that comes again, as soon as it is there.
+
+        Raises:
+            JobFailed: nobody listens there, and nobody will.
+        """
+        player = self._players[role]
+        if player.caller is not None:
+            player.caller.open()
+        else:
+            player.endpoint.connect(COORDINATOR, self.coordinator)
+
+    def send(self, role: str, to: str, message: messages.Message) -> None:
+        """Have a role say something that no story or machine of its says."""
+        self._players[role].send(to, message)
+
+    def away_since(self, role: str) -> float | None:
+        """Since when a role waits for the coordinator to come again; None where it does not."""
+        player = self._players.get(role)
+        return player.caller.away if player is not None and player.caller is not None else None
+
+    def replay(self, role: str, known: int) -> None:
+        """Have a machine go through its journal, and become what it was in the life before.
+
+        What it did then that others may have missed is done now: the records after the first `known`, messages when those come back whom it told
+        them, and what it last asked the store and the clock for.
+        """
+        player = self._players[role]
+        host = player.host
+        assert host is not None
+        player.past, player.known = host.replay(), known
+        for sender, _, event in player.past:
+            if type(event) is events.Woke:
+                woken = next((wake for wake in player.wakes if wake.what == event.what), None)
+                if woken is not None:
+                    player.wakes.remove(woken)
+            self._take(player, Arrival(sender, event))
+        player.past, player.known = None, 0
+        for wake in player.wakes:
+            self._perform(player, wake)
+        self.clock.call_later(RETURN_SECONDS, self._miss, player)
+
+    def _miss(self, player: Player) -> None:
+        """Whoever has not come back by now is gone."""
+        assert player.host is not None
+        for role, life in player.host.missing():
+            self._handle(player, Arrival(role, events.Lost(f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s", life)))
 
     def begin(self, role: str) -> None:
         """Run a story up to its first wait."""
@@ -176,14 +184,28 @@ class Driver:
     def remove(self, role: str) -> None:
         """Stop playing a role at once, as if its process had been killed; its endpoint is the caller's to close."""
         player = self._players.pop(role, None)
+        if player is not None and player.caller is not None:
+            player.caller.ended = True
         if player is not None and player.story is not None:
             player.story.close()
 
     # machines
 
-    def _handle(self, player: _Player, arrival: Arrival) -> None:
+    def _handle(self, player: Player, arrival: Arrival) -> None:
         if self._players.get(player.role) is not player:
             return
+        if player.caller is not None and arrival.sender == COORDINATOR and not player.caller.takes(arrival.event):
+            return
+        if player.host is not None:
+            try:
+                if not player.host.takes(arrival):
+                    return
+            except RemoteProtocolError as error:
+                player.endpoint.drop(arrival.sender, str(error))
+                return
+        self._take(player, arrival)
+
+    def _take(self, player: Player, arrival: Arrival) -> None:
         if type(arrival.event) is not messages.Fetch:  # whatever else a machine is told, it may write to what its answers are sent from
             player.endpoint.settle()
         assert player.machine is not None
@@ -194,19 +216,29 @@ class Driver:
             return
         for effect in effects:
             if type(effect) is Send:
-                player.endpoint.send(effect.to, effect.message, effect.payload)
+                player.send(effect.to, effect.message, effect.payload)
             else:
                 self._perform(player, effect)
 
-    def _perform(self, player: _Player, effect: Effect) -> None:
+    def _perform(self, player: Player, effect: Effect) -> None:
         """Everything a machine asks for beside sending."""
         if isinstance(effect, RecordEffect):
-            self._sink(self.clock.now(), player.role, effect.record)
+            if player.known:
+                player.known -= 1
+            else:
+                self._sink(self.clock.now(), player.role, effect.record)
         elif isinstance(effect, End):
-            self._end(player)
+            if player.past is None:
+                self._end(player)
+            else:  # whom it told to stop may come back to hear it
+                self.clock.call_later(FAREWELL_SECONDS, self._end, player)
         elif isinstance(effect, Save | Commit | Discard):
             player.endpoint.flush()
-            self._handle(player, Arrival(STORE, self._write(player, effect)))
+            done = next(player.past, None) if player.past is not None else None
+            if done is not None:
+                self._take(player, Arrival(STORE, done.event))
+            else:
+                self._handle(player, Arrival(STORE, self._write(player, effect)))
         elif isinstance(effect, Load):
             self._handle(player, Arrival(STORE, self._load(player, effect)))
         elif isinstance(effect, Connect):
@@ -219,11 +251,14 @@ class Driver:
             self._end(player)
             player.become(effect.role, effect.incarnation, effect.machine)
         elif isinstance(effect, Wake):
+            if player.past is not None:
+                player.wakes.append(effect)
+                return
             self.clock.call_later(effect.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), effect.what)
         else:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
 
-    def _write(self, player: _Player, effect: Save | Commit | Discard) -> events.Saved:
+    def _write(self, player: Player, effect: Save | Commit | Discard) -> events.Saved:
         """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
         assert player.store is not None
         where: object = ""
@@ -238,11 +273,11 @@ class Driver:
             return events.Saved(effect.number, str(error))
         return events.Saved(effect.number, "", str(where))
 
-    def _load(self, player: _Player, effect: Load) -> events.Loaded:
+    def _load(self, player: Player, effect: Load) -> events.Loaded:
         assert player.store is not None
         return events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))
 
-    def _connect(self, player: _Player, effect: Connect) -> bool:
+    def _connect(self, player: Player, effect: Connect) -> bool:
         """Open a link; where nobody listens any more, that is all there is to say."""
         try:
             player.endpoint.connect(effect.to, *effect.place)
@@ -252,15 +287,19 @@ class Driver:
 
     # stories
 
-    def _arrive(self, player: _Player, arrival: Arrival) -> None:
+    def _arrive(self, player: Player, arrival: Arrival) -> None:
+        if player.caller is None or arrival.sender != COORDINATOR or player.caller.takes(arrival.event):
+            self._queue(player, arrival)
+
+    def _queue(self, player: Player, arrival: Arrival) -> None:
         player.inbox.append(arrival)
         if player.waits:
             player.waits = False
             self._ready.append(player)
 
-    def _advance(self, player: _Player, answer: Any) -> None:
+    def _advance(self, player: Player, answer: Any) -> None:
         """Run a story, from an answer to its next wait."""
-        story, endpoint = player.story, player.endpoint
+        story, endpoint, say = player.story, player.endpoint, player.send
         assert story is not None
         if self._players.get(player.role) is not player:
             return
@@ -274,7 +313,7 @@ class Driver:
             kind = type(effect)
             answer = None
             if kind is Send:
-                endpoint.send(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]
+                say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]
             elif kind is Receive:
                 if not effect.wait:  # type: ignore[union-attr]
                     self.clock.glance()
@@ -293,7 +332,7 @@ class Driver:
             else:
                 answer = self._answer(player, effect)
 
-    def _answer(self, player: _Player, effect: Effect) -> Any:
+    def _answer(self, player: Player, effect: Effect) -> Any:
         """What a story asks for beside sending, receiving and computing."""
         assert player.worker is not None
         player.endpoint.flush()
@@ -317,17 +356,15 @@ class Driver:
             return self.clock.call_later(effect.seconds, lambda what: self._arrive(player, Arrival(CLOCK, events.Woke(what))), effect.what)
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
 
-    def _end(self, player: _Player) -> None:
+    def _end(self, player: Player) -> None:
         if self._players.get(player.role) is player:
             del self._players[player.role]
+        if player.caller is not None:
+            player.caller.ended = True
         player.endpoint.close()
 
 
-def _stay(role: str, _incarnation: int, _machine: Any) -> None:
-    raise LocalProtocolError(f"nobody here knows how to become {role}")
-
-
-def _told(player: _Player) -> bool:
+def _told(player: Player) -> bool:
     """Whether a story that is busy has been told something that it must know now."""
     if isinstance(player.endpoint, NetworkEndpoint):
         player.endpoint.poll(0)

@@ -22,7 +22,8 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
-from distbelief.runtime.driver import Driver, Reducer, Store
+from distbelief.runtime.driver import Driver
+from distbelief.runtime.player import Reducer, Store
 from distbelief.runtime.pump import Pump
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.order import Order, seed_chance

@@ -99,6 +99,10 @@ class Endpoint(ABC):
             JobFailed: nobody answers there.
         """
 
+    @abstractmethod
+    def life_of(self, peer: str) -> int:
+        """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is none."""
+
     def flush(self) -> None:
         """Let go of what was sent and kept for company, since the caller will be long in polling."""
 

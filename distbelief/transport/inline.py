@@ -70,6 +70,10 @@ class InlineEndpoint(Endpoint):
         if role not in self.network.endpoints:
             raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
 
+    def life_of(self, peer: str) -> int:
+        """Nobody has a second life here."""
+        return 0 if peer in self.links else -1
+
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; an answer's payload is copied now, a push's is handed on as it is."""
         peer = self.network.endpoints.get(to)

@@ -140,6 +140,11 @@ class SocketEndpoint(NetworkEndpoint):
             if link.queued > link.limit:
                 self._doom(link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}")
 
+    def life_of(self, peer: str) -> int:
+        """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is none."""
+        link = self._links.get(peer)
+        return -1 if link is None else link.hello.incarnation
+
     def flush(self) -> None:
         """Send what is kept, as far as the peers take it at once."""
         for link in self._dirty:

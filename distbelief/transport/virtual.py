@@ -176,6 +176,11 @@ class VirtualEndpoint(Endpoint):
             self.last.pop(role, None)
             self._reach(peer)
 
+    def life_of(self, peer: str) -> int:
+        """Which incarnation of a peer the link is to; -1 where there is none."""
+        other = self.peers.get(peer)
+        return -1 if other is None or other in self.cut else other.incarnation
+
     def _reach(self, peer: VirtualEndpoint) -> None:
         """Have a link to a peer, who sees ours replace that of our life before with our first word."""
         self.peers[peer.role] = peer

@@ -1,0 +1,88 @@
+"""Who is played: a machine or a story, with whoever computes and keeps checkpoints for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from distbelief.core.assembly import Assemble
+from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story, Wake
+from distbelief.core.settings import Plan
+from distbelief.errors import LocalProtocolError
+from distbelief.record.journal import Entry
+from distbelief.runtime.lasting import Caller, Host
+from distbelief.transport.base import Arena, Endpoint
+
+
+class Worker(Protocol):
+    """Who computes for a story."""
+
+    def attach(self, plan: Plan, arena: Arena) -> None:
+        """Take the vectors that were made for it."""
+
+    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+        """The gradient of a minibatch; None where `answer` will be called with it later."""
+
+    def measure(self) -> Measured:
+        """The current parameters on the test set."""
+        ...
+
+
+@runtime_checkable
+class Reducer(Protocol):
+    """A worker that adds up the gradients of a group by itself."""
+
+    def form(self, group: Assemble) -> bool:
+        """Take one's place in a group; whether that could be done."""
+        ...
+
+    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
+        """Add up the gradients of a round; False where that cannot be done, or as soon as `told` says that something has arrived."""
+        ...
+
+
+class Store(Protocol):
+    """Where checkpoints are kept."""
+
+    def save_part(self, number: int, part: str, arrays: dict[str, Any], facts: dict[str, Any]) -> object:
+        """Write one shard's part."""
+
+    def commit(self, number: int, plan: Plan, position: Any, samples: int) -> object:
+        """Make a checkpoint the newest."""
+
+    def discard(self, number: int) -> None:
+        """Clear away what was made of a checkpoint."""
+
+    def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read one shard's part, cut to a plan."""
+        ...
+
+
+class Player:
+    """A role that this driver plays: a machine, or a story with what it waits for."""
+
+    def __init__(self, role: str, endpoint: Endpoint) -> None:
+        self.role, self.endpoint = role, endpoint
+        self.inbox: deque[Arrival] = deque()
+        self.waits = False
+        self.since: float | None = None
+        self.machine: Machine | None = None
+        self.story: Story | None = None
+        self.worker: Worker | None = None
+        self.store: Store | None = None
+        self.become: Callable[[str, int, Any], None] = stay
+        self.send = endpoint.send
+        self.caller: Caller | None = None
+        self.host: Host | None = None
+        self.past: Iterator[Entry] | None = None
+        """What is left of its journal, while it goes through that."""
+        self.known = 0
+        """Records of its past that are written down already."""
+        self.wakes: list[Wake] = []
+        """What it asked the clock for in its past, and was not told then."""
+
+
+def stay(role: str, _incarnation: int, _machine: Any) -> None:
+    """Of a role that becomes no other."""
+    raise LocalProtocolError(f"nobody here knows how to become {role}")
