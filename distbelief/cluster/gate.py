@@ -65,8 +65,6 @@ class Knock(msgspec.Struct, frozen=True):
     """Whether he has a script of his own to run."""
     version: str = ""
     """Of the distbelief that he runs."""
-    lost: int = 0
-    """Which beginning of the job his replica has lost: he waits for the next; 0 for none."""
 
 
 class Part(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +74,6 @@ class Part(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     coordinator: str
     restarts: int
-    begun: int
-    """Which beginning of the job this is, from 1."""
     spec: bytes
 
 

@@ -24,8 +24,6 @@ from distbelief.transport.shared import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
 """How long to wait for a job that has not begun, and between two knocks."""
-AGAIN_SECONDS = 10.0
-"""How long to wait for a coordinator elsewhere, when a replica has lost the one that it knew."""
 DOORS = 64
 """Guests of one job on one machine that `leave` can find."""
 
@@ -67,16 +65,12 @@ class Guest:
                 if part.incarnation >= part.restarts:
                     raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")
                 self.tell(f"{part.role} died; another takes its place")
-                lost = part.begun if self._failure else 0
-                part = self._ask(ticket, msgspec.structs.replace(word, role=part.role, incarnation=part.incarnation, lost=lost), woken)
+                part = self._ask(ticket, msgspec.structs.replace(word, role=part.role, incarnation=part.incarnation), woken)
 
     def _ask(self, ticket: Ticket, word: Knock, woken: Connection) -> Part:
         """Knock until there is a part."""
-        began = time.monotonic()
-        give_up = began + WAIT_SECONDS
+        give_up = time.monotonic() + WAIT_SECONDS
         while isinstance(answer := knock(ticket, word), Sorry):
-            if time.monotonic() > began + AGAIN_SECONDS:
-                word = msgspec.structs.replace(word, lost=0)  # it is there after all, and only the link was lost
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
             if woken.poll(PAUSE):
@@ -113,7 +107,7 @@ class Guest:
             process.join()
             ours.close()
         failure: errors.DistbeliefError | None = self._failure
-        if isinstance(failure, JobFailed) and not self._leaving:  # somebody whom it needs is gone: the job may begin again
+        if isinstance(failure, JobFailed) and not self._leaving:  # its link to somebody is gone: it may begin another life
             self.tell(str(failure))
         elif failure is not None:
             raise failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import runpy
@@ -31,6 +32,7 @@ from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan
 from distbelief.errors import DistbeliefError, TrainingError, UsageError
+from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
@@ -38,6 +40,7 @@ from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.lasting import Host
 from distbelief.runtime.player import Worker
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
@@ -104,7 +107,7 @@ class _Process:
         sys.path[:] = spec.path
         self.endpoint = self._endpoint()
         self.clock = WallClock(self.endpoint)
-        self.driver = Driver(self.clock, self._note)
+        self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
         if role != roles.SINGLE:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
 
@@ -130,16 +133,20 @@ class _Process:
         return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
 
     def _listen(self) -> str:
-        where = () if self.spec.transport == "shared" else (listen_at(self.spec.bind, self.role), self.spec.advertise)
-        return self.endpoint.listen(*where)
+        again = self.spec.listen if self.role == roles.COORDINATOR else ""
+        if self.spec.transport == "shared":
+            return self.endpoint.listen(again)
+        where = listen_at(self.spec.bind, self.role)
+        if again:  # at the port that it had
+            where = f"{where.rpartition(':')[0]}:{again.rpartition(':')[2]}"
+        return self.endpoint.listen(where, self.spec.advertise)
 
     def _meet(self) -> None:
-        """Wait until the supervisor tells where the coordinator listens, and open the link to it."""
+        """Wait until the supervisor tells where the coordinator listens."""
         while True:
             word = self.channel.hear()
             if isinstance(word, Listening):
-                self._coordinator = word.address
-                self.endpoint.connect(roles.COORDINATOR, word.address)
+                self.driver.coordinator = word.address
                 return
             if word is None or isinstance(word, Interrupt):
                 raise SystemExit(0)
@@ -152,9 +159,16 @@ class _Process:
     def _play_coordinator(self) -> None:
         spec = self.spec
         self.player = cast.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
-        self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run))
-        self.channel.say(Listening(self._listen()))
-        self.driver.run()
+        with contextlib.ExitStack() as opened:
+            host = None
+            if spec.journal >= 0:
+                journal = opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{spec.journal}", "r+b", buffering=0))
+                host = Host(self.endpoint, Journal(journal))
+            self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run), host=host)
+            if self.incarnation and host is not None:
+                self.driver.replay(self.role, spec.known)
+            self.channel.say(Listening(self._listen()))
+            self.driver.run()
 
     def _hear(self) -> None:
         if not self.channel.hear_all(self._obey):
@@ -167,7 +181,7 @@ class _Process:
         elif isinstance(word, Died):
             self.driver.tell(self.role, word.role, events.Lost(word.reason, word.incarnation))
         elif isinstance(word, Explain) and self.player is not None:
-            self._note(time.monotonic(), self.role, records.Note(self.player.waits()))
+            self._note(time.monotonic(), roles.SUPERVISOR, records.Note(self.player.waits()))
         elif isinstance(word, Ask):
             self.channel.say(self._standing())
 
@@ -175,6 +189,8 @@ class _Process:
         since = self.driver.waiting_since(self.role)
         machine = not (roles.is_replica(self.role) or self.role == roles.EVALUATOR)
         waits = self.player.waits() if self.player is not None and (machine or since is not None) else ""
+        if (away := self.driver.away_since(self.role)) is not None:
+            waits = f"{waits}; the coordinator is away since {time.monotonic() - away:.1f} s, and comes again".removeprefix("; ")
         facts = self.player.standing() if self.player is not None else {}
         waited = None if since is None else time.monotonic() - since
         return Standing(self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts)
@@ -190,7 +206,8 @@ class _Process:
             self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self._meet()
-        self.endpoint.send(roles.COORDINATOR, upkeep.Here(self.incarnation, address))
+        self.driver.link(self.role)
+        self.driver.send(self.role, roles.COORDINATOR, upkeep.Here(self.incarnation, address))
         self.driver.run()
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
@@ -202,8 +219,8 @@ class _Process:
         self.endpoint.watch(self.channel.connection.fileno(), self._hear)
         self.driver.add_machine(role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
-        self.endpoint.connect(roles.COORDINATOR, self._coordinator)
-        self.endpoint.send(roles.COORDINATOR, upkeep.Here(incarnation, address))
+        self.driver.link(role)
+        self.driver.send(role, roles.COORDINATOR, upkeep.Here(incarnation, address))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         if self.spec.memory < 0:
@@ -339,6 +356,7 @@ class _Process:
         self.player = player
         self.driver.add_story(self.role, player.story(), self.endpoint, worker, store)
         self._meet()
+        self.driver.link(self.role)
         self.driver.run()
 
 

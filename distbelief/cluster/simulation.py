@@ -154,7 +154,8 @@ class Simulation:
         self._add_coordinator(incarnation)
         self.driver.replay(roles.COORDINATOR, self._known)
         for role, life in self._ended.items():
-            self._tell_lost(role, life)
+            if role != roles.COORDINATOR:
+                self._tell_lost(role, life)
         if self._interrupt:
             self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(self._interrupt))
 
@@ -257,12 +258,17 @@ class Simulation:
             if (heir := self._succeeding.get(role)) is not None:
                 self._tell_lost(heir.role, heir.incarnation)
                 self._settle(role)
-            elif self.network.endpoints[role].life_of(roles.COORDINATOR) != self.network.endpoints[roles.COORDINATOR].incarnation:
+            elif not self._is_heard(self.network.endpoints[role]):
                 self._tell_lost(role, incarnation)
             if role == roles.COORDINATOR and self._revives and incarnation < self.settings.restarts:
                 self.clock.call_later(self.cluster.restart_seconds, self._revive, incarnation + 1)
             if roles.is_replica(role) and incarnation < self.settings.restarts:
                 self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
+
+    def _is_heard(self, endpoint: VirtualEndpoint) -> bool:
+        """Whether the coordinator has a link to a role, or will have before it hears of its end."""
+        current = self.network.endpoints[roles.COORDINATOR].incarnation
+        return roles.COORDINATOR in endpoint.last and endpoint.life_of(roles.COORDINATOR) == current
 
     def _tell_lost(self, role: str, incarnation: int) -> None:
         lost = events.Lost(f"{role} ended before it joined", incarnation)

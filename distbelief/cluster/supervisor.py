@@ -24,6 +24,7 @@ from distbelief.core import records, roles
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
 from distbelief.job import Job
+from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
 if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority
@@ -52,28 +53,33 @@ class Supervisor:
         self.failure: errors.DistbeliefError | None = None
         self.finished: records.Finished | None = None
         self.known = Obituary(sitting.number - 1)
-        self.listening = self.started = self._trains = False
+        self.listening = self.started = False
         self._heard, self._looked = time.monotonic(), 0.0
         self._leave_by = self._end_by = float("inf")
         self._interrupts = 0
         self._script = script or []
         self._coordinator: Listening | None = None
+        self._address = ""
+        """Where the coordinator listens, or did last."""
         self._ending = False
         self._wanted: dict[str, int] = {}
         """Lives that are to begin, once the ones before have ended."""
-        self._begun = 1
-        """Times that all processes were started."""
         self._certifier: Authority | None = None
         self._gate: Gate | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
         shared = settings.read_in_place or (settings.among_themselves and cluster.carrier == "shared")
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
+        self._journal = os.memfd_create("distbelief journal") if job.strategy.served and settings.restarts else -1
+        self._known = 0
+        """Records that the coordinator's lives have made."""
+        self._ended: dict[str, Died] = {}
+        """The last life of each role that has ended."""
+        self._interrupted = ""
 
     def run(self) -> dict[str, Any]:
         """Start, watch and end the job."""
         with signals.waitable() as woken:
-            self._woken = woken
             try:
                 self._start(woken)
                 while self.children and self.failure is None:
@@ -86,8 +92,9 @@ class Supervisor:
                 self.desk.close()
                 if self._gate:
                     self._gate.close()
-                if self._memory >= 0:
-                    os.close(self._memory)
+                for descriptor in (self._memory, self._journal):
+                    if descriptor >= 0:
+                        os.close(descriptor)
             return self._conclude()
 
     def _conclude(self) -> dict[str, Any]:
@@ -107,11 +114,10 @@ class Supervisor:
     # starting
 
     def _start(self, woken: Connection) -> None:
-        """Start every process: at first, and again from the newest checkpoint where the coordinator died."""
-        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory)
-        if self._certifier is None:
-            self._certifier = self._authority(self._told.job)
-        if self.cluster.listen and self.sitting.folder and self._gate is None:
+        """Start every process."""
+        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
+        self._certifier = self._authority(self._told.job)
+        if self.cluster.listen and self.sitting.folder:
             self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
             told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
             self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
@@ -140,6 +146,8 @@ class Supervisor:
         from distbelief.cluster.process import main
 
         own = self._told
+        if role == roles.COORDINATOR and incarnation:
+            own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
             heir = self._certifier.issue(roles.shard(roles.index_of(role))) if roles.kind(role) == "standby" else None
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
@@ -170,8 +178,8 @@ class Supervisor:
 
     def _admit(self, knock: Knock) -> Part | Sorry:
         """What a guest is told who holds the ticket; called by threads of the gate."""
-        if (listening := self._coordinator) is None or not self._trains or knock.lost == self._begun:
-            return Sorry("it has not begun, or not again", soon=True)
+        if (listening := self._coordinator) is None or not self.started:
+            return Sorry("it has not begun, or its coordinator is about to come again", soon=True)
         if self._ending or self.finished is not None:
             return Sorry("the job is ending")
         if knock.script != bool(self._script):
@@ -181,7 +189,7 @@ class Supervisor:
         if isinstance(given, Sorry):
             return given
         identity = self._certifier.issue(given[0]) if self._certifier else None
-        return Part(*given, listening.address, self.settings.restarts, self._begun, msgspec.msgpack.encode(tell_guest(self._told, identity)))
+        return Part(*given, listening.address, self.settings.restarts, msgspec.msgpack.encode(tell_guest(self._told, identity)))
 
     # watching
 
@@ -250,6 +258,7 @@ class Supervisor:
         if not isinstance(word, Standing):  # which answers us, and is no sign that the job goes on
             self._heard = time.monotonic()
         if isinstance(word, Noted):
+            self._known += word.role == roles.COORDINATOR
             self.sitting.record(word.moment, word.role, word.record)
             self._note(word.record)
         elif isinstance(word, Standing):
@@ -258,10 +267,14 @@ class Supervisor:
         elif isinstance(word, Over):
             child.over = True
         elif isinstance(word, Listening):
-            self.listening, self._coordinator = True, word
+            self.listening, self._coordinator, self._address = True, word, word.address
             for other in self.children.values():
                 if other is not child:
                     other.channel.say(word)
+            for died in self._ended.values() if child.incarnation else ():
+                child.channel.say(died)
+            if self._interrupted:
+                child.channel.say(Interrupt(self._interrupted))
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
@@ -275,7 +288,7 @@ class Supervisor:
         """Learn from a record how the job stands."""
         now = time.monotonic()
         if isinstance(record, records.Started | records.Rewound):
-            self.started = self._trains = True
+            self.started = True
             self._ending, self._leave_by = False, float("inf")
         elif isinstance(record, records.Checkpointed) and not record.error:
             self.known.checkpoint = record.number
@@ -304,20 +317,22 @@ class Supervisor:
         del self.children[child.role]
         status = child.process.exitcode
         if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
+            self._ended[child.role] = Died(child.role, "it was done", child.incarnation)
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
         if (status < 0 or not self.known.rumour) and child.role not in self._wanted:
             self.known.deaths[child.role] = child.why or how
         if self.finished is not None:
+            if child.role == roles.COORDINATOR:  # nobody is told to stop any more
+                self._end_by = min(self._end_by, time.monotonic() + GRACE)
             return
         if child.spare:
-            if roles.COORDINATOR in self.children:
-                self.children[roles.COORDINATOR].channel.say(Died(child.role, child.why or how, child.incarnation))
+            self._tell(Died(child.role, child.why or how, child.incarnation))
             leaves = self._ending and roles.is_replica(child.role)
             if roles.kind(child.role) not in ("shard", "standby") and child.incarnation < self.settings.restarts and not leaves:
                 self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
             self._fill(child.role)
-        elif self.failure is None and not self._begin_again(child, how):
+        elif self.failure is None and not self._revive(child, how):
             self.known.deaths[child.role] = how
             self.failure = self.known.gone(child.role)
 
@@ -330,8 +345,14 @@ class Supervisor:
         if (child := self.children.pop(record.standby, None)) is not None:
             child.role, child.incarnation = record.role, record.incarnation
             self.children[record.role] = child
-        elif roles.COORDINATOR in self.children:
-            self.children[roles.COORDINATOR].channel.say(Died(record.role, "its standby has died with it", record.incarnation))
+        else:
+            self._tell(Died(record.role, "its standby has died with it", record.incarnation))
+
+    def _tell(self, died: Died) -> None:
+        """Tell the coordinator of a death; one that comes again is told all."""
+        self._ended[died.role] = died
+        if roles.COORDINATOR in self.children:
+            self.children[roles.COORDINATOR].channel.say(died)
 
     def _fill(self, role: str) -> None:
         """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""
@@ -343,20 +364,15 @@ class Supervisor:
         elif child.incarnation < self._wanted[role]:
             self._kill(child, "another takes its place")
 
-    def _begin_again(self, coordinator: Child, how: str) -> bool:
-        """Where the coordinator was killed: let the whole job go on from its newest checkpoint, in new processes; whether it can."""
-        killed = coordinator.role == roles.COORDINATOR and coordinator.process.exitcode < 0
-        if not (killed and self.started and self.known.checkpoint and not self._interrupts and self._begun <= self.settings.restarts):
+    def _revive(self, coordinator: Child, how: str) -> bool:
+        """Where the coordinator was killed: start another, which goes on by its journal; whether there can be one."""
+        full = self._journal < 0 or os.fstat(self._journal).st_size > JOURNAL_LIMIT
+        if full or coordinator.process.exitcode >= 0 or coordinator.incarnation >= self.settings.restarts:
             return False
-        self._coordinator, self.listening, self._ending, self._trains = None, False, False, False  # the gate lets nobody in
-        self._begun += 1
-        self._end_all(at_once=True)
-        self.known = Obituary(self.sitting.go_back())
-        told = f"{roles.COORDINATOR} is gone: {how}; all processes begin anew from checkpoint {self.known.checkpoint}"
+        told = f"{coordinator.role} is gone: {how}; another takes its place, and goes on by its journal"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
-        self._wanted.clear()
-        self._leave_by = self._end_by = float("inf")
-        self._start(self._woken)
+        self._coordinator = None
+        self._start_process(coordinator.role, coordinator.incarnation + 1)
         return True
 
     # ending
@@ -371,17 +387,19 @@ class Supervisor:
         if not self.listening:
             self.failure = JobFailed(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
             return
-        if self._interrupts > 1 or coordinator is None:
+        if self._interrupts > 1:
             self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
-        coordinator.channel.say(Interrupt("interrupted"))
+        self._interrupted = "interrupted"
+        if coordinator is not None:
+            coordinator.channel.say(Interrupt(self._interrupted))
 
-    def _end_all(self, at_once: bool = False) -> None:
-        """Leave no process behind: ask those that are left to end, then kill them; or kill them at once."""
+    def _end_all(self) -> None:
+        """Leave no process behind: ask those that are left to end, then kill them."""
         for child in self.children.values():
-            (child.process.kill if at_once else child.process.terminate)()
+            child.process.terminate()
         deadline = time.monotonic() + GRACE
         for child in self.children.values():
             child.process.join(max(0.0, deadline - time.monotonic()))

@@ -150,6 +150,8 @@ class Host:
         if isinstance(event, Lost):
             known = self._sessions.get(sender, (-1,))[0]
             self._over[sender] = max(self._over.get(sender, -1), event.incarnation if event.incarnation >= 0 else known)
+            if sender in self._awaited and self._awaited[sender] <= self._over[sender]:
+                del self._awaited[sender]
         elif life >= 0:
             self._session(sender, life).heard += 1
 
@@ -164,12 +166,13 @@ class Host:
 
     def missing(self) -> list[tuple[str, int]]:
         """Who has not come back, and which life of it."""
-        return [(role, life) for role, life in self._awaited.items() if life > self._over.get(role, -1)]
+        return list(self._awaited.items())
 
     def _session(self, role: str, life: int) -> Session:
         known = self._sessions.get(role)
         if known is None or known[0] != life:
             known = self._sessions[role] = (life, Session())
+            self._awaited.pop(role, None)
         return known[1]
 
     def _resume(self, role: str, life: int, heard: int) -> None:

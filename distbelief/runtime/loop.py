@@ -61,7 +61,7 @@ class Replica:
     Args:
         role: of this replica.
         driver: plays its story.
-        endpoint: its end of the transport, linked to the coordinator.
+        endpoint: its end of the transport.
         attach: binds a module to its vectors and opens the links to the shards.
         clip_norm: global norm to which each step's gradient is clipped; 0 for none.
         pump: carries the links during a step, where that needs a thread.
@@ -215,6 +215,7 @@ class Replica:
         else:
             self._story = self._part.story(self._vectors, len(data), batch_size)
         self._driver.add_story(self.role, self._story.story(), self._endpoint, self, self._part.store if self._part else None)
+        self._driver.link(self.role)
         self._driver.begin(self.role)
         self._driver.run_while(lambda: self._batch is None)
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 import msgspec
 
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Simulated, stage
+from distbelief.cluster.simulated import Crash, Simulated, stage
 from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
@@ -121,6 +121,17 @@ def draw_pace(chance: random.Random, slow: float) -> Pace:
         straggle_chance=chance.choice((0.0, 0.1)),
         straggle_factor=50.0,
     )
+
+
+def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
+    """Deaths of the coordinator for a sweep, after each of which it comes again.
+
+    >>> draw_revivals(random.Random(7), restarts=3)
+    (Crash(role='coordinator', message=7),)
+    """
+    if not restarts or chance.random() > 0.4:
+        return ()
+    return tuple(Crash(roles.COORDINATOR, chance.randint(1, chance.choice((12, 80)))) for _ in range(chance.randint(1, restarts)))
 
 
 def draw_partitions(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Partition, ...]:

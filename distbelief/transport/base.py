@@ -122,8 +122,8 @@ class NetworkEndpoint(Endpoint):
     """An endpoint between processes."""
 
     @abstractmethod
-    def listen(self, address: str = "") -> str:
-        """Accept links; returns the address to advertise.
+    def listen(self, address: str = "", advertise: str = "") -> str:
+        """Accept links; returns the address to advertise, whose host is `advertise` where it has one and that is given.
 
         Raises:
             UsageError: the address is in use or cannot be bound; the message names it.

@@ -40,7 +40,7 @@ class SharedEndpoint(SocketEndpoint):
         self.arena = _map(self._segment, size, gradients, parameters)
         return self.arena
 
-    def listen(self, address: str = "") -> str:
+    def listen(self, address: str = "", advertise: str = "") -> str:
         """Accept links; returns the address to advertise.
 
         Raises:

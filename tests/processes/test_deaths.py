@@ -140,11 +140,7 @@ def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(supervisor.Supervisor, "_take", kill_at_once)
     strategy, on = Downpour(replicas=2), local.Local(transport=transport)
-    if role != "coordinator":
-        assert jobs.run(tmp_path, strategy, on, epochs=2)["samples"] == 2 * jobs.SAMPLES
-    else:
-        with pytest.raises(JobFailed, match=r"^coordinator is gone: its process was killed by SIGKILL.*start anew"):
-            jobs.run(tmp_path, strategy, on, epochs=2)
+    assert jobs.run(tmp_path, strategy, on, epochs=2)["samples"] == 2 * jobs.SAMPLES
 
 
 @pytest.mark.parametrize("after", [records.Started, records.EpochDone])

@@ -68,18 +68,21 @@ def test_a_shard_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}")
-def test_a_killed_coordinator_comes_again_with_the_whole_job(tmp_path: Path, watch: jobs.Watch, strategy: Strategy) -> None:
-    watch.once(records.EpochDone, lambda: jobs.kill("coordinator"), after=3, kept=True)
+def test_a_killed_coordinator_goes_on_by_its_journal_and_nothing_is_lost(tmp_path: Path, watch: jobs.Watch, strategy: Strategy) -> None:
+    watch.once(records.EpochDone, lambda: jobs.kill("coordinator"), after=3)
     result = jobs.run(tmp_path, strategy, epochs=EPOCHS)
     assert result["outcome"] == "done"
     assert result["samples"] == EPOCHS * jobs.SAMPLES
     assert result["epochs"] == EPOCHS
+    assert not watch.of(records.Rewound)
+    assert not any(record.died for record in watch.of(records.Gone)), "the others did not notice"
     [told] = [record.text for record in watch.of(records.Note) if "coordinator" in record.text]
-    assert "coordinator is gone: its process was killed by SIGKILL; all processes begin anew from checkpoint" in told
+    assert told == "coordinator is gone: its process was killed by SIGKILL; another takes its place, and goes on by its journal"
 
 
 def test_a_coordinator_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:
     watch.act = in_every_life("coordinator", watch)
     with pytest.raises(JobFailed, match=r"^coordinator is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume"):
         jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
-    assert len(watch.of(records.Started)) == 2
+    assert len(watch.of(records.Started)) == 1
+    assert sum("another takes its place" in record.text for record in watch.of(records.Note)) == 1

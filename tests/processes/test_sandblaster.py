@@ -77,7 +77,7 @@ def test_whoever_is_killed_the_bits_are_the_same(tmp_path: Path, watch: jobs.Wat
     assert same(calm, tmp_path / "run")
 
 
-def test_a_coordinator_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, watch: jobs.Watch, calm: Path) -> None:
+def test_a_coordinator_that_is_killed_goes_on_by_its_journal(tmp_path: Path, watch: jobs.Watch, calm: Path) -> None:
     watch.once(records.EpochDone, lambda: jobs.kill("coordinator"), after=8)
     result = run(tmp_path / "run")
     assert (result["outcome"], result["epochs"]) == ("done", ITERATIONS)

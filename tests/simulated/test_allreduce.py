@@ -26,7 +26,7 @@ from distbelief.strategy import Allreduce, Synchronous
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_partitions
+from distbelief.testing.simulations import Observed, draw_partitions, draw_revivals
 from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import Weather
 
@@ -363,6 +363,7 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
         restarts = chance.choice((0, 0, 1, 2))
         dead = chance.sample(range(replicas), chance.randint(0, replicas - 1 if not restarts else replicas))
         crashes = tuple(Crash(roles.replica(i), chance.randint(1, 150)) for i in dead)
+        crashes += draw_revivals(random.Random(f"coordinator {seed}"), restarts)
         weather = Weather(
             jitter=chance.choice((0.0, 2.0)),
             delay_chance=chance.choice((0.0, 0.02)),

@@ -24,7 +24,7 @@ from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchrono
 from distbelief.strategy.served import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_weather
+from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_revivals, draw_weather
 from distbelief.testing.witness import Lead, Witness
 from distbelief.transport.virtual import Weather
 
@@ -458,6 +458,7 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
             if fallen.count(role) <= strategy.restarts:
                 fallen.append(role)
                 crashes += (Crash(role, more.randint(1, more.choice((30, 90)))),)
+    crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
 
 
@@ -507,7 +508,7 @@ def hold(plain: SimpleNamespace, seed: int) -> None:
     if isinstance(strategy, Bounded):
         Lead(run, strategy.staleness)
     run.simulation.run()
-    died = run.simulation.killed
+    died = [role for role in run.simulation.killed if role != "coordinator"]  # which changes nothing
     witness.finish(run.outcome, died)
     mortal = [role for role in died if role.startswith("replica")]
     lasting = sum(died.count(role) > strategy.restarts for role in set(mortal))

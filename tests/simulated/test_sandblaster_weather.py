@@ -26,7 +26,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_weather
+from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_revivals, draw_weather
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "120")), 30
@@ -130,6 +130,7 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
     if chance.random() < 0.5:
         fallen = chance.choices(range(shards), k=chance.randint(1, 3))
         crashes += tuple(Crash(f"shard {i}", chance.randint(1, 80)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts)
+    crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     options = {"snapshot_every": pick(("0", "3", "10ms", "1s")), "checkpoint_every": pick((0, 1, 2))}
     weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, shards, [crash.role for crash in crashes]))
     return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))

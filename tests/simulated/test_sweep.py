@@ -26,7 +26,7 @@ from distbelief.strategy import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import Replay
-from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_weather
+from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_revivals, draw_weather
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 50
 
@@ -90,6 +90,7 @@ def draw(seed: int) -> tuple[Job, Simulated]:
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
     weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
+    crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     return job, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
 
 
