@@ -70,7 +70,8 @@ class Virtual:
     stragglers: tuple[str, ...] = ()
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()
-    """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0; restart=2s lets them come back so late;
+    """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0, crash=coordinator@9 the
+    coordinator; restart=2s lets them come back so late;
     partition=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes."""

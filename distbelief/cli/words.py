@@ -166,6 +166,8 @@ def faults(texts: Iterable[str]) -> Faults:
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
     Faults(crashes=[('replica 1', 500), ('shard 0', 9)], partitions=[], weather={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
+    >>> faults(["crash=coordinator@9"]).crashes
+    [('coordinator', 9)]
     >>> faults(["partition=2s+500ms@replica1/shard0"]).partitions
     [(2.0, 2.5, ('replica 1', 'shard 0'))]
     """
@@ -174,7 +176,7 @@ def faults(texts: Iterable[str]) -> Faults:
         kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, partition=2s+500ms@1/shard0, delay=1%x50ms or restart=2s")
         if kind == "crash":
             who, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
-            found.crashes.append((_role(who, "--faults crash"), _count(message, "--faults crash message")))
+            found.crashes.append((_role(who, "--faults crash", ("coordinator",)), _count(message, "--faults crash message")))
         elif kind == "partition":
             found.partitions.append(_partition(value))
         elif kind == "delay":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from distbelief.core.portions import START, Position
+from distbelief.core.assembly import Enter, Rounds
+from distbelief.core.effects import Machine
+from distbelief.core.lives import Lives
+from distbelief.core.messages import Place
+from distbelief.core.portions import START, Dealer, Portion, Position
+from distbelief.core.rations import Rations
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.replica.downpour import Downpour
@@ -17,10 +22,24 @@ from distbelief.replica.vectors import Vectors
 from distbelief.sandblaster.coordinator import Sandblaster
 from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
+from distbelief.server.dealing import Dealing
 from distbelief.server.descent import DescentShard
+from distbelief.server.evaluations import Evaluations
+from distbelief.server.grouping import Grouping
+from distbelief.server.muster import Muster
+from distbelief.server.reception import Reception
+from distbelief.server.saving import Saving
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.standbys import Standbys
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
+
+_MEMORY: Mapping[type, tuple[type, ...]] = {
+    Coordinator: (
+        Coordinator, Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings,
+    ),
+    Conductor: (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings),
+}  # fmt: skip
 
 
 def coordinator(
@@ -29,6 +48,11 @@ def coordinator(
     """The coordinator of a job; its arguments are those of `Coordinator`."""
     kind = Conductor if settings.among_themselves else Sandblaster if settings.descent else Coordinator
     return kind(settings, evaluator, checkpoint, position, samples, number)
+
+
+def memory_of(machine: Machine) -> Mapping[str, type]:
+    """The classes that what a coordinator holds is made of; none where it holds a story, and has to be told all of it again."""
+    return {kind.__name__: kind for kind in _MEMORY.get(type(machine), ())}
 
 
 def shard(settings: Settings, index: int, make: Callable[[Plan, int], Any], incarnation: int) -> Shard:

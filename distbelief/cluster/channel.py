@@ -58,6 +58,8 @@ class Died(Word, frozen=True, tag=True):
     role: str
     reason: str
     incarnation: int
+    left: bool = False
+    """Whether it had played its role to the end."""
 
 
 class Explain(Word, frozen=True, tag=True):

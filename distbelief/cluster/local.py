@@ -87,6 +87,14 @@ class Local:
 
         return Gate(job, _host_and_port(self.listen, "--listen"), self.advertised, authority, admit, run)
 
+    def authority(self, job: str) -> Authority | None:
+        """Who certifies the roles of a job, where links are TLS."""
+        if not self.encrypted:
+            return None
+        from distbelief.cluster.authority import Authority
+
+        return Authority(job)
+
     @property
     def encrypted(self) -> bool:
         """Whether the links are TLS: where that was asked for, and on any network but loopback, unless `insecure`."""

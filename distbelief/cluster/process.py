@@ -160,10 +160,8 @@ class _Process:
         spec = self.spec
         self.player = cast.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
         with contextlib.ExitStack() as opened:
-            host = None
-            if spec.journal >= 0:
-                journal = opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{spec.journal}", "r+b", buffering=0))
-                host = Host(self.endpoint, Journal(journal))
+            files = [opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0)) for one in spec.journal]
+            host = Host(self.endpoint, self.player, cast.memory_of(self.player), Journal(*files)) if files else None
             self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run), host=host)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
@@ -179,7 +177,8 @@ class _Process:
             word_of: events.Event = messages.Finish(word.reason) if roles.is_replica(self.role) else messages.Stop(word.reason)
             self.driver.tell(self.role, roles.SUPERVISOR, word_of)
         elif isinstance(word, Died):
-            self.driver.tell(self.role, word.role, events.Lost(word.reason, word.incarnation))
+            over = word.left and roles.is_replica(word.role)
+            self.driver.tell(self.role, word.role, messages.Leave(for_good=True) if over else events.Lost(word.reason, word.incarnation))
         elif isinstance(word, Explain) and self.player is not None:
             self._note(time.monotonic(), roles.SUPERVISOR, records.Note(self.player.waits()))
         elif isinstance(word, Ask):

@@ -75,7 +75,7 @@ class Simulation:
         self._ended: dict[str, int] = {}
         """The last life of each role that was killed."""
         self._known = 0
-        self._journal = Journal(io.BytesIO())
+        self._journal = io.BytesIO(), io.BytesIO()
         self._interrupt = ""
         self._granted: dict[str, int] = {}
         self._succeeding: dict[str, Succeeded] = {}
@@ -144,7 +144,7 @@ class Simulation:
         sitting, endpoint = self.sitting, self.network.endpoint(roles.COORDINATOR, incarnation)
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
         self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
-        host = Host(endpoint, self._journal) if self._revives else None
+        host = Host(endpoint, self.coordinator, cast.memory_of(self.coordinator), Journal(*self._journal)) if self._revives else None
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
 
     def _revive(self, incarnation: int) -> None:
@@ -156,6 +156,9 @@ class Simulation:
         for role, life in self._ended.items():
             if role != roles.COORDINATOR:
                 self._tell_lost(role, life)
+        for role in self._stories():
+            if roles.is_replica(role) and not self.driver.plays(role) and self._ended.get(role) != self.network.endpoints[role].incarnation:
+                self.driver.tell(roles.COORDINATOR, role, messages.Leave(for_good=True))
         if self._interrupt:
             self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(self._interrupt))
 

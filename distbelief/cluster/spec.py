@@ -58,15 +58,17 @@ class Spec(msgspec.Struct, frozen=True):
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True
-    journal: int = -1
-    """The supervisor's descriptor of the coordinator's journal; -1 for none."""
+    journal: tuple[int, ...] = ()
+    """The supervisor's descriptors of the coordinator's journal; none where it does not come again."""
     listen: str = ""
     """Where a coordinator that comes again listens, as before; "" for one that has not."""
     known: int = 0
     """Records of its journal that the supervisor has."""
 
 
-def tell(cluster: Local, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool, memory: int, journal: int) -> Spec:
+def tell(
+    cluster: Local, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool, memory: int, journal: tuple[int, ...]
+) -> Spec:
     """What the processes of a job are told, but for what each proves itself with."""
     return Spec(
         job=secrets.token_hex(16),

@@ -70,12 +70,11 @@ class Supervisor:
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
         shared = settings.read_in_place or (settings.among_themselves and cluster.carrier == "shared")
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
-        self._journal = os.memfd_create("distbelief journal") if job.strategy.served and settings.restarts else -1
+        self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 if job.strategy.served and settings.restarts else 0))
         self._known = 0
         """Records that the coordinator's lives have made."""
         self._ended: dict[str, Died] = {}
         """The last life of each role that has ended."""
-        self._interrupted = ""
 
     def run(self) -> dict[str, Any]:
         """Start, watch and end the job."""
@@ -92,9 +91,8 @@ class Supervisor:
                 self.desk.close()
                 if self._gate:
                     self._gate.close()
-                for descriptor in (self._memory, self._journal):
-                    if descriptor >= 0:
-                        os.close(descriptor)
+                for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
+                    os.close(descriptor)
             return self._conclude()
 
     def _conclude(self) -> dict[str, Any]:
@@ -116,7 +114,7 @@ class Supervisor:
     def _start(self, woken: Connection) -> None:
         """Start every process."""
         self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
-        self._certifier = self._authority(self._told.job)
+        self._certifier = self.cluster.authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:
             self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
             told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
@@ -163,14 +161,6 @@ class Supervisor:
             finally:
                 theirs.close()
         return process, ours
-
-    def _authority(self, job: str) -> Authority | None:
-        """Who certifies the roles, where links are TLS."""
-        if not self.cluster.encrypted:
-            return None
-        from distbelief.cluster.authority import Authority
-
-        return Authority(job)
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
@@ -273,8 +263,8 @@ class Supervisor:
                     other.channel.say(word)
             for died in self._ended.values() if child.incarnation else ():
                 child.channel.say(died)
-            if self._interrupted:
-                child.channel.say(Interrupt(self._interrupted))
+            if self._interrupts:
+                child.channel.say(Interrupt("interrupted"))
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
@@ -317,7 +307,7 @@ class Supervisor:
         del self.children[child.role]
         status = child.process.exitcode
         if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
-            self._ended[child.role] = Died(child.role, "it was done", child.incarnation)
+            self._ended[child.role] = Died(child.role, "it was done", child.incarnation, left=True)
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
         if (status < 0 or not self.known.rumour) and child.role not in self._wanted:
@@ -366,8 +356,8 @@ class Supervisor:
 
     def _revive(self, coordinator: Child, how: str) -> bool:
         """Where the coordinator was killed: start another, which goes on by its journal; whether there can be one."""
-        full = self._journal < 0 or os.fstat(self._journal).st_size > JOURNAL_LIMIT
-        if full or coordinator.process.exitcode >= 0 or coordinator.incarnation >= self.settings.restarts:
+        full = any(os.fstat(descriptor).st_size > JOURNAL_LIMIT for descriptor in self._journal)
+        if full or not self._journal or coordinator.process.exitcode >= 0 or coordinator.incarnation >= self.settings.restarts:
             return False
         told = f"{coordinator.role} is gone: {how}; another takes its place, and goes on by its journal"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
@@ -392,9 +382,8 @@ class Supervisor:
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
-        self._interrupted = "interrupted"
         if coordinator is not None:
-            coordinator.channel.say(Interrupt(self._interrupted))
+            coordinator.channel.say(Interrupt("interrupted"))
 
     def _end_all(self) -> None:
         """Leave no process behind: ask those that are left to end, then kill them."""

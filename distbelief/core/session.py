@@ -8,11 +8,14 @@ from distbelief.core.messages import Message
 from distbelief.errors import RemoteProtocolError
 
 KEPT = 4096
-"""Messages that are kept, the last ones: more are not on their way between two roles that listen."""
+"""Messages that are kept, the last ones; more are not on their way to somebody who listens."""
 
 
 class Session:
     """One side of it: counts what was said and heard, and keeps what was said last.
+
+    Args:
+        kept: how many of what is said.
 
     >>> from distbelief.core.messages import Go, Leave
     >>> here, there = Session(), Session()
@@ -21,16 +24,16 @@ class Session:
     [Leave(for_good=False)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = KEPT) -> None:
         self.heard = 0
         """Messages that have come from the other side."""
         self.said = 0
-        self._kept: deque[Message] = deque(maxlen=KEPT)
+        self.kept: deque[Message] = deque(maxlen=kept)
 
     def say(self, message: Message) -> None:
         """Keep what is said now."""
         self.said += 1
-        self._kept.append(message)
+        self.kept.append(message)
 
     def missed(self, heard: int) -> list[Message]:
         """What the other side, which has heard so many, is to be told again.
@@ -39,6 +42,6 @@ class Session:
             RemoteProtocolError: it has heard more than was said, or so much less that it is kept no more.
         """
         missing = self.said - heard
-        if not 0 <= missing <= len(self._kept):
-            raise RemoteProtocolError(f"{heard} messages are said to have come, of {self.said}; the last {len(self._kept)} are kept")
-        return list(self._kept)[len(self._kept) - missing :]
+        if not 0 <= missing <= len(self.kept):
+            raise RemoteProtocolError(f"{heard} messages are said to have come, of {self.said}; the last {len(self.kept)} are kept")
+        return list(self.kept)[len(self.kept) - missing :]

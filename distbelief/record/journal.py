@@ -1,4 +1,4 @@
-"""The journal of a machine: everything that it was told, in order, from which another becomes what it was."""
+"""The journal of a machine: what it held at some moment and everything that it was told since, from which another becomes what it is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import msgspec
 from distbelief.core import events, wire
 from distbelief.core.messages import Message
 
+LONG = 1 << 20
+"""Bytes of what a machine was told after which it is better to write down what it holds."""
 LIMIT = 64 << 20
 """Longest journal in bytes: one that is full is of no use any more."""
 
+_TOP = struct.Struct("<QI")  # how often a journal was begun anew, and the length of the memory that follows
 _HEAD = struct.Struct("<I")
 _ALONE: dict[str, type] = {kind.__name__: kind for kind in (events.Lost, events.Saved, events.Woke)}
 
@@ -30,19 +33,41 @@ class Journal:
     """Written before a machine acts on what it is told, so that nobody has seen more of it than stands there.
 
     Args:
-        file: opened for reading and writing without a buffer, which outlives the process.
+        files: two, opened for reading and writing without a buffer, which outlive the process: it is begun anew in the other one, so that there
+            is a whole one at any moment.
 
     >>> import io
     >>> from distbelief.core.messages import Go
-    >>> journal = Journal(io.BytesIO())
-    >>> journal.note("replica 0", 0, Go()); journal.note("clock", -1, events.Woke("now"))
-    >>> [entry.event for entry in journal.entries()]
-    [Go(), Woke(what='now')]
+    >>> files = io.BytesIO(), io.BytesIO()
+    >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1, events.Woke("now"))
+    >>> again = Journal(*files); again.memory, list(again.entries())
+    (b'all', [Entry(sender='clock', life=-1, event=Woke(what='now'))])
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = file.seek(0, 2)
+    def __init__(self, *files: BinaryIO) -> None:
+        self._files = files
+        self.memory = b""
+        """What the machine held when this was begun; nothing where it had just been made."""
+        self._begun, self.memory, self._told = max(map(_read, files), key=lambda found: found[0])
+        self._since = len(self._told)
+        self._size = _TOP.size + len(self.memory) + self._since
+        if self._begun:
+            self._file.seek(self._size)
+            self._file.truncate()
+        else:
+            self.begin(b"")
+
+    @property
+    def _file(self) -> BinaryIO:
+        return self._files[self._begun % len(self._files)]
+
+    def begin(self, memory: bytes) -> None:
+        """Begin anew with what the machine holds now."""
+        self._begun += 1
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(_TOP.pack(self._begun, len(memory)) + memory)
+        self.memory, self._told, self._since, self._size = memory, b"", 0, _TOP.size + len(memory)
 
     def note(self, sender: str, life: int, event: events.Event) -> None:
         """Write down what a machine is about to be told."""
@@ -54,22 +79,41 @@ class Journal:
             kind, body = type(event).__name__, msgspec.msgpack.encode(event)
         entry = msgspec.msgpack.encode((sender, life, kind, body))
         self._file.write(_HEAD.pack(len(entry)) + entry)
+        self._since += _HEAD.size + len(entry)
         self._size += _HEAD.size + len(entry)
 
     @property
-    def full(self) -> bool:
-        """Whether something stands no longer in it."""
-        return self._size > LIMIT
+    def long(self) -> bool:
+        """Whether so much stands in it that it should be begun anew."""
+        return self._since > max(LONG, 2 * len(self.memory))
 
     def entries(self) -> Iterator[Entry]:
-        """All that stands in it; what was being written as its writer died does not."""
-        self._file.seek(0)
-        data, begin = self._file.read(), 0
-        while begin + _HEAD.size <= len(data):
-            (length,) = _HEAD.unpack_from(data, begin)
-            begin, end = begin + _HEAD.size, begin + _HEAD.size + length
-            if end > len(data):
-                break
-            sender, life, kind, body = msgspec.msgpack.decode(data[begin:end])
+        """What the machine was told from there on until this was opened."""
+        end = 0
+        while end < len(self._told):
+            begin, end = end + _HEAD.size, _end(self._told, end)
+            sender, life, kind, body = msgspec.msgpack.decode(self._told[begin:end])
             yield Entry(sender, life, msgspec.msgpack.decode(body, type=_ALONE[kind]) if kind else wire.decode(body))
-            begin = end
+
+
+def _end(data: bytes, begin: int) -> int:
+    """Where the entry ends that begins there; 0 where it is not whole."""
+    if len(data) < begin + _HEAD.size:
+        return 0
+    end = begin + _HEAD.size + int(_HEAD.unpack_from(data, begin)[0])
+    return end if end <= len(data) else 0
+
+
+def _read(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """How often it was begun by then, the memory and the whole entries that follow; never, where the memory is not whole."""
+    file.seek(0)
+    data = file.read()
+    if len(data) < _TOP.size:
+        return 0, b"", b""
+    begun, length = _TOP.unpack_from(data)
+    first = last = _TOP.size + length
+    if len(data) < first:
+        return 0, b"", b""
+    while end := _end(data, last):
+        last = end
+    return begun, data[_TOP.size : first], data[first:last]

@@ -130,14 +130,10 @@ class Driver:
         assert host is not None
         player.past, player.known = host.replay(), known
         for sender, _, event in player.past:
-            if type(event) is events.Woke:
-                woken = next((wake for wake in player.wakes if wake.what == event.what), None)
-                if woken is not None:
-                    player.wakes.remove(woken)
             self._take(player, Arrival(sender, event))
-        player.past, player.known = None, 0
-        for wake in player.wakes:
-            self._perform(player, wake)
+        player.past = None
+        for wake in host.wakes:
+            self._wake(player, wake)
         self.clock.call_later(RETURN_SECONDS, self._miss, player)
 
     def _miss(self, player: Player) -> None:
@@ -223,9 +219,9 @@ class Driver:
     def _perform(self, player: Player, effect: Effect) -> None:
         """Everything a machine asks for beside sending."""
         if isinstance(effect, RecordEffect):
-            if player.known:
-                player.known -= 1
-            else:
+            if player.host is not None:
+                player.host.records += 1
+            if player.host is None or player.host.records > player.known:
                 self._sink(self.clock.now(), player.role, effect.record)
         elif isinstance(effect, End):
             if player.past is None:
@@ -251,12 +247,15 @@ class Driver:
             self._end(player)
             player.become(effect.role, effect.incarnation, effect.machine)
         elif isinstance(effect, Wake):
-            if player.past is not None:
-                player.wakes.append(effect)
-                return
-            self.clock.call_later(effect.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), effect.what)
+            if player.host is not None:
+                player.host.wakes.append(effect)
+            if player.past is None:
+                self._wake(player, effect)
         else:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
+
+    def _wake(self, player: Player, wake: Wake) -> None:
+        self.clock.call_later(wake.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), wake.what)
 
     def _write(self, player: Player, effect: Save | Commit | Discard) -> events.Saved:
         """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
@@ -308,7 +307,10 @@ class Driver:
             try:
                 effect = send(answer)
             except StopIteration:
-                self._end(player)
+                if player.caller is not None and player.caller.waits:  # what it said last is still to be heard
+                    player.caller.then = lambda: self._end(player)
+                else:
+                    self._end(player)
                 return
             kind = type(effect)
             answer = None

@@ -7,12 +7,15 @@ and is told the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from distbelief.core.effects import Arrival, Payload
-from distbelief.core.events import Event, Lost
+import msgspec
+
+from distbelief.core import memory, wire
+from distbelief.core.effects import Arrival, Machine, Payload, Wake
+from distbelief.core.events import Event, Lost, Woke
 from distbelief.core.messages import Message
-from distbelief.core.roles import COORDINATOR
+from distbelief.core.roles import COORDINATOR, STORE
 from distbelief.core.session import Session
 from distbelief.core.upkeep import Resume, Resumed
 from distbelief.errors import JobFailed, RemoteProtocolError
@@ -24,6 +27,8 @@ SEEK_SECONDS = 0.1
 """Between two tries to reach a coordinator that is away."""
 AWAY_SECONDS = 20.0
 """How long it may be away."""
+KEPT = 256
+"""Messages that the coordinator keeps for each role: it asks little of one at a time."""
 RETURN_SECONDS = 10.0
 """How long a coordinator that has come again waits for those whom it knew."""
 
@@ -45,7 +50,14 @@ class Caller:
         """Since when the coordinator is; None while it is there."""
         self.ended = False
         """Whether the role is played no more."""
+        self.then: Callable[[], None] = lambda: None
+        """What is done once the coordinator is back."""
         self._gone = Lost("it is away")
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept for a coordinator that is away."""
+        return self.away is not None and not self.ended
 
     def open(self) -> None:
         """Open the link, at once or as soon as the coordinator is there."""
@@ -80,7 +92,7 @@ class Caller:
         self._clock.call_later(SEEK_SECONDS, self._try, None)
 
     def _try(self, _: None) -> None:
-        if self.ended or self.away is None:
+        if not self.waits:
             return
         try:
             self._endpoint.connect(COORDINATOR, self._where())
@@ -101,6 +113,7 @@ class Caller:
         self.away = None
         for message in missed:
             self._endpoint.send(COORDINATOR, message)
+        self.then()
 
     def _give_up(self, since: float | None) -> None:
         if not self.ended and self.away == since:
@@ -113,21 +126,27 @@ class Host:
 
     Args:
         endpoint: of the coordinator.
+        machine: that plays it.
+        kinds: the classes that what it holds is made of; none where that cannot be told, and it has to be told everything again.
         journal: where everything stands that it was told.
     """
 
-    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
-        self._endpoint, self.journal = endpoint, journal
+    def __init__(self, endpoint: Endpoint, machine: Machine, kinds: Mapping[str, type], journal: Journal) -> None:
+        self._endpoint, self._machine, self._kinds, self._journal = endpoint, machine, kinds, journal
         self._sessions: dict[str, tuple[int, Session]] = {}
         self._over: dict[str, int] = {}
         self._awaited: dict[str, int] = {}
-        self._replays = False
+        self.records = 0
+        """That it has made, in all its lives."""
+        self.wakes: list[Wake] = []
+        """What it has asked the clock for, and was not told yet."""
+        self.replays = False
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message."""
         if (known := self._sessions.get(to)) is not None:
             known[1].say(message)
-        if not self._replays and to not in self._awaited:  # else it is told when it comes back
+        if not self.replays and to not in self._awaited:  # else it is told when it comes back
             self._endpoint.send(to, message, payload)
 
     def takes(self, arrival: Arrival) -> bool:
@@ -141,9 +160,43 @@ class Host:
         if type(event) is Resume:
             self._resume(sender, life, event.heard)
             return False
-        self.journal.note(sender, life, event)
+        if self._kinds and self._journal.long and sender != STORE:  # whose answer comes amid the effects of what is noted already
+            self._journal.begin(self._remember())
+        self._journal.note(sender, life, event)
         self._count(sender, life, event)
         return True
+
+    def replay(self) -> Iterator[Entry]:
+        """Have the coordinator be what it was when its journal was begun, and go through what it was told since.
+
+        At the end, all whom it knew, and who live as far as it knows, are to come back.
+        """
+        self.replays = True
+        if self._journal.memory:
+            self._recall(self._journal.memory)
+        for entry in self._journal.entries():
+            self._count(*entry)
+            yield entry
+        self.replays = False
+        self._awaited = {role: life for role, (life, _) in self._sessions.items() if life > self._over.get(role, -1)}
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Who has not come back, and which life of it."""
+        return list(self._awaited.items())
+
+    def _remember(self) -> bytes:
+        sessions = [[role, life, one.heard, one.said, list(map(wire.encode, one.kept))] for role, (life, one) in self._sessions.items()]
+        wakes = [[wake.seconds, wake.what] for wake in self.wakes]
+        return msgspec.msgpack.encode([memory.remember(self._machine, self._kinds), sessions, self._over, self.records, wakes])
+
+    def _recall(self, held: bytes) -> None:
+        machine, sessions, self._over, self.records, wakes = msgspec.msgpack.decode(held)
+        memory.recall(machine, self._kinds, self._machine)
+        for role, life, heard, said, kept in sessions:
+            session = self._session(role, life)
+            session.heard, session.said = heard, said
+            session.kept.extend(wire.decode(frame[wire.PREFIX.size :]) for frame in kept)
+        self.wakes = [Wake(*wake) for wake in wakes]
 
     def _count(self, sender: str, life: int, event: Event) -> None:
         """Know that the coordinator was told something, now or in the life before."""
@@ -152,26 +205,16 @@ class Host:
             self._over[sender] = max(self._over.get(sender, -1), event.incarnation if event.incarnation >= 0 else known)
             if sender in self._awaited and self._awaited[sender] <= self._over[sender]:
                 del self._awaited[sender]
+        elif isinstance(event, Woke):
+            asked = [wake for wake in self.wakes if wake.what == event.what]
+            self.wakes.remove(asked[0])
         elif life >= 0:
             self._session(sender, life).heard += 1
-
-    def replay(self) -> Iterator[Entry]:
-        """What stands in the journal; at its end all whom it knew, and who live as far as it knows, are to come back."""
-        self._replays = True
-        for entry in self.journal.entries():
-            self._count(*entry)
-            yield entry
-        self._replays = False
-        self._awaited = {role: life for role, (life, _) in self._sessions.items() if life > self._over.get(role, -1)}
-
-    def missing(self) -> list[tuple[str, int]]:
-        """Who has not come back, and which life of it."""
-        return list(self._awaited.items())
 
     def _session(self, role: str, life: int) -> Session:
         known = self._sessions.get(role)
         if known is None or known[0] != life:
-            known = self._sessions[role] = (life, Session())
+            known = self._sessions[role] = (life, Session(KEPT))
             self._awaited.pop(role, None)
         return known[1]
 

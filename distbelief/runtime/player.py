@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from distbelief.core.assembly import Assemble
-from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story, Wake
+from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.record.journal import Entry
@@ -78,9 +78,7 @@ class Player:
         self.past: Iterator[Entry] | None = None
         """What is left of its journal, while it goes through that."""
         self.known = 0
-        """Records of its past that are written down already."""
-        self.wakes: list[Wake] = []
-        """What it asked the clock for in its past, and was not told then."""
+        """Records that it had made in its past, and that are written down."""
 
 
 def stay(role: str, _incarnation: int, _machine: Any) -> None:

@@ -281,7 +281,7 @@ class Coordinator:
         """Let the replicas push what they have accrued and leave; then close."""
         self.phase, self._outcome, self._reason = "leaving", outcome, reason
         self._evaluations.owed = False  # the last step measures
-        self._closing = iter(("measure", "save", "describe", "stop"))
+        self._closing = ["measure", "save", "describe", "stop"]
         asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._reception.members)]
         given_up = self._give_up(reason) if self._saving.stage == "holding" else []
         return [Record(records.Ending(outcome, reason)), *given_up, *asked, *self._close()]
@@ -304,7 +304,7 @@ class Coordinator:
                 return self._end("failed", self._saving.unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
         effects: list[Effect] = []
         while self.phase == "closing" and not (self._evaluations.pending or self._saving.stage or self._describing):
-            step = next(self._closing)
+            step = self._closing.pop(0)
             if step == "measure" and self.settings.evaluate_every:
                 effects += self._evaluations.measure(self.epochs)
             elif step == "save":

@@ -19,6 +19,9 @@ class Answers:
         may_say: the roles that have a say in each.
     """
 
+    forgotten = True
+    """They are the same in every machine of a kind, and no part of its memory."""
+
     def __init__(self, who: str, by_kind: dict[type, Callable[..., Any]], may_say: Mapping[type, tuple[str, ...]] = speakers.SPEAKERS) -> None:
         self._who, self.by_kind = who, by_kind
         self._door = speakers.Doorkeeper(may_say)

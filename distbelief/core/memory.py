@@ -1,0 +1,63 @@
+"""A machine's memory as plain data: what it holds, part by part, so that another of its kind becomes what it was."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from distbelief.errors import LocalProtocolError
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, deque)}
+
+
+def remember(value: Any, kinds: Mapping[str, type]) -> Any:
+    """What a value holds: numbers, words, and lists that begin with the name of what they are.
+
+    Args:
+        value: a machine, or what one holds.
+        kinds: the classes that may be part of it, by name: messages, and those whose attributes are their memory, but for such as are `forgotten`.
+
+    Raises:
+        LocalProtocolError: there is something of another class in it.
+    """
+    name = type(value).__name__
+    if isinstance(value, _PLAIN):
+        return value
+    if type(value) is dict:
+        return ["dict", [[remember(key, kinds), remember(one, kinds)] for key, one in value.items()]]
+    if _MANY.get(name) is type(value):
+        return [name, [remember(one, kinds) for one in value]]
+    if kinds.get(name) is not type(value):
+        raise LocalProtocolError(f"a {name} cannot be remembered: name it among the kinds, or forget it")
+    if isinstance(value, msgspec.Struct | tuple):
+        return [name, msgspec.msgpack.encode(value)]
+    return [name, [[attribute, remember(one, kinds)] for attribute, one in vars(value).items() if not getattr(one, "forgotten", False)]]
+
+
+def recall(memory: Any, kinds: Mapping[str, type], now: Any = None) -> Any:
+    """What was remembered; where `now` is an object of its class, that becomes it, so that whoever shares it does.
+
+    >>> from distbelief.core.lives import Lives
+    >>> lives, other = Lives(restarts=1), Lives(restarts=1)
+    >>> lives.begin("replica 0", 3)
+    >>> recall(remember(lives, {"Lives": Lives}), {"Lives": Lives}, other) is other, other.here("replica 0")
+    (True, 3)
+    """
+    if not isinstance(memory, list):
+        return memory
+    name, held = memory
+    if name == "dict":
+        return {recall(key, kinds): recall(one, kinds) for key, one in held}
+    if name in _MANY:
+        return _MANY[name](recall(one, kinds) for one in held)
+    kind = kinds[name]
+    if issubclass(kind, msgspec.Struct | tuple):
+        return msgspec.msgpack.decode(held, type=kind)
+    whole = now if type(now) is kind else kind.__new__(kind)
+    for attribute, one in held:
+        setattr(whole, attribute, recall(one, kinds, getattr(whole, attribute, None)))
+    return whole

@@ -1,0 +1,193 @@
+"""A coordinator that dies at any message comes again, and nobody can tell: nothing is lost, made twice, or begun anew."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import events, records, roles, upkeep
+from distbelief.core.messages import Message
+from distbelief.core.records import Record
+from distbelief.errors import JobFailed, UsageError
+from distbelief.job import Job
+from distbelief.record.journal import Journal
+from distbelief.runtime import lasting
+from distbelief.strategy import Allreduce, Bounded, Downpour, Sandblaster, Softsync, Strategy, Synchronous
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Partition
+
+SAMPLES = 43
+STRATEGIES: dict[str, Strategy] = {
+    "downpour": Downpour(3, 2, push_every=2), "bounded": Bounded(3, 2, staleness=0), "softsync": Softsync(3, 2), "synchronous": Synchronous(3, 2),
+    "backup workers": Synchronous(3, 2, backup_workers=1), "standby": Synchronous(2, 2, standby=1), "allreduce": Allreduce(3),
+    "sandblaster": Sandblaster(2, 2, 3, portion_size=8),
+}  # fmt: skip
+
+
+@pytest.fixture(params=["told again", "remembers"])
+def _memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a coordinator becomes what it was: told everything since it was made, or what it held at its last message and what it was told since."""
+    if request.param == "remembers":
+        monkeypatch.setattr(Journal, "long", True)
+
+
+def observe(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> Observed:
+    task = plain.classes(lambda: nn.Linear(6, 3), samples=SAMPLES)
+    fit = {"batch_size": 4, "epochs": 2} if strategy.name != "sandblaster" else {}
+    return Observed(Job(task=task, strategy=strategy, **{"snapshot_every": "3", **fit, **options}), cluster)
+
+
+class Count:
+    """Counts what the coordinator says."""
+
+    def __init__(self) -> None:
+        self.said = 0
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        self.said += sender == roles.COORDINATOR
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """Nothing."""
+
+
+def told(run: Observed) -> list[Record]:
+    """What was written down that may not be written twice, or never."""
+    kinds = (records.Started, records.EpochDone, records.Ending, records.Finished, records.Rewound, records.Checkpointed, records.Iterated)
+    return sorted((record for record in run.records if isinstance(record, kinds)), key=repr)
+
+
+@pytest.mark.usefixtures("_memory")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str) -> None:
+    strategy, count = STRATEGIES[name], Count()
+    calm = observe(plain, strategy)
+    calm.watch(count)
+    calm.run()
+    assert calm.outcome == "done"
+    for message in range(1, count.said + 1):
+        run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3)).run()
+        assert run.simulation.killed == [roles.COORDINATOR], f"message {message}: another had to die"
+        assert run.outcome == "done", f"message {message}"
+        assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], f"message {message}"
+        samples = {sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped) for one in (run, calm)}
+        if not getattr(strategy, "backup_workers", 0) and name != "sandblaster":
+            assert samples == {2 * SAMPLES}, f"message {message}"
+        for kind in (records.Started, records.EpochDone, records.Ending, records.Finished):
+            assert [r for r in told(run) if isinstance(r, kind)] == [r for r in told(calm) if isinstance(r, kind)], f"message {message}"
+
+
+@pytest.mark.usefixtures("_memory")
+def test_it_may_die_again_and_again(plain: SimpleNamespace) -> None:
+    crashes = tuple(Crash(roles.COORDINATOR, message) for message in (5, 1, 9))
+    run = observe(plain, Synchronous(3, 2, restarts=3), Simulated(crashes=crashes)).run()
+    assert run.simulation.killed == [roles.COORDINATOR] * 3
+    assert run.outcome == "done"
+    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES
+
+
+def test_training_goes_on_while_it_is_away(plain: SimpleNamespace) -> None:
+    """The portions that were dealt are made, and reported when it is back."""
+    pushed: list[float] = []
+    run = observe(plain, Downpour(1, 1), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=5.0), epochs=40)
+
+    class Pushes:
+        def sent(self, sender: str, to: str, message: Message) -> None:
+            """Nothing."""
+
+        def delivered(self, sender: str, to: str, message: Message) -> None:
+            if run.simulation.network.endpoints[roles.COORDINATOR].closed and type(message).__name__ == "Push":
+                pushed.append(run.simulation.clock.now())
+
+    run.watch(Pushes())
+    run.run()
+    assert run.outcome == "done"
+    assert len(pushed) >= 2
+
+
+@pytest.mark.usefixtures("_memory")
+def test_who_dies_while_it_is_away_is_told_of(plain: SimpleNamespace) -> None:
+    crashes = (Crash(roles.COORDINATOR, 12), Crash("replica 0", 12), Crash("shard 1", 12))
+    run = observe(plain, Downpour(3, 2, restarts=2), Simulated(crashes=crashes, restart_seconds=0.5)).run()
+    assert run.outcome == "done"
+    assert {*run.simulation.killed} == {roles.COORDINATOR, "replica 0", "shard 1"}
+
+
+def test_one_that_does_not_come_again_is_given_up(plain: SimpleNamespace) -> None:
+    run = observe(plain, Downpour(2, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=lasting.AWAY_SECONDS + 1))
+    with pytest.raises(JobFailed, match=r"replica \d: coordinator is gone"):
+        run.run()
+    assert run.simulation.clock.now() < lasting.AWAY_SECONDS + 1
+
+
+def test_who_does_not_come_back_is_gone_and_another_life_of_it_begins(plain: SimpleNamespace) -> None:
+    cut = Partition(0.0, 60.0, ("replica 1",))
+    long = lasting.RETURN_SECONDS
+    run = observe(plain, Synchronous(2, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 12),)))
+    calm_links = run.simulation.network
+
+    def part(sender: str, to: str, message: Message) -> None:
+        before(sender, to, message)
+        if calm_links.endpoints[roles.COORDINATOR].closed:
+            calm_links.partitions = [(0.0, 60.0, frozenset(cut.side))]
+
+    before, calm_links.before_send = calm_links.before_send, part
+    run.run()
+    assert run.outcome == "done"
+    gone = [record for record in run.records if isinstance(record, records.Gone) and record.died]
+    assert [record.role for record in gone] == ["replica 1"]
+    assert gone[0].reason == f"it did not come back to the coordinator within {long:.0f} s"
+
+
+def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
+    heard: list[events.Event] = []
+
+    class Link:
+        def __init__(self) -> None:
+            self.sent: list[Message] = []
+
+        def send(self, to: str, message: Message, payload: object = None) -> None:
+            self.sent.append(message)
+
+        def connect(self, role: str, address: str, incarnation: int = -1) -> None:
+            """It is there."""
+
+    class Clock:
+        def __init__(self) -> None:
+            self.due: list[Any] = []
+
+        def now(self) -> float:
+            return 0.0
+
+        def call_later(self, delay: float, function: Any, argument: object) -> None:
+            self.due.append((delay, function, argument))
+
+    link, clock = Link(), Clock()
+    caller = lasting.Caller(link, clock, lambda: "", lambda arrival: heard.append(arrival.event))  # type: ignore[arg-type]
+    assert not caller.takes(events.Lost("it ended", 0))
+    clock.due[-1][1](None)
+    assert link.sent == [upkeep.Resume(0)]
+    assert not caller.takes(upkeep.Resumed(-1))
+    assert heard == [events.Lost("it goes on without this life of the role")]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "deaths", "says"),
+    [(0, 1, "the coordinator cannot crash 1 times: it comes back 0 times"), (1, 2, "the coordinator cannot crash 2 times: it comes back 1 times")],
+)
+def test_more_deaths_than_lives_are_refused(plain: SimpleNamespace, restarts: int, deaths: int, says: str) -> None:
+    crashes = tuple(Crash(roles.COORDINATOR, 3) for _ in range(deaths))
+    with pytest.raises(UsageError, match=says):
+        observe(plain, Downpour(2, 2, restarts=restarts), Simulated(crashes=crashes))
+
+
+@pytest.mark.usefixtures("_memory")
+def test_the_model_is_that_of_a_calm_run(plain: SimpleNamespace) -> None:
+    """One replica: what it computes depends on nobody's time."""
+    calm = observe(plain, Downpour(1, 2)).run().vector()
+    run = observe(plain, Downpour(1, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 11),))).run()
+    assert torch.equal(torch.frombuffer(bytearray(calm), dtype=torch.uint8), torch.frombuffer(bytearray(run.vector()), dtype=torch.uint8))
