@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core import records
+from distbelief.core import messages, records, roles
+from distbelief.core.events import Event, Lost
 
 MESSAGE_LIMIT = 1 << 24
 """Longest message on a channel, in bytes."""
@@ -60,6 +61,11 @@ class Died(Word, frozen=True, tag=True):
     incarnation: int
     left: bool = False
     """Whether it had played its role to the end."""
+
+    @property
+    def event(self) -> Event:
+        """What the coordinator is told."""
+        return messages.Leave(for_good=True) if self.left and roles.is_replica(self.role) else Lost(self.reason, self.incarnation)
 
 
 class Explain(Word, frozen=True, tag=True):

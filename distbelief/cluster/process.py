@@ -176,9 +176,10 @@ class _Process:
         if isinstance(word, Interrupt):
             word_of: events.Event = messages.Finish(word.reason) if roles.is_replica(self.role) else messages.Stop(word.reason)
             self.driver.tell(self.role, roles.SUPERVISOR, word_of)
+        elif isinstance(word, Died) and word.role == roles.COORDINATOR:
+            self.driver.despair(self.role)
         elif isinstance(word, Died):
-            over = word.left and roles.is_replica(word.role)
-            self.driver.tell(self.role, word.role, messages.Leave(for_good=True) if over else events.Lost(word.reason, word.incarnation))
+            self.driver.tell(self.role, word.role, word.event)
         elif isinstance(word, Explain) and self.player is not None:
             self._note(time.monotonic(), roles.SUPERVISOR, records.Note(self.player.waits()))
         elif isinstance(word, Ask):

@@ -259,8 +259,7 @@ class Supervisor:
         elif isinstance(word, Listening):
             self.listening, self._coordinator, self._address = True, word, word.address
             for other in self.children.values():
-                if other is not child:
-                    other.channel.say(word)
+                other.channel.say(word)
             for died in self._ended.values() if child.incarnation else ():
                 child.channel.say(died)
             if self._interrupts:
@@ -306,6 +305,9 @@ class Supervisor:
         child.channel.connection.close()
         del self.children[child.role]
         status = child.process.exitcode
+        if child.role == roles.COORDINATOR and self.finished:
+            for other in self.children.values():
+                other.channel.say(Died(child.role, "the job is over", child.incarnation))
         if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
             self._ended[child.role] = Died(child.role, "it was done", child.incarnation, left=True)
             return
@@ -313,8 +315,6 @@ class Supervisor:
         if (status < 0 or not self.known.rumour) and child.role not in self._wanted:
             self.known.deaths[child.role] = child.why or how
         if self.finished is not None:
-            if child.role == roles.COORDINATOR:  # nobody is told to stop any more
-                self._end_by = min(self._end_by, time.monotonic() + GRACE)
             return
         if child.spare:
             self._tell(Died(child.role, child.why or how, child.incarnation))

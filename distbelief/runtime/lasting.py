@@ -50,6 +50,7 @@ class Caller:
         """Since when the coordinator is; None while it is there."""
         self.ended = False
         """Whether the role is played no more."""
+        self._last = False
         self.then: Callable[[], None] = lambda: None
         """What is done once the coordinator is back."""
         self._gone = Lost("it is away")
@@ -77,13 +78,20 @@ class Caller:
     def takes(self, event: Event) -> bool:
         """Whether what comes from the coordinator is for the role."""
         if type(event) is Lost:
-            self._seek(event)
-            return False
+            if not self._last:
+                self._seek(event)
+            return self._last
         if type(event) is Resumed:
             self._resumed(event.heard)
             return False
         self._session.heard += 1
         return True
+
+    def despair(self) -> None:
+        """It does not come again."""
+        self._last = True
+        if self.waits:
+            self._give_up(self.away)
 
     def _seek(self, lost: Lost) -> None:
         if self.away is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from time import monotonic
 
@@ -179,8 +179,8 @@ def drain(links: Iterable[Link], deadline: float) -> None:
                 writing.unregister(fd)
 
 
-def acceptable(message: Message, job: str, role: str, incarnation: int) -> Hello:
-    """The first message of a link to a role, if it may be that.
+def acceptable(message: Message, job: str, role: str, incarnation: int, links: Mapping[str, Link]) -> Hello:
+    """The first message of a link to a role that has these, if it may be that.
 
     Raises:
         RemoteProtocolError: it may not.
@@ -196,4 +196,7 @@ def acceptable(message: Message, job: str, role: str, incarnation: int) -> Hello
     if not (0 <= message.size <= VECTOR_LIMIT and 0 <= message.gradients <= SLOTS_LIMIT and 0 <= message.parameters <= SLOTS_LIMIT):
         lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes"
         raise RemoteProtocolError(f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed")
+    old = links.get(message.role)
+    if old is not None and (old.hello.incarnation < 0 or message.incarnation <= old.hello.incarnation):
+        raise RemoteProtocolError(f"{message.role} has a link already, as incarnation {old.hello.incarnation}; only a higher one may replace it")
     return message

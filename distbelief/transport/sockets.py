@@ -34,8 +34,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
         super().__init__(role)
-        self.job = job
-        self.incarnation = incarnation
+        self.job, self.incarnation = job, incarnation
         self._epoll = select.epoll()
         self._patience = Patience(self._epoll)
         self._listener: socket.socket | None = None
@@ -141,9 +140,8 @@ class SocketEndpoint(NetworkEndpoint):
                 self._doom(link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}")
 
     def life_of(self, peer: str) -> int:
-        """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is none."""
-        link = self._links.get(peer)
-        return -1 if link is None else link.hello.incarnation
+        """Which incarnation of a peer has opened the link to it; -1 where that is not known, or there is none."""
+        return self._links[peer].hello.incarnation if peer in self._links else -1
 
     def flush(self) -> None:
         """Send what is kept, as far as the peers take it at once."""
@@ -285,11 +283,8 @@ class SocketEndpoint(NetworkEndpoint):
 
     def _meet(self, link: Link, message: Message) -> None:
         """Admit a stranger by his first message."""
-        hello = acceptable(message, self.job, self.role, self.incarnation)
+        hello = link.hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
         old = self._links.get(hello.role)
-        if old is not None and (old.hello.incarnation < 0 or hello.incarnation <= old.hello.incarnation):
-            raise RemoteProtocolError(f"{hello.role} has a link already, as incarnation {old.hello.incarnation}; only a higher one may replace it")
-        link.hello = hello
         self._borrow(link)
         self._bound(link)
         if old is not None:
