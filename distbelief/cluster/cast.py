@@ -14,20 +14,23 @@ from distbelief.errors import UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.sandblaster import Sandblaster as BundleStory
 from distbelief.replica.vectors import Vectors
+from distbelief.runtime.mapped import check
 from distbelief.sandblaster.coordinator import Sandblaster
 from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.descent import DescentShard
+from distbelief.server.keeping import Keeping
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
+from distbelief.tasks.flat import layout_of
 
 
 def coordinator(
     settings: Settings, evaluator: bool, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
 ) -> Coordinator | Conductor:
     """The coordinator of a job; its arguments are those of `Coordinator`."""
-    kind = Conductor if settings.among_themselves else Sandblaster if settings.descent else Coordinator
+    kind = Conductor if settings.among_themselves else Sandblaster if settings.descent else Keeping if settings.mapped else Coordinator
     return kind(settings, evaluator, checkpoint, position, samples, number)
 
 
@@ -57,6 +60,8 @@ def check_model(settings: Settings, model: nn.Module) -> None:
     Raises:
         UsageError: naming the part of it, and the remedy.
     """
+    if settings.mapped:
+        check(layout_of(model, rows=True), settings)
     if settings.descent is None:
         return
     for name, part in model.named_modules():

@@ -21,6 +21,7 @@ from torch import nn
 from distbelief.cluster import cast
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
+from distbelief.cluster.mapped import MappedReplica, Reader
 from distbelief.cluster.pace import Padding
 from distbelief.cluster.peer import Peer, Scripted
 from distbelief.cluster.settle import name_process, settle_process
@@ -35,6 +36,7 @@ from distbelief.record.restore import Store, load_weights
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.hogwild import Hogwild
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver, Worker
@@ -248,6 +250,10 @@ class _Process:
             self._tell_story(peer.story(self._listen()), peer, peer.store)
             return
         cast.check_model(spec.settings, model)
+        if spec.settings.mapped:
+            mapped = MappedReplica(spec, self.role, FlatModule(model, rows=True), task, self._padded)
+            self._tell_story(mapped.story(self.incarnation), mapped, mapped.store)
+            return
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
         worker = _Worker(self, vectors, self._padded(trainer.compute), None)
@@ -273,7 +279,7 @@ class _Process:
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
         if self.spec.init_from:
-            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
+            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model, rows=True)))
         return model
 
     def pump(self) -> Pump | None:
@@ -331,10 +337,11 @@ class _Process:
     def _play_evaluator(self) -> None:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
-        vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
-        self._tell_story(Evaluator(vectors, self.incarnation), _Worker(self, vectors, None, task))
+        vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"), rows=spec.settings.mapped)
+        worker = Reader(spec, vectors, task) if spec.settings.mapped else _Worker(self, vectors, None, task)
+        self._tell_story(Evaluator(vectors, self.incarnation), worker)
 
-    def _tell_story(self, player: Downpour | Evaluator | Allreduce, worker: Worker, store: Store | None = None) -> None:
+    def _tell_story(self, player: Downpour | Evaluator | Allreduce | Hogwild, worker: Worker, store: Store | None = None) -> None:
         self.player = player
         self.driver.add_story(self.role, player.story(), self.endpoint, worker, store)
         self._meet()

@@ -13,6 +13,7 @@ from distbelief.core.effects import (
     Attach,
     Batch,
     Become,
+    Begin,
     Commit,
     Compute,
     Computed,
@@ -31,6 +32,7 @@ from distbelief.core.effects import (
     Save,
     Send,
     Story,
+    Update,
     Wake,
 )
 from distbelief.core.effects import Record as RecordEffect
@@ -72,6 +74,20 @@ class Reducer(Protocol):
         ...
 
 
+@runtime_checkable
+class Updater(Protocol):
+    """A worker that updates parameters which it shares with others by itself."""
+
+    def begin(self, arrays: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+        """Fill what is shared."""
+
+    def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
+        """Make an update; False as soon as `told`, which who waits asks again and again, says that something has arrived; None where `answer` will
+        be called later.
+        """
+        ...
+
+
 class Store(Protocol):
     """Where checkpoints are kept."""
 
@@ -97,6 +113,7 @@ class _Player:
         self.inbox: deque[Arrival] = deque()
         self.waits = False
         self.since: float | None = None
+        self.stalled: float | None = None
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None
@@ -166,6 +183,8 @@ class Driver:
     def waiting_since(self, role: str) -> float | None:
         """The time at which a story began to wait; None for one that does not, and for machines."""
         player = self._players.get(role)
+        if player is not None and player.stalled is not None:
+            return player.stalled
         return player.since if player is not None and player.waits else None
 
     def tell(self, role: str, sender: str, event: events.Event) -> None:
@@ -290,8 +309,25 @@ class Driver:
                 answer = player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))  # type: ignore[union-attr]
                 if answer is None:
                     return
+            elif kind is Update:
+                answer = self._update(player, effect)  # type: ignore[arg-type]
+                if answer is None:
+                    return
             else:
                 answer = self._answer(player, effect)
+
+    def _update(self, player: _Player, effect: Update) -> bool | None:
+        """Have the worker update what it shares; a wait in it is one of the story's, for whoever asks."""
+        assert isinstance(player.worker, Updater)
+
+        def told() -> bool:
+            if player.stalled is None:
+                player.stalled = self.clock.now()
+            return _told(player)
+
+        answer = player.worker.update(effect.samples, told, lambda done: self._advance(player, done))
+        player.stalled = None
+        return answer
 
     def _answer(self, player: _Player, effect: Effect) -> Any:
         """What a story asks for beside sending, receiving and computing."""
@@ -309,6 +345,9 @@ class Driver:
         if isinstance(effect, Form | Reduce):
             assert isinstance(player.worker, Reducer)
             return player.worker.form(effect.group) if isinstance(effect, Form) else player.worker.reduce(effect.round, lambda: _told(player))
+        if isinstance(effect, Begin):
+            assert isinstance(player.worker, Updater)
+            return player.worker.begin(effect.arrays, effect.facts)
         if isinstance(effect, Save):
             return self._write(player, effect)
         if isinstance(effect, Load):

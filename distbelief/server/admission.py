@@ -22,7 +22,7 @@ def plan(settings: Settings, event: Join) -> Plan:
         raise UsageError("the training set is empty: there is nothing to train on")
     if event.batch_size:
         settings = msgspec.structs.replace(settings, batch_size=event.batch_size)
-    return Plan(settings, event.layout, cut(event.layout, settings.shards), event.samples)
+    return Plan(settings, event.layout, cut(event.layout, 1 if settings.mapped else settings.shards), event.samples)
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:

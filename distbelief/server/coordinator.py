@@ -45,7 +45,7 @@ class Coordinator:
         self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
-        self._muster = Muster(settings.shards)
+        self._muster = Muster(0 if settings.mapped else settings.shards)
         self._describing: set[str] = set()
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
@@ -92,6 +92,8 @@ class Coordinator:
         """What it has dealt, by role."""
         return {"phase": self.phase, "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data}}
 
+    _holders = property(lambda self: self._muster.roles, doc="Who holds the parameters, saves them and accounts for them.")
+    _busy = property(lambda self: self._reception.members, doc="Members that have not left.")
     epochs = property(lambda self: self.data.epochs if self.data else 0, doc="How many are done.")
 
     # joining
@@ -256,7 +258,7 @@ class Coordinator:
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
-        return self._saving.write(self.data, self._reception.members, self._muster.roles) if self.data else []
+        return self._saving.write(self.data, self._reception.members, self._holders) if self.data else []
 
     def _on_snapshot(self, sender: str, event: upkeep.SnapshotDone) -> list[Effect]:
         return (self._go() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
@@ -296,7 +298,7 @@ class Coordinator:
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
-        if self.phase == "leaving" and not self._reception.members:
+        if self.phase == "leaving" and not self._busy:
             self.phase = "closing"
             if not self._muster.ready:
                 return self._end("failed", self._saving.unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
@@ -308,8 +310,8 @@ class Coordinator:
             elif step == "save":
                 effects += self._save()
             elif step == "describe":
-                self._describing = set(self._muster.roles)
-                effects += [Send(role, upkeep.Describe()) for role in self._muster.roles]
+                self._describing = set(self._holders)
+                effects += [Send(role, upkeep.Describe()) for role in self._holders]
             elif step == "stop":
                 return effects + self._end(self._outcome, self._reason)
         return effects

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distbelief.core import speakers
@@ -16,11 +16,14 @@ class Answers:
     Args:
         who: the machine, as an error names it.
         by_kind: its answer to each kind of event.
+        table: who may say what.
     """
 
-    def __init__(self, who: str, by_kind: dict[type, Callable[..., Any]]) -> None:
+    def __init__(
+        self, who: str, by_kind: dict[type, Callable[..., Any]], table: Mapping[type, tuple[str, ...]] = speakers.SPEAKERS
+    ) -> None:
         self._who, self.by_kind = who, by_kind
-        self._door = speakers.Doorkeeper()
+        self._door = speakers.Doorkeeper(table)
 
     def to(self, sender: str, event: Event) -> Callable[..., Any]:
         """The answer to an event.

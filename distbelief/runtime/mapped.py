@@ -1,0 +1,246 @@
+"""A replica whose model lives in memory that others update too: it computes there, and steps it with `torch.optim` on views of it, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from distbelief.core import learning_rate, mapping
+from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
+from distbelief.core.mapping import PROCESS, ROW, SAMPLES, STALENESS, UPDATES, Lie
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import TrainingError, UsageError
+from distbelief.server import optimizers
+from distbelief.tasks.flat import FlatModule
+
+
+class Stroke(NamedTuple):
+    """A part of an update: what it locks, how many bytes it writes to, and the step itself."""
+
+    locks: tuple[int, ...]
+    size: int
+    act: Callable[[], object]
+
+
+class _Piece(NamedTuple):
+    """Some elements of a parameter, as the optimizer steps them."""
+
+    parameter: torch.Tensor
+    source: torch.Tensor
+    """The parameter of the model."""
+    within: slice
+    """Which of its elements, one behind the other."""
+
+
+def lie_of(layout: Layout, settings: Settings) -> Lie:
+    """Where everything lies in the mapping of a job."""
+    return mapping.lie_of(layout, settings, len(mapping.trained(layout)) + settings.shards)
+
+
+class Mapped:
+    """One replica's model, optimizer and counts in a mapping.
+
+    Args:
+        flat: the model.
+        index: of the replica.
+        process: a number that tells who holds a lock: the id of its process.
+    """
+
+    def __init__(self, flat: FlatModule, index: int, process: int = 0) -> None:
+        self.flat, self._index, self._process = flat, index, process
+        self._seen = self._samples = 0
+        self._factor = 1.0
+
+    def bind(self, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
+        """Have the model live in a mapping from here on.
+
+        Args:
+            plan: of the job.
+            memory: 1-D uint8, `lie_of(...).length` bytes.
+            cut: parts in which an update is made where nothing is locked; one where none are given.
+        """
+        self._plan, layout, settings = plan, plan.layout, plan.settings
+        check(layout, settings)
+        self._lie, self._key = lie_of(layout, settings), mapping.state_of(settings)
+        self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
+        self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
+        self._counts = memory[self._lie.counts : self._lie.length].numpy().data.cast("B").cast("q")
+        self._row = self._index * ROW
+        self.flat.bind([], [self._vector])
+        self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
+        self._locks = settings.locks
+        self._made = 0
+        dense = [list(self._pieces(part)) for part in self._cut]
+        self._dense = [(part, pieces, self._optimizer(pieces)) for part, pieces in zip(self._cut, dense, strict=True) if pieces]
+        self._sparse = [(entry, [piece], self._optimizer([piece])) for entry, piece in self._rows()]
+        self._scheduled = settings.lr_schedule != "constant"
+
+    # what it steps
+
+    def _pieces(self, part: Range) -> Iterator[_Piece]:
+        """The parts of dense parameters that lie in a range."""
+        for entry, source in self._entries(sparse=False):
+            item = ITEM_SIZES[entry.tensor.dtype]
+            start, stop = max(part.start, entry.start), min(part.stop, entry.start + entry.tensor.size)
+            if start < stop:
+                view = self._vector[start:stop].view(getattr(torch, entry.tensor.dtype))
+                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item))
+
+    def _rows(self) -> Iterator[tuple[Entry, _Piece]]:
+        """The parameters whose gradients are some of their rows."""
+        for entry, source in self._entries(sparse=True):
+            view = self._vector[entry.start : entry.start + entry.tensor.size].view(getattr(torch, entry.tensor.dtype))
+            yield entry, _Piece(view.view(entry.tensor.shape), source, slice(None))
+
+    def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
+        layout = self._plan.layout
+        pairs = zip(mapping.trained(layout), self.flat.trained, strict=True)
+        return [(entry, source) for entry, source in pairs if mapping.is_sparse(layout, entry) == sparse]
+
+    def _optimizer(self, pieces: list[_Piece]) -> Callable[[float], object]:
+        """A step of torch's optimizer on some pieces, with its state in the mapping; it takes the factor of the learning rate."""
+        if not pieces:
+            return lambda _: None
+        rows = pieces[0].within == slice(None)
+        optimizer = optimizers.build(self._plan.settings.optimizer, [{"params": [piece.parameter for piece in pieces]}], rows)
+        for piece in pieces:
+            if self._key:
+                start = piece.parameter.data_ptr() - self._vector.data_ptr()
+                there = self._state[start : start + piece.parameter.nbytes].view(piece.parameter.dtype).view(piece.parameter.shape)
+                state = optimizer.state[piece.parameter]
+                state[self._key] = there
+                if self._key == "sum":
+                    state["step"] = self._steps[self._made]
+                    self._made += 1
+        stepper, group, rate = optimizers.stepper(optimizer), optimizer.param_groups[0], optimizer.param_groups[0]["lr"]
+
+        def step(factor: float) -> None:
+            if group["lr"] != rate * factor:
+                group["lr"] = rate * factor
+            stepper()
+
+        return step
+
+    # a step
+
+    def look(self) -> None:
+        """A gradient is about to be computed: note how many updates there are."""
+        self._seen = sum(self._counts[UPDATES::ROW])
+
+    def strokes(self) -> list[Stroke]:
+        """The update with the gradient of the step, in its parts; a parameter without one is left alone."""
+        if self._scheduled:
+            settings, plan = self._plan.settings, self._plan
+            self._factor = learning_rate.factor(settings.lr_schedule, sum(self._counts[SAMPLES::ROW]), plan.total_samples, settings.epochs)
+        found, factor = [], self._factor
+        for number, (part, pieces, step) in enumerate(self._dense):
+            for piece in pieces:
+                gradient = piece.source.grad
+                piece.parameter.grad = None if gradient is None else self._dense_gradient(gradient).view(-1)[piece.within]
+            found.append(Stroke((number,), part.size, lambda step=step: step(factor)))  # type: ignore[misc]
+        for entry, [piece], step in self._sparse:
+            gradient = piece.parameter.grad = piece.source.grad
+            if gradient is not None:
+                locks, size = self._touched(entry, gradient)
+                found.append(Stroke(locks, size, lambda step=step: step(factor)))  # type: ignore[misc]
+        if self._locks == "shard":
+            return found
+        if self._locks == "global":
+            return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
+        return [one._replace(locks=()) for one in found]
+
+    def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
+        """The ranges that a gradient's rows lie in, and the bytes of the rows."""
+        if not gradient.is_sparse:
+            raise TrainingError(f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an embedding only")
+        size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
+        if self._locks != "shard":
+            return (), size
+        return mapping.locked(self._plan.layout, entry, gradient._indices()[0].unique().tolist(), self._cut), size
+
+    @staticmethod
+    def _dense_gradient(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.is_sparse:
+            raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
+        return gradient.contiguous()
+
+    def count(self, samples: int) -> None:
+        """The update is made."""
+        counts, row = self._counts, self._row
+        staleness = sum(counts[UPDATES::ROW]) - self._seen
+        counts[row + min(STALENESS + staleness, ROW - 1)] += 1
+        counts[row + SAMPLES] += samples
+        counts[row + UPDATES] += 1
+
+    # everything
+
+    def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, Any]) -> None:
+        """Fill the mapping: with the model's own values, or those of a checkpoint."""
+        self._counts[:] = memoryview(bytes(len(self._counts) * 8)).cast("q")
+        self._steps.zero_()
+        self._state.zero_()
+        self.flat.write(self._vector)
+        initial = self._plan.settings.optimizer.options.get("initial_accumulator_value")
+        for name, value in self.arrays().items():
+            if arrays is not None and name in arrays:
+                value.copy_(arrays[name])
+            elif initial and name.endswith(".sum"):
+                value.fill_(initial)
+        self._steps.fill_(float(self._steps[0]))
+        before = self._plan.settings.replicas * ROW
+        self._counts[before + UPDATES], self._counts[before + SAMPLES] = int(facts.get("updates", 0)), int(facts.get("samples", 0))
+        for staleness, count in facts.get("staleness", {}).items():
+            self._counts[before + min(STALENESS + int(staleness), ROW - 1)] += int(count)
+
+    def live(self) -> None:
+        """Have the model's tensors be those of the mapping."""
+        self.flat.swap(0)
+        self._counts[self._row + PROCESS] = self._process
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """`vector.moving`, `vector.frozen` and `state.<section>.<key>`, as views."""
+        layout = self._plan.layout
+        arrays = {"vector.moving": self._vector[: layout.moving], "vector.frozen": self._vector[layout.moving :]}
+        for number, section in enumerate(layout.sections):
+            if section.kind == "parameter" and self._key:
+                arrays[f"state.{number}.{self._key}"] = self._state[section.start : section.stop].view(getattr(torch, section.dtype))
+                if self._key == "sum":
+                    arrays[f"state.{number}.step"] = self._steps[0]
+        return arrays
+
+    def facts(self) -> dict[str, Any]:
+        """What was done, by all and before: updates, samples, and how many updates had each staleness."""
+        counts = self._counts
+        found = {str(at - STALENESS): sum(counts[at::ROW]) for at in range(STALENESS, ROW)}
+        staleness = {at: count for at, count in found.items() if count}
+        return {"updates": sum(counts[UPDATES::ROW]), "samples": sum(counts[SAMPLES::ROW]), "staleness": staleness, "clocks": {}}
+
+    def holder(self, process: int) -> str:
+        """Which replica a process is."""
+        found = [at for at in range(self._plan.settings.replicas) if self._counts[at * ROW + PROCESS] == process]
+        return f"replica {found[0]}" if found else f"process {process}"
+
+
+def check(layout: Layout, settings: Settings) -> None:
+    """Refuse a model that cannot be stepped in place.
+
+    Raises:
+        UsageError: naming what, and the remedy.
+    """
+    name, optimizer = settings.consistency, settings.optimizer
+    for entry in mapping.trained(layout):
+        if entry.tensor.dtype in ("bfloat16", "float16"):
+            raise UsageError(f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {name} has none; use float32")
+        if not mapping.is_sparse(layout, entry):
+            continue
+        extra = next((option for option in ("momentum", "weight_decay", "nesterov", "maximize") if optimizer.options.get(option)), "")
+        if optimizer.name not in mapping.SPARSE or extra:
+            what = f"option {extra}" if optimizer.name in mapping.SPARSE else f"--optimizer {optimizer.name}"
+            raise UsageError(
+                f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that which leaves the others alone; use"
+                f" plain {' or '.join(mapping.SPARSE)}, or make the embedding with sparse=False"
+            )
+        if settings.clip_norm:
+            raise UsageError(f"--clip-norm {settings.clip_norm}: torch clips no sparse gradients, and {entry.tensor.name!r} has them; leave it off")
