@@ -181,8 +181,8 @@ class Local:
         if settings.among_themselves:
             self._check_assembled(settings)
         if settings.mapped and self.carrier != "shared":
-            given = f"--listen {self.listen}" if self.listen else f"--transport {self.transport}"
-            raise UsageError(f"{given}: strategy {settings.consistency} is of one machine, whose memory its replicas update; leave it off")
+            asked = f"--listen {self.listen}" if self.listen else f"--transport {self.transport}"
+            raise UsageError(f"{asked}: strategy {settings.consistency} is of one machine, whose memory its replicas update; leave it off")
         if self.listen and not job.strategy.served:
             raise UsageError(f"--listen {self.listen}: strategy {job.strategy.name} has no replicas that could join")
         for name in ("replicas", "shards"):

@@ -44,7 +44,7 @@ class MappedReplica:
         self._compute = padded(self._trainer.compute)
         self._descriptor = open_memory(spec)
         self.mapped = Mapped(flat, roles.index_of(role), os.getpid())
-        self._locks = Locks(self._descriptor, self.mapped.holder)
+        self._locks = Locks(self._descriptor, lambda process: self.mapped.counts.holder(process))
         self._left: list[Stroke] | None = None
         self._live = False
         self.store = Store(spec.run)
@@ -53,7 +53,7 @@ class MappedReplica:
         """What it plays."""
         mapped = self.mapped
         return Hogwild(
-            self._role, mapped.flat.layout, len(self._trainer.data), incarnation, lambda: (mapped.arrays(), mapped.facts()), self._locks.waits
+            self._role, mapped.flat.layout, len(self._trainer.data), incarnation, lambda: (mapped.arrays(), mapped.counts.facts()), self._locks.waits
         )
 
     def attach(self, plan: Plan, arena: Arena) -> None:
@@ -69,7 +69,7 @@ class MappedReplica:
         if not self._live:
             self.mapped.live()
             self._live = True
-        self.mapped.look()
+        self.mapped.counts.look()
         return self._compute(batch)
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
@@ -82,7 +82,7 @@ class MappedReplica:
                 left[0].act()
                 self._locks.give(left.pop(0).locks)
         self._left = None
-        self.mapped.count(samples)
+        self.mapped.counts.add(samples)
         return True
 
     def measure(self) -> Measured:

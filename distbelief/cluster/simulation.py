@@ -115,16 +115,19 @@ class Simulation:
         self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, self.network.endpoint(roles.COORDINATOR), self._store)
         self.shards: list[Shard] = []
-        for i in range(self.settings.shards):
+        for i in range(0 if self.settings.mapped else self.settings.shards):
             self._add_shard(i)
         for i in range(self.settings.shards * self.settings.standby):
             self._add_standby(i)
         for i in range(self.settings.replicas):
             self._add_replica(i)
         if self.evaluates:
-            evaluated = FlatModule(self._model())
-            story = Evaluator(evaluated).story()
-            self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
+            self._add_evaluator()
+
+    def _add_evaluator(self) -> None:
+        evaluated = FlatModule(self._model())
+        story = Evaluator(evaluated).story()
+        self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
 
     def _model(self) -> nn.Module:
         model = build_model(self.task, self.job.seed, self.job.device)

@@ -1,8 +1,7 @@
 """The mapping: memory of one machine that replicas without a server update themselves, with locks or without (Niu et al. 2011).
 
-It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that the optimizer counts; and a
-row of counts for each replica, which it alone writes, with one more for what was done before. Nothing in it is of one moment: a count, an element
-and a row of a parameter are each written by themselves.
+It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that the optimizer counts; and
+what replicas count (`core/counts.py`). Nothing in it is of one moment: each element is written by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from distbelief.core.counts import size_of
 from distbelief.core.layout import ALIGNMENT, ITEM_SIZES, Entry, Layout, Range
 from distbelief.errors import UsageError, unknown
 
@@ -27,11 +27,6 @@ STATES = {"sgd": "", "momentum": "momentum_buffer", "nesterov": "momentum_buffer
 """The optimizers that may step a mapping, and the state that each keeps for every element."""
 SPARSE = ("sgd", "adagrad")
 """Those of them that torch has a rule for which touches only the rows of a sparse gradient."""
-
-UPDATES, SAMPLES, PROCESS, STALENESS = 0, 1, 2, 3
-"""Where, in a row of counts, are: updates made, samples in them, the process, and how many updates had each staleness."""
-ROW = 64
-"""Counts in a row; the last one is of all higher stalenesses."""
 
 
 def check(settings: Settings) -> None:
@@ -66,7 +61,8 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
     Raises:
         UsageError: there are more parts than parameters.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.counts import size_of
+from distbelief.core.layout import Tensor, lay_out
     >>> ranges(lay_out([Tensor("a", (10,), "float32"), Tensor("b", (90,), "float32")]), 2)
     (Range(start=0, stop=168), Range(start=168, stop=400))
     """
@@ -107,7 +103,8 @@ def locked(layout: Layout, entry: Entry, rows: Sequence[int], cut: Sequence[Rang
 class Lie(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.counts import size_of
+from distbelief.core.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings, optim
     >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
     >>> lie.state, lie.steps, lie.counts, lie.length
@@ -129,4 +126,4 @@ def lie_of(layout: Layout, settings: Settings, pieces: int = 1) -> Lie:
     state = after(0, layout.total)
     steps = after(state, layout.moving if state_of(settings) else 0)
     counts = after(steps, pieces * ITEM_SIZES["float32"])
-    return Lie(state, steps, counts, counts + (settings.replicas + 1) * ROW * 8)
+    return Lie(state, steps, counts, counts + 8 * size_of(settings.replicas))

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from distbelief.core import learning_rate, mapping
+from distbelief.core.counts import SAMPLES, Counts
 from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
-from distbelief.core.mapping import PROCESS, ROW, SAMPLES, STALENESS, UPDATES, Lie
+from distbelief.core.mapping import Lie
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
@@ -50,7 +51,6 @@ class Mapped:
 
     def __init__(self, flat: FlatModule, index: int, process: int = 0) -> None:
         self.flat, self._index, self._process = flat, index, process
-        self._seen = self._samples = 0
         self._factor = 1.0
 
     def bind(self, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
@@ -66,8 +66,7 @@ class Mapped:
         self._lie, self._key = lie_of(layout, settings), mapping.state_of(settings)
         self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
         self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
-        self._counts = memory[self._lie.counts : self._lie.length].numpy().data.cast("B").cast("q")
-        self._row = self._index * ROW
+        self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)
         self.flat.bind([], [self._vector])
         self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
         self._locks = settings.locks
@@ -125,15 +124,11 @@ class Mapped:
 
     # a step
 
-    def look(self) -> None:
-        """A gradient is about to be computed: note how many updates there are."""
-        self._seen = sum(self._counts[UPDATES::ROW])
-
     def strokes(self) -> list[Stroke]:
         """The update with the gradient of the step, in its parts; a parameter without one is left alone."""
         if self._scheduled:
             settings, plan = self._plan.settings, self._plan
-            self._factor = learning_rate.factor(settings.lr_schedule, sum(self._counts[SAMPLES::ROW]), plan.total_samples, settings.epochs)
+            self._factor = learning_rate.factor(settings.lr_schedule, self.counts.total(SAMPLES), plan.total_samples, settings.epochs)
         found, factor = [], self._factor
         for number, (part, pieces, step) in enumerate(self._dense):
             for piece in pieces:
@@ -166,19 +161,11 @@ class Mapped:
             raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
         return gradient.contiguous()
 
-    def count(self, samples: int) -> None:
-        """The update is made."""
-        counts, row = self._counts, self._row
-        staleness = sum(counts[UPDATES::ROW]) - self._seen
-        counts[row + min(STALENESS + staleness, ROW - 1)] += 1
-        counts[row + SAMPLES] += samples
-        counts[row + UPDATES] += 1
-
     # everything
 
     def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, Any]) -> None:
         """Fill the mapping: with the model's own values, or those of a checkpoint."""
-        self._counts[:] = memoryview(bytes(len(self._counts) * 8)).cast("q")
+        self.counts.begin(dict(facts))
         self._steps.zero_()
         self._state.zero_()
         self.flat.write(self._vector)
@@ -187,17 +174,13 @@ class Mapped:
             if arrays is not None and name in arrays:
                 value.copy_(arrays[name])
             elif initial and name.endswith(".sum"):
-                value.fill_(initial)
+                value.fill_(float(initial))  # type: ignore[arg-type]
         self._steps.fill_(float(self._steps[0]))
-        before = self._plan.settings.replicas * ROW
-        self._counts[before + UPDATES], self._counts[before + SAMPLES] = int(facts.get("updates", 0)), int(facts.get("samples", 0))
-        for staleness, count in facts.get("staleness", {}).items():
-            self._counts[before + min(STALENESS + int(staleness), ROW - 1)] += int(count)
 
     def live(self) -> None:
         """Have the model's tensors be those of the mapping."""
         self.flat.swap(0)
-        self._counts[self._row + PROCESS] = self._process
+        self.counts.sign(self._process)
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """`vector.moving`, `vector.frozen` and `state.<section>.<key>`, as views."""
@@ -209,18 +192,6 @@ class Mapped:
                 if self._key == "sum":
                     arrays[f"state.{number}.step"] = self._steps[0]
         return arrays
-
-    def facts(self) -> dict[str, Any]:
-        """What was done, by all and before: updates, samples, and how many updates had each staleness."""
-        counts = self._counts
-        found = {str(at - STALENESS): sum(counts[at::ROW]) for at in range(STALENESS, ROW)}
-        staleness = {at: count for at, count in found.items() if count}
-        return {"updates": sum(counts[UPDATES::ROW]), "samples": sum(counts[SAMPLES::ROW]), "staleness": staleness, "clocks": {}}
-
-    def holder(self, process: int) -> str:
-        """Which replica a process is."""
-        found = [at for at in range(self._plan.settings.replicas) if self._counts[at * ROW + PROCESS] == process]
-        return f"replica {found[0]}" if found else f"process {process}"
 
 
 def check(layout: Layout, settings: Settings) -> None:

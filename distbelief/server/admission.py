@@ -29,7 +29,7 @@ def started(plan: Plan, samples: int, done: int) -> Started:
     """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
     s = plan.settings
     unit = "iteration" if s.descent else "epoch"
-    return Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
+    return Started(s.replicas, 0 if s.mapped else s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
 
 
 def check(plan: Plan, who: str, event: Join) -> None:
