@@ -74,7 +74,7 @@ class Hogwild:
 
     def standing(self) -> dict[str, Any]:
         """How far it is."""
-        return {"steps": self.step}
+        return {"clock": self.step}
 
     def _train(self, plan: Plan) -> Steps:
         """One minibatch after another: compute, and update."""

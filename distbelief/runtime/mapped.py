@@ -74,6 +74,8 @@ class Mapped:
         dense = [list(self._pieces(part)) for part in self._cut]
         self._dense = [(part, pieces, self._optimizer(pieces)) for part, pieces in zip(self._cut, dense, strict=True) if pieces]
         self._sparse = [(entry, [piece], self._optimizer([piece])) for entry, piece in self._rows()]
+        if self._sparse:
+            torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
         self._scheduled = settings.lr_schedule != "constant"
 
     # what it steps
