@@ -238,4 +238,3 @@ class _Reader:
     def measure(self) -> Measured:
         self._copy.copy_(self._racing.vector())
         return measure(self._racing.task, self._flat.module)
-

@@ -160,7 +160,9 @@ def job_roles(settings: Settings) -> list[str]:
 
 
 def _told(settings: Settings) -> str:
-    there = f"replicas 0 to {settings.replicas - 1}" + ("" if settings.among_themselves or settings.mapped else f" and shards 0 to {settings.shards - 1}")
+    there = f"replicas 0 to {settings.replicas - 1}" + (
+        "" if settings.among_themselves or settings.mapped else f" and shards 0 to {settings.shards - 1}"
+    )
     return there + (", each with a standby" if settings.standby else "")
 
 

@@ -42,7 +42,9 @@ def check(settings: Settings) -> None:
             f" {settings.consistency} steps with {', '.join(STATES)}, a server (downpour) with any"
         )
     if optimizer.options.get("dampening"):
-        raise UsageError("--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is the first; leave it off")
+        raise UsageError(
+            "--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is the first; leave it off"
+        )
     if settings.locks not in LOCKS:
         raise unknown("--locks", settings.locks, LOCKS)
     if settings.locks != "shard" and settings.shards not in (1, RANGES):
@@ -61,8 +63,7 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
     Raises:
         UsageError: there are more parts than parameters.
 
-    >>> from distbelief.core.counts import size_of
-from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.layout import Tensor, lay_out
     >>> ranges(lay_out([Tensor("a", (10,), "float32"), Tensor("b", (90,), "float32")]), 2)
     (Range(start=0, stop=168), Range(start=168, stop=400))
     """
@@ -87,7 +88,7 @@ def is_sparse(layout: Layout, entry: Entry) -> bool:
     return bool(layout.groups[entry.tensor.group].get("rows"))
 
 
-def locked(layout: Layout, entry: Entry, rows: Sequence[int], cut: Sequence[Range]) -> tuple[int, ...]:
+def locked(entry: Entry, rows: Sequence[int], cut: Sequence[Range]) -> tuple[int, ...]:
     """Which of the ranges some rows of a parameter lie in, in order: a row may lie in two."""
     size = entry.tensor.size // entry.tensor.shape[0] if entry.tensor.shape[0] else 0
     stops = [part.stop for part in cut]
@@ -103,12 +104,12 @@ def locked(layout: Layout, entry: Entry, rows: Sequence[int], cut: Sequence[Rang
 class Lie(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
-    >>> from distbelief.core.counts import size_of
-from distbelief.core.layout import Tensor, lay_out
-    >>> from distbelief.core.settings import Settings, optim
-    >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
-    >>> lie.state, lie.steps, lie.counts, lie.length
-    (512, 1024, 1152, 2688)
+        >>> from distbelief.core.counts import size_of
+    from distbelief.core.layout import Tensor, lay_out
+        >>> from distbelief.core.settings import Settings, optim
+        >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
+        >>> lie.state, lie.steps, lie.counts, lie.length
+        (512, 1024, 1152, 2688)
     """
 
     state: int

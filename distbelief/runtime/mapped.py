@@ -155,7 +155,7 @@ class Mapped:
         size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
         if self._locks != "shard":
             return (), size
-        return mapping.locked(self._plan.layout, entry, gradient._indices()[0].unique().tolist(), self._cut), size
+        return mapping.locked(entry, gradient._indices()[0].unique().tolist(), self._cut), size
 
     @staticmethod
     def _dense_gradient(gradient: torch.Tensor) -> torch.Tensor:
@@ -205,15 +205,17 @@ def check(layout: Layout, settings: Settings) -> None:
     name, optimizer = settings.consistency, settings.optimizer
     for entry in mapping.trained(layout):
         if entry.tensor.dtype in ("bfloat16", "float16"):
-            raise UsageError(f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {name} has none; use float32")
+            raise UsageError(
+                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {name} has none; use float32"
+            )
         if not mapping.is_sparse(layout, entry):
             continue
         extra = next((option for option in ("momentum", "weight_decay", "nesterov", "maximize") if optimizer.options.get(option)), "")
         if optimizer.name not in mapping.SPARSE or extra:
             what = f"option {extra}" if optimizer.name in mapping.SPARSE else f"--optimizer {optimizer.name}"
             raise UsageError(
-                f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that which leaves the others alone; use"
-                f" plain {' or '.join(mapping.SPARSE)}, or make the embedding with sparse=False"
+                f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that which leaves the others alone;"
+                f" use plain {' or '.join(mapping.SPARSE)}, or make the embedding with sparse=False"
             )
         if settings.clip_norm:
             raise UsageError(f"--clip-norm {settings.clip_norm}: torch clips no sparse gradients, and {entry.tensor.name!r} has them; leave it off")

@@ -19,9 +19,7 @@ class Answers:
         table: who may say what.
     """
 
-    def __init__(
-        self, who: str, by_kind: dict[type, Callable[..., Any]], table: Mapping[type, tuple[str, ...]] = speakers.SPEAKERS
-    ) -> None:
+    def __init__(self, who: str, by_kind: dict[type, Callable[..., Any]], table: Mapping[type, tuple[str, ...]] = speakers.SPEAKERS) -> None:
         self._who, self.by_kind = who, by_kind
         self._door = speakers.Doorkeeper(table)
 

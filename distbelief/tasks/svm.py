@@ -1,8 +1,9 @@
 """The tasks `sparse-svm` and `dense-svm`: support vector machines on synthetic data, where lock-free updates pay and where they do not.
 
-`sparse-svm` has what makes RCV1 sparse (Lewis et al. 2004; Niu et al. 2011, section 5): its 47,236 features, about 76 of them in a sample, drawn by
-a law of Zipf's kind, so that a few are in many samples and most in hardly any. An embedding with sparse gradients is its weights: a step touches the rows
-of its samples' features only, since the regularisation is spread over the samples that have a feature (section 2 of the paper):
+`sparse-svm` has what makes RCV1 sparse (Niu et al. 2011, section 5): its 47,236 features, about 76 of them in a sample, drawn by a law of Zipf's
+kind: the most frequent is in 44 % of the samples, most are in hardly any, and some sample has a feature in common with every other. Its weights are
+an embedding with sparse gradients: a step touches the rows of its samples' features only, since the regularisation is spread over the samples that
+have a feature (section 2 of the paper):
 
     loss(w) = mean over samples of  max(0, 1 - y x.w) + LAMBDA * sum over features u of x of  w_u^2 / d_u * samples
 
@@ -69,6 +70,7 @@ class SparseSVM(nn.Module):
         nn.init.zeros_(self.weight.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Margins, and shares."""
         features, values = inputs[:, 0].long(), inputs[:, 1].float()
         weights = self.weight(features).squeeze(-1)
         share = LAMBDA * SAMPLES * (weights.square() / _draw(SAMPLES, False).degrees[features]).sum(1)
@@ -91,6 +93,7 @@ class DenseSVM(nn.Module):
         self.weight = nn.Parameter(torch.zeros(DENSE_FEATURES))
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Margins, and the regularisation beside each."""
         margins = inputs @ self.weight
         return torch.stack([margins, (LAMBDA * self.weight.square().sum()).expand_as(margins)], 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_ranges_follow_each_other_and_are_cut_where_a_tensor_may_be(sizes: list[
     found = ranges(layout, count)
     assert len(found) == count
     assert (found[0].start, found[-1].stop) == (0, layout.trained.stop)
-    assert all(a.stop == b.start for a, b in zip(found, found[1:], strict=False))
+    assert all(a.stop == b.start for a, b in pairwise(found))
     starts = [entry.start for entry in trained(layout)]
     for part in found[1:]:
         inside = max(start for start in [*starts, layout.trained.stop] if start <= part.start)
@@ -44,7 +46,7 @@ def test_a_row_may_lie_in_two_ranges() -> None:
     cut = ranges(layout, 2)
     [entry] = trained(layout)
     assert [(part.start, part.stop) for part in cut] == [(0, 512), (512, 960)]
-    assert [locked(layout, entry, rows, cut) for rows in ([0], [5], [9], [9, 0], [])] == [(0,), (0, 1), (1,), (0, 1), ()]
+    assert [locked(entry, rows, cut) for rows in ([0], [5], [9], [9, 0], [])] == [(0,), (0, 1), (1,), (0, 1), ()]
 
 
 def test_high_stalenesses_are_counted_together_and_what_was_done_before_counts() -> None:

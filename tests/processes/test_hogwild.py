@@ -143,7 +143,7 @@ def _hold(supervisor: int, descriptor: int, connection: Any) -> None:
     connection.recv()
 
 
-def test_locks_are_the_kernels(tmp_path: Path) -> None:
+def test_locks_are_the_kernels() -> None:
     """Another process has it until it dies."""
     descriptor = os.memfd_create("locks")
     context = multiprocessing.get_context("fork")

@@ -55,7 +55,9 @@ def weights(simulation: Racing) -> list[torch.Tensor]:
     return [vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape) for e in entries]
 
 
-def sequential(plain: SimpleNamespace, task: Task, make: Callable[..., torch.optim.Optimizer], epochs: int, rate: Callable[[int], float]) -> list[Any]:
+def sequential(
+    plain: SimpleNamespace, task: Task, make: Callable[..., torch.optim.Optimizer], epochs: int, rate: Callable[[int], float]
+) -> list[Any]:
     """One loop of plain PyTorch; `rate` is the learning rate of an epoch."""
     torch.manual_seed(0)
     model, data = task.model().train(), task.train()
@@ -165,7 +167,9 @@ def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
 
 def phantom(plain: SimpleNamespace, strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
-    run = Observed(Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4), Simulated(weather=SLOW, pace=STEADY, phantom=True))
+    run = Observed(
+        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4), Simulated(weather=SLOW, pace=STEADY, phantom=True)
+    )
     run.run()
     return run.simulation.clock.now()
 
