@@ -18,7 +18,7 @@ from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
 from distbelief.replica.work import Work, check_loss
 
-GLANCE_SECONDS = 2e-3
+GLANCE_SECONDS = 10e-3
 """A replica looks for what has arrived when it has computed for this long since it last did."""
 
 Steps = Generator[Effect, Any, None]

@@ -318,14 +318,14 @@ class Driver:
 
     def _update(self, player: _Player, effect: Update) -> bool | None:
         """Have the worker update what it shares; a wait in it is one of the story's, for whoever asks."""
-        assert isinstance(player.worker, Updater)
 
         def told() -> bool:
             if player.stalled is None:
                 player.stalled = self.clock.now()
             return _told(player)
 
-        answer = player.worker.update(effect.samples, told, lambda done: self._advance(player, done))
+        worker: Any = player.worker  # an `Updater`, which takes longer to see than a small update to make
+        answer: bool | None = worker.update(effect.samples, told, lambda done: self._advance(player, done))
         player.stalled = None
         return answer
 

@@ -26,13 +26,13 @@ class Stroke(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Some elements of a parameter, as the optimizer steps them."""
+    """Some elements of a parameter of the model, as the optimizer steps them: all of them, or those within a slice."""
 
     parameter: torch.Tensor
     source: torch.Tensor
-    """The parameter of the model."""
-    within: slice
-    """Which of its elements, one behind the other."""
+    within: slice | None
+    start: int
+    """The byte of the vector at which they begin."""
 
 
 def lie_of(layout: Layout, settings: Settings) -> Lie:
@@ -71,9 +71,11 @@ class Mapped:
         self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
         self._locks = settings.locks
         self._made = 0
-        dense = [list(self._pieces(part)) for part in self._cut]
-        self._dense = [(part, pieces, self._optimizer(pieces)) for part, pieces in zip(self._cut, dense, strict=True) if pieces]
-        self._sparse = [(entry, [piece], self._optimizer([piece])) for entry, piece in self._rows()]
+        self._dense = [(part, list(self._pieces(part))) for part in self._cut]
+        strokes = [Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces]
+        self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
+        self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
+        self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
         if self._sparse:
             torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
         self._scheduled = settings.lr_schedule != "constant"
@@ -83,46 +85,41 @@ class Mapped:
     def _pieces(self, part: Range) -> Iterator[_Piece]:
         """The parts of dense parameters that lie in a range."""
         for entry, source in self._entries(sparse=False):
-            item = ITEM_SIZES[entry.tensor.dtype]
-            start, stop = max(part.start, entry.start), min(part.stop, entry.start + entry.tensor.size)
-            if start < stop:
-                view = self._vector[start:stop].view(getattr(torch, entry.tensor.dtype))
-                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item))
+            item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.start + entry.tensor.size)
+            start, stop = max(part.start, whole.start), min(part.stop, whole.stop)
+            if (start, stop) == (whole.start, whole.stop):
+                yield _Piece(source, source, None, start)
+            elif start < stop:
+                view = self._vector[start:stop].view(source.dtype)
+                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item), start)
 
     def _rows(self) -> Iterator[tuple[Entry, _Piece]]:
         """The parameters whose gradients are some of their rows."""
         for entry, source in self._entries(sparse=True):
-            view = self._vector[entry.start : entry.start + entry.tensor.size].view(getattr(torch, entry.tensor.dtype))
-            yield entry, _Piece(view.view(entry.tensor.shape), source, slice(None))
+            yield entry, _Piece(source, source, None, entry.start)
 
     def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
         pairs = zip(mapping.trained(layout), self.flat.trained, strict=True)
         return [(entry, source) for entry, source in pairs if mapping.is_sparse(layout, entry) == sparse]
 
-    def _optimizer(self, pieces: list[_Piece]) -> Callable[[float], object]:
-        """A step of torch's optimizer on some pieces, with its state in the mapping; it takes the factor of the learning rate."""
-        if not pieces:
-            return lambda _: None
-        rows = pieces[0].within == slice(None)
+    def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
+        """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""
         optimizer = optimizers.build(self._plan.settings.optimizer, [{"params": [piece.parameter for piece in pieces]}], rows)
-        for piece in pieces:
+        for parameter, _, _, start in pieces:
             if self._key:
-                start = piece.parameter.data_ptr() - self._vector.data_ptr()
-                there = self._state[start : start + piece.parameter.nbytes].view(piece.parameter.dtype).view(piece.parameter.shape)
-                state = optimizer.state[piece.parameter]
-                state[self._key] = there
+                state = optimizer.state[parameter]
+                state[self._key] = self._state[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
                 if self._key == "sum":
                     state["step"] = self._steps[self._made]
                     self._made += 1
         stepper, group, rate = optimizers.stepper(optimizer), optimizer.param_groups[0], optimizer.param_groups[0]["lr"]
 
-        def step(factor: float) -> None:
-            if group["lr"] != rate * factor:
-                group["lr"] = rate * factor
+        def step() -> None:
+            group["lr"] = rate * self._factor
             stepper()
 
-        return step
+        return step if self._plan.settings.lr_schedule != "constant" else stepper
 
     # a step
 
@@ -131,25 +128,20 @@ class Mapped:
         if self._scheduled:
             settings, plan = self._plan.settings, self._plan
             self._factor = learning_rate.factor(settings.lr_schedule, self.counts.total(SAMPLES), plan.total_samples, settings.epochs)
-        found, factor = [], self._factor
-        for number, (part, pieces, step) in enumerate(self._dense):
-            for piece in pieces:
-                gradient = piece.source.grad
-                piece.parameter.grad = None if gradient is None else self._dense_gradient(gradient).view(-1)[piece.within]
-            found.append(Stroke((number,), part.size, lambda step=step: step(factor)))  # type: ignore[misc]
-        for entry, [piece], step in self._sparse:
-            gradient = piece.parameter.grad = piece.source.grad
-            if gradient is not None:
-                locks, size = self._touched(entry, gradient)
-                found.append(Stroke(locks, size, lambda step=step: step(factor)))  # type: ignore[misc]
-        if self._locks == "shard":
-            return found
+        for piece in self._partial:
+            gradient = piece.source.grad
+            piece.parameter.grad = None if gradient is None else self._dense_gradient(gradient).view(-1)[piece.within]
+        found = list(self._strokes)
+        for entry, source, step in self._sparse:
+            if source.grad is not None:
+                locks, size = self._touched(entry, source.grad)
+                found.append(Stroke(locks, size, step))
         if self._locks == "global":
             return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
-        return [one._replace(locks=()) for one in found]
+        return found
 
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
-        """The ranges that a gradient's rows lie in, and the bytes of the rows."""
+        """The ranges that a gradient's rows lie in, where these are locked, and the bytes of the rows."""
         if not gradient.is_sparse:
             raise TrainingError(f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an embedding only")
         size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
