@@ -96,7 +96,7 @@ def _mlp(options: HogwildOptions, repeats: int) -> dict[str, Any]:
     }
 
 
-def _svm(options: HogwildOptions, repeats: int) -> dict[str, dict[str, tuple[float, float, float]]]:
+def _svm(options: HogwildOptions, repeats: int) -> dict[str, dict[str, list[float]]]:
     """By task and locks: samples per second of one replica and of two, and their ratio."""
     batch_size = 512 if options.quick else options.svm_batch_size
 
@@ -105,11 +105,11 @@ def _svm(options: HogwildOptions, repeats: int) -> dict[str, dict[str, tuple[flo
 
     contenders = {f"{task} {way} {count}": job(task, way, count) for task in SVMS for way in WAYS for count in (1, 2)}
     taken = interleave(contenders, repeats)
-    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     for task in SVMS:
         for way in WAYS:
             one, two = (taken[f"{task} {way} {count}"] for count in (1, 2))
-            found.setdefault(task, {})[way] = statistics.median(one), statistics.median(two), ratio(two, one)
+            found.setdefault(task, {})[way] = [statistics.median(one), statistics.median(two), ratio(two, one)]
     return found
 
 

@@ -200,7 +200,10 @@ class _Phantom(_Peer):
     """Computes nothing."""
 
     def layout(self) -> Layout:
-        return self._racing._layout()
+        layout = self._racing._layout()
+        if any(mapping.is_sparse(layout, entry) for entry in mapping.trained(layout)):
+            raise UsageError("--phantom computes no gradients, and which rows an update writes to is in them: leave it off")
+        return layout
 
     def strokes(self) -> list[Stroke]:
         locks = self._settings.locks

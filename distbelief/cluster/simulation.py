@@ -187,7 +187,7 @@ class Simulation:
 
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
-            self._known_layout = layout_of(self._model())
+            self._known_layout = layout_of(self._model(), rows=self.settings.mapped)
         return self._known_layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:

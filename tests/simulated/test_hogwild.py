@@ -269,3 +269,8 @@ def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, o
 def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Observed(Job(task=bags(), strategy=strategy, batch_size=4, **options)).run()
+
+
+def test_a_phantom_knows_no_rows() -> None:
+    with pytest.raises(UsageError, match="which rows an update writes to"):
+        Observed(Job(task=bags(), strategy=Hogwild(), batch_size=4), Simulated(phantom=True)).run()
