@@ -6,7 +6,7 @@ is written.
 
 from __future__ import annotations
 
-from distbelief.core import messages, records, roles, speakers, upkeep
+from distbelief.core import events, messages, records, roles, speakers, upkeep
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
@@ -24,6 +24,7 @@ class Keeping(Coordinator):
         self._answers = Answers("the coordinator", self._answers.by_kind, speakers.MAPPED)
         self._done: set[str] = set()  # members that have left, and stay for what is still to be done
         self._filler = self._writer = ""
+        self._again = False  # a checkpoint is to be made in the place of one whose writer died
 
     def _restore(self) -> list[Effect]:
         if self.plan is not None and self.phase == "gathering":
@@ -55,6 +56,13 @@ class Keeping(Coordinator):
             [self._writer] = self._holders
         return effects
 
+    def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
+        effects = super()._on_saved(sender, event)
+        if self._again and self.phase == "training" and self._reception.members:
+            self._again = False
+            effects += self._save()
+        return effects
+
     def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
         """A replica is done; it stays, to be asked for what is left, until it is told to stop."""
         if sender not in self._reception.members:
@@ -72,6 +80,7 @@ class Keeping(Coordinator):
         saving = (self._saving.stage == "writing" and role == self._writer) or (self._saving.stage == "holding" and not others)
         if saving:
             effects += self._give_up(f"{role} is gone ({reason})")
+            self._again = self._saving.stage == "sealing"
         if self.phase == "closing" and others and (saving or role in self._describing):
             self._describing.clear()
             self._closing = iter((*(("save",) if saving else ()), "describe", "stop"))

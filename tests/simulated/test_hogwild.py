@@ -13,7 +13,7 @@ from torch import nn
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import records
+from distbelief.core import records, upkeep
 from distbelief.core.settings import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -232,6 +232,23 @@ def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, vict
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
     assert simulation.peers["replica 0"].counts.facts()["updates"] >= 30
+
+
+def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
+    job = Job(task=plain.classes(plain.mlp, samples=60), strategy=Hogwild(replicas=2, restarts=0), batch_size=4, checkpoint_every=0)
+    run = Observed(job, Simulated(weather=SLOW, pace=STEADY))
+    simulation, killed = run.simulation, []
+
+    def strike(sender: str, _to: str, message: object) -> None:
+        if isinstance(message, upkeep.SnapshotDone) and not killed:
+            killed.append(sender)
+            simulation.kill(sender)
+
+    simulation.network.before_send = strike
+    run.run()
+    made = [(record.number, bool(record.error)) for record in run.records if isinstance(record, records.Checkpointed)]
+    assert (killed, run.outcome) == (["replica 0"], "done")
+    assert made == [(1, True), (2, False), (3, False)]
 
 
 def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
