@@ -6,7 +6,6 @@ what replicas count (`core/counts.py`). Nothing in it is of one moment: each ele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -88,28 +87,14 @@ def is_sparse(layout: Layout, entry: Entry) -> bool:
     return bool(layout.groups[entry.tensor.group].get("rows"))
 
 
-def locked(entry: Entry, rows: Sequence[int], cut: Sequence[Range]) -> tuple[int, ...]:
-    """Which of the ranges some rows of a parameter lie in, in order: a row may lie in two."""
-    size = entry.tensor.size // entry.tensor.shape[0] if entry.tensor.shape[0] else 0
-    stops = [part.stop for part in cut]
-    found: set[int] = set()
-    for row in rows:
-        first = entry.start + row * size
-        for number, part in enumerate(cut):
-            if part.start < first + size and first < stops[number]:
-                found.add(number)
-    return tuple(sorted(found))
-
-
 class Lie(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
-        >>> from distbelief.core.counts import size_of
-    from distbelief.core.layout import Tensor, lay_out
-        >>> from distbelief.core.settings import Settings, optim
-        >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
-        >>> lie.state, lie.steps, lie.counts, lie.length
-        (512, 1024, 1152, 2688)
+    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.settings import Settings, optim
+    >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
+    >>> lie.state, lie.steps, lie.counts, lie.length
+    (512, 1024, 1152, 2688)
     """
 
     state: int

@@ -69,6 +69,7 @@ class Mapped:
         self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)
         self.flat.bind([], [self._vector])
         self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
+        self._stops = torch.tensor([part.stop for part in self._cut])
         self._locks = settings.locks
         self._made = 0
         self._dense = [(part, list(self._pieces(part))) for part in self._cut]
@@ -147,7 +148,7 @@ class Mapped:
         size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
         if self._locks != "shard":
             return (), size
-        return mapping.locked(entry, gradient._indices()[0].unique().tolist(), self._cut), size
+        return touched(gradient._indices()[0], entry, self._stops), size
 
     @staticmethod
     def _dense_gradient(gradient: torch.Tensor) -> torch.Tensor:
@@ -186,6 +187,26 @@ class Mapped:
                 if self._key == "sum":
                     arrays[f"state.{number}.step"] = self._steps[0]
         return arrays
+
+
+def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int, ...]:
+    """Which ranges some rows of a parameter lie in, in order; a row may lie in several.
+
+    Args:
+        rows: int64, 1-D, in any order.
+        entry: the parameter.
+        stops: int64, 1-D: the byte of the vector at which each range ends.
+
+    >>> from distbelief.core.layout import Tensor
+    >>> entry = Entry(Tensor("rows", (10, 24), "float32"), 0)  # rows of 96 bytes
+    >>> [touched(torch.tensor(rows, dtype=torch.int64), entry, torch.tensor([512, 960])) for rows in ([0, 3], [5], [9], [9, 0], [])]
+    [(0,), (0, 1), (1,), (0, 1), ()]
+    """
+    size = entry.tensor.size // max(entry.tensor.shape[0], 1)
+    starts = rows * size + entry.start
+    first, last = (torch.searchsorted(stops, at, right=True) for at in (starts, starts + size - 1))
+    edges = torch.bincount(first, minlength=len(stops) + 1) - torch.bincount(last + 1, minlength=len(stops) + 1)
+    return tuple((edges.cumsum(0) > 0).nonzero().view(-1).tolist())
 
 
 def check(layout: Layout, settings: Settings) -> None:

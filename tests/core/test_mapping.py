@@ -5,14 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core.counts import ROW, STALENESS, Counts, size_of
 from distbelief.core.layout import ALIGNMENT, Tensor, lay_out
 from distbelief.core.locks import Queues
-from distbelief.core.mapping import locked, ranges, trained
+from distbelief.core.mapping import ranges, trained
 from distbelief.errors import UsageError
+from distbelief.runtime.mapped import touched
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
@@ -41,12 +43,15 @@ def test_more_ranges_than_parameters_are_refused() -> None:
         ranges(lay_out([Tensor("a", (2,), "float32")]), 3)
 
 
-def test_a_row_may_lie_in_two_ranges() -> None:
-    layout = lay_out([Tensor("rows", (10, 24), "float32")])  # 96 bytes a row; the range is cut at 512
-    cut = ranges(layout, 2)
-    [entry] = trained(layout)
-    assert [(part.start, part.stop) for part in cut] == [(0, 512), (512, 960)]
-    assert [locked(entry, rows, cut) for rows in ([0], [5], [9], [9, 0], [])] == [(0,), (0, 1), (1,), (0, 1), ()]
+@given(st.lists(st.integers(0, 29), max_size=8), st.integers(1, 90), st.integers(1, 9))
+def test_the_ranges_of_some_rows_are_those_that_have_a_byte_of_them(rows: list[int], columns: int, count: int) -> None:
+    layout = lay_out([Tensor("first", (33,), "float32"), Tensor("rows", (30, columns), "float32")])
+    cut = ranges(layout, count)
+    entry = trained(layout)[1]
+    taken = {entry.start + row * columns * 4 + byte for row in rows for byte in range(columns * 4)}
+    expected = tuple(i for i, part in enumerate(cut) if any(part.start <= byte < part.stop for byte in taken))
+    stops = torch.tensor([part.stop for part in cut])
+    assert touched(torch.tensor(rows, dtype=torch.int64), entry, stops) == expected
 
 
 def test_high_stalenesses_are_counted_together_and_what_was_done_before_counts() -> None:
