@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.job import Job
     from distbelief.runtime.loop import join
-    from distbelief.strategy import Allreduce, Bounded, Downpour, Sandblaster, Single, Softsync, Synchronous
+    from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.virtual import Partition, Weather
 
@@ -40,7 +40,7 @@ _PLACES = {
     "Weather": "transport.virtual",
     "evaluate": "cluster.evaluate",
     "Job": "job",
-    **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),
+    **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),
     "optim": "core.settings",
     "join": "runtime.loop",
     "Task": "tasks",
@@ -49,7 +49,8 @@ _PLACES = {
 }
 
 __all__ = [
-    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Job", "JobFailed", "Local", "Pace",
+    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Hogwild", "Job", "JobFailed", "Local",
+    "Locking", "Pace",
     "Partition", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View",
     "Weather", "__version__", "evaluate", "join", "optim", "run", "tasks",
 ]  # fmt: skip

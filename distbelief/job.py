@@ -40,7 +40,7 @@ class Job:
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     lr_schedule: str = "constant"
-    """The learning rate over the samples applied: constant, linear, cosine, step."""
+    """The learning rate over the samples applied: constant, linear, cosine, step, or backoff:0.9 (times 0.9 after each epoch)."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     seed: int = 0
@@ -97,6 +97,8 @@ class Job:
         named |= getattr(self.strategy, "implied", {})
         named["snapshot_seconds"], named["snapshot_pushes"] = _intervals(self.snapshot_every)
         settings = Settings(**named)
+        if settings.mapped and self.device != "cpu":
+            raise UsageError(f"--device {self.device}: strategy {self.strategy.name} computes in memory that all replicas share, the host's: use cpu")
         settings.check()
         return settings
 

@@ -28,6 +28,7 @@ BENCHES: Mapping[str, Bench] = {
     "wire": Bench("push and fetch over each carrier, beside the limits of this machine", "distbelief.bench.wire", "WireOptions"),
     "train": Bench("samples per second of Downpour and allreduce beside single, DDP and Hogwild", "distbelief.bench.train", "TrainOptions"),
     "allreduce": Bench("all-reduce in shared memory and by schedules, beside gloo and the price", "distbelief.bench.allreduce", "AllreduceOptions"),
+    "hogwild": Bench("replicas on one mapping beside a plain Hogwild loop, and what locks cost", "distbelief.bench.hogwild", "HogwildOptions"),
     "straggle": Bench("samples per second under stragglers, by what may be stale", "distbelief.bench.straggle", "StraggleOptions"),
     "standby": Bench("what a standby costs, and how long it takes to be its shard", "distbelief.bench.standby", "StandbyOptions"),
     "start": Bench("seconds from starting a job to its first step", "distbelief.bench.start", "StartOptions"),

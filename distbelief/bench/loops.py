@@ -38,14 +38,14 @@ class Course(NamedTuple):
 def independent(course: Course, processes: int, threads: int = 1) -> float:
     """Samples per second of so many plain loops side by side that know nothing of each other: the sum of their rates."""
     with Peers() as peers:
-        return sum(_race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
+        return sum(race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
 
 
 def ddp(course: Course, processes: int) -> float:
     """Samples per second of `DistributedDataParallel` over gloo; each process takes its own minibatches."""
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
-        return sum(_race([peers.start("ddp", 1, _ddp, course, store, rank, processes) for rank in range(processes)]))
+        return sum(race([peers.start("ddp", 1, _ddp, course, store, rank, processes) for rank in range(processes)]))
 
 
 def hogwild(course: Course, processes: int) -> float:
@@ -54,12 +54,12 @@ def hogwild(course: Course, processes: int) -> float:
         memory = os.memfd_create("distbelief bench")
         try:
             os.ftruncate(memory, sum(p.numel() * 4 for p in resolve(course.task).model().parameters()))
-            return sum(_race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
+            return sum(race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
         finally:
             os.close(memory)
 
 
-def _race(peers: list[Peer]) -> list[float]:
+def race(peers: list[Peer]) -> list[float]:
     """Start all at once when all are ready; returns the samples per second of each."""
     for peer in peers:
         peer.hear()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distbelief.cluster.simulated import Simulated
     from distbelief.job import Job
 
-TASKS = ("digits", "mnist", "mnist-lenet")
+TASKS = ("digits", "mnist", "mnist-lenet", "sparse-svm", "dense-svm")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
 
 

@@ -19,6 +19,7 @@ from distbelief.errors import UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.sandblaster import Sandblaster as BundleStory
 from distbelief.replica.vectors import Vectors
+from distbelief.runtime.mapped import check
 from distbelief.sandblaster.coordinator import Sandblaster
 from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
@@ -26,6 +27,7 @@ from distbelief.server.dealing import Dealing
 from distbelief.server.descent import DescentShard
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.grouping import Grouping
+from distbelief.server.keeping import Keeping
 from distbelief.server.muster import Muster
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
@@ -33,20 +35,21 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 from distbelief.server.standbys import Standbys
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
+from distbelief.tasks.flat import layout_of
 
+_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings)
 _MEMORY: Mapping[type, tuple[type, ...]] = {
-    Coordinator: (
-        Coordinator, Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings,
-    ),
+    Coordinator: (Coordinator, *_SERVED),
+    Keeping: (Keeping, *_SERVED),
     Conductor: (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings),
-}  # fmt: skip
+}
 
 
 def coordinator(
     settings: Settings, evaluator: bool, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
 ) -> Coordinator | Conductor:
     """The coordinator of a job; its arguments are those of `Coordinator`."""
-    kind = Conductor if settings.among_themselves else Sandblaster if settings.descent else Coordinator
+    kind = Conductor if settings.among_themselves else Sandblaster if settings.descent else Keeping if settings.mapped else Coordinator
     return kind(settings, evaluator, checkpoint, position, samples, number)
 
 
@@ -81,6 +84,8 @@ def check_model(settings: Settings, model: nn.Module) -> None:
     Raises:
         UsageError: naming the part of it, and the remedy.
     """
+    if settings.mapped:
+        check(layout_of(model, rows=True), settings)
     if settings.descent is None:
         return
     for name, part in model.named_modules():

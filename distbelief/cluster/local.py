@@ -146,6 +146,11 @@ class Local:
                 f"strategy {job.strategy.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
                 " distbelief train module:function sandblaster"
             )
+        if settings.mapped:
+            raise UsageError(
+                f"strategy {job.strategy.name} needs a task, distbelief train module:function {job.strategy.name}: a loop of a script steps when it"
+                " likes, and would see parameters change between any two of its lines"
+            )
         if not os.path.isfile(script[0]):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
         if not job.strategy.served:
@@ -183,6 +188,9 @@ class Local:
         settings = job.settings()
         if settings.among_themselves:
             self._check_assembled(settings)
+        if settings.mapped and self.carrier != "shared":
+            asked = f"--listen {self.listen}" if self.listen else f"--transport {self.transport}"
+            raise UsageError(f"{asked}: strategy {settings.consistency} is of one machine, whose memory its replicas update; leave it off")
         if self.listen and not job.strategy.served:
             raise UsageError(f"--listen {self.listen}: strategy {job.strategy.name} has no replicas that could join")
         for name in ("replicas", "shards"):
@@ -205,7 +213,7 @@ def _check_cut(task: Task, settings: Settings) -> None:
     from distbelief.tasks.worker import build_model
 
     with torch.random.fork_rng(devices=[]):
-        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
+        cut(layout_of(build_model(task, settings.seed, "cpu"), rows=settings.mapped), settings.shards)
 
 
 def listen_at(bind: str, role: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import runpy
 import select
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,13 +20,15 @@ from torch import nn
 from distbelief.cluster import cast
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
+from distbelief.cluster.mapped import MappedReplica, Reader
 from distbelief.cluster.pace import Padding
 from distbelief.cluster.peer import Peer, Scripted
+from distbelief.cluster.served import Compute, ServedWorker, common_memory
 from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
 from distbelief.core import events, messages, records, roles, upkeep
-from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan
 from distbelief.errors import DistbeliefError, TrainingError, UsageError
@@ -37,6 +37,7 @@ from distbelief.record.restore import Store, load_weights
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.hogwild import Hogwild
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
@@ -48,13 +49,11 @@ from distbelief.server.slice import TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, measure, placed
+from distbelief.tasks.worker import Trainer, build_model, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
-
-Compute = Callable[[Batch], Computed]
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
@@ -266,9 +265,13 @@ class _Process:
             self._tell_story(peer.story(self._listen()), peer, peer.store)
             return
         cast.check_model(spec.settings, model)
+        if spec.settings.mapped:
+            mapped = MappedReplica(spec, self.role, FlatModule(model, rows=True), task, self._padded)
+            self._tell_story(mapped.story(self.incarnation), mapped, mapped.store)
+            return
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
         vectors = FlatModule(model)
-        worker = _Worker(self, vectors, self._padded(trainer.compute), None)
+        worker = ServedWorker(spec, self.role, vectors, self._padded(trainer.compute), pump=self.pump())
         self._tell_story(cast.replica(spec.settings, self.role, vectors, len(trainer.data), self.incarnation), worker)
 
     def _padding(self) -> Padding | None:
@@ -291,7 +294,7 @@ class _Process:
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
         if self.spec.init_from:
-            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
+            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model, rows=True)))
         return model
 
     def pump(self) -> Pump | None:
@@ -311,7 +314,7 @@ class _Process:
             if part:
                 part.whole.bind(plan)
             else:
-                _Worker(self, vectors, None, None).attach(plan, arena)
+                ServedWorker(self.spec, self.role, vectors, None).attach(plan, arena)
 
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
@@ -349,51 +352,13 @@ class _Process:
     def _play_evaluator(self) -> None:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
-        vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"))
-        self._tell_story(Evaluator(vectors, self.incarnation), _Worker(self, vectors, None, task))
+        vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"), rows=spec.settings.mapped)
+        worker = Reader(spec, vectors, task) if spec.settings.mapped else ServedWorker(spec, self.role, vectors, None, task)
+        self._tell_story(Evaluator(vectors, self.incarnation), worker)
 
-    def _tell_story(self, player: Downpour | Evaluator | Allreduce, worker: Worker, store: Store | None = None) -> None:
+    def _tell_story(self, player: Downpour | Evaluator | Allreduce | Hogwild, worker: Worker, store: Store | None = None) -> None:
         self.player = player
         self.driver.add_story(self.role, player.story(), self.endpoint, worker, store)
         self._meet()
         self.driver.link(self.role)
         self.driver.run()
-
-
-class _Worker:
-    """Who computes in a process: a trainer's gradients, or a task's measure."""
-
-    def __init__(self, process: _Process, vectors: FlatModule, compute: Compute | None, task: Task | None) -> None:
-        self._process, self._vectors, self._compute, self._task = process, vectors, compute, task
-        self._pump = process.pump() if compute else None
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        spec = self._process.spec
-        in_place = spec.memory >= 0 and roles.is_replica(self._process.role)
-        if in_place and self._vectors.device.type != "cpu":
-            raise UsageError(f"--read-in-place: the model is on {self._vectors.device}, which cannot compute on the shards' memory; leave it off")
-        self._vectors.bind(arena.gradients, [common_memory(spec, plan)] if in_place else arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        assert self._compute is not None
-        if self._pump is None:
-            return self._compute(batch)
-        with self._pump.running():
-            return self._compute(batch)
-
-    def measure(self) -> Measured:
-        assert self._task is not None
-        return measure(self._task, self._vectors.module)
-
-
-def common_memory(spec: Spec, plan: Plan) -> torch.Tensor:
-    """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total` bytes."""
-    low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
-    if low:
-        raise UsageError(f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; leave it off")
-    descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
-    try:
-        os.ftruncate(descriptor, max(plan.layout.total, 1))
-        return torch.frombuffer(mmap.mmap(descriptor, max(plan.layout.total, 1)), dtype=torch.uint8)[: plan.layout.total]
-    finally:
-        os.close(descriptor)

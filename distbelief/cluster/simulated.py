@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from distbelief.cluster.assembled import Assembled
+from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
@@ -149,19 +150,21 @@ class Simulated:
 
 
 def stage(job: Job, settings: Settings, cluster: Simulated, sink: Callable[[float, str, Record], None], *more: Any, **others: Any) -> Simulation:
-    """The simulation of a job: with a server, or without one."""
-    return (Assembled if settings.among_themselves else Simulation)(job, settings, cluster, sink, *more, **others)
+    """The simulation of a job: with a server, without one, or in one memory."""
+    return (Assembled if settings.among_themselves else Racing if settings.mapped else Simulation)(job, settings, cluster, sink, *more, **others)
 
 
 def job_roles(settings: Settings) -> list[str]:
     """The replicas of a job, its shards, and their standbys."""
-    shards = 0 if settings.among_themselves else settings.shards
+    shards = 0 if settings.among_themselves or settings.mapped else settings.shards
     standbys = map(roles.standby, range(shards * settings.standby))
     return [*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(shards)), *standbys]
 
 
 def _told(settings: Settings) -> str:
-    there = f"replicas 0 to {settings.replicas - 1}" + ("" if settings.among_themselves else f" and shards 0 to {settings.shards - 1}")
+    there = f"replicas 0 to {settings.replicas - 1}" + (
+        "" if settings.among_themselves or settings.mapped else f" and shards 0 to {settings.shards - 1}"
+    )
     return there + (", each with a standby" if settings.standby else "")
 
 

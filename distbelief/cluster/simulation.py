@@ -130,11 +130,14 @@ class Simulation:
         for i in range(self.settings.replicas):
             self._add_replica(i)
         if self.evaluates and not self.settings.among_themselves:
-            evaluated = FlatModule(self._model())
-            self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), 0, _Watcher(self.task, evaluated))
+            self._add_evaluator()
+
+    def _add_evaluator(self) -> None:
+        evaluated = FlatModule(self._model())
+        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), 0, _Watcher(self.task, evaluated))
 
     def _cast_servers(self) -> None:
-        for i in range(self.settings.shards):
+        for i in range(0 if self.settings.mapped else self.settings.shards):
             self._add_shard(i)
         for i in range(self.settings.shards * self.settings.standby):
             self._add_standby(i)
@@ -170,7 +173,7 @@ class Simulation:
     def _model(self) -> nn.Module:
         model = build_model(self.task, self.job.seed, self.job.device)
         if self.job.init_from:
-            model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
+            model.load_state_dict(load_weights(self.job.init_from, layout_of(model, rows=True)))
         return model
 
     def _add_shard(self, index: int, incarnation: int = 0) -> None:
@@ -230,7 +233,7 @@ class Simulation:
 
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
-            self._known_layout = layout_of(self._model())
+            self._known_layout = layout_of(self._model(), rows=self.settings.mapped)
         return self._known_layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:

@@ -120,7 +120,7 @@ class SingleLoop:
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )
-        factor = learning_rate.factor(self.settings.lr_schedule, self._samples, self._plan.total_samples)
+        factor = learning_rate.factor(self.settings.lr_schedule, self._samples, self._plan.total_samples, self.settings.epochs)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.optimizer.lr * factor
         self._update()

@@ -68,7 +68,7 @@ class Supervisor:
         self._gate: Gate | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
-        shared = settings.read_in_place or (settings.among_themselves and cluster.carrier == "shared")
+        shared = settings.read_in_place or settings.mapped or (settings.among_themselves and cluster.carrier == "shared")
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 if job.strategy.served and settings.restarts else 0))
         self._known = 0

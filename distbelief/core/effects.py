@@ -81,6 +81,21 @@ class Reduce(msgspec.Struct, frozen=True, gc=False):
     round: int
 
 
+class Update(msgspec.Struct, frozen=True, gc=False):
+    """Have the worker update the parameters, which it shares with others, with the gradient of the last minibatch, of so many samples; answered by
+    whether it has, before something arrived: asked again, it goes on where it was.
+    """
+
+    samples: int
+
+
+class Begin(msgspec.Struct, frozen=True, gc=False):
+    """Have the worker fill what it shares with others: with a checkpoint's arrays and facts, or (None) the model's own values."""
+
+    arrays: dict[str, Any] | None
+    facts: dict[str, Any]
+
+
 class Attach(msgspec.Struct, frozen=True, gc=False):
     """Make the vectors that a plan asks for."""
 
@@ -163,7 +178,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect = (
-    Send | Receive | Compute | Measure | Form | Reduce | Attach | Lend | Become | Connect | Wake
+    Send | Receive | Compute | Measure | Form | Reduce | Update | Begin | Attach | Lend | Become | Connect | Wake
     | Record | Save | Commit | Discard | Load | End
 )  # fmt: skip
 

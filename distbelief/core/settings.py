@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distbelief.core import learning_rate
+from distbelief.core import learning_rate, mapping
 from distbelief.core.algorithms import check_algorithm
 from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
@@ -92,6 +92,8 @@ class Settings(msgspec.Struct, frozen=True):
     """What a job without a server does when a replica dies: regroup or stop."""
     per_host: int = 0
     """Replicas that are on one host, in their order; 0 for all."""
+    locks: str = "none"
+    """What an update of memory that replicas share locks: none, shard or global."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
@@ -161,6 +163,8 @@ class Settings(msgspec.Struct, frozen=True):
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         learning_rate.check(self.lr_schedule)
+        if self.mapped:
+            mapping.check(self)
         if self.descent:
             self.descent.check()
 
@@ -178,6 +182,11 @@ class Settings(msgspec.Struct, frozen=True):
     def among_themselves(self) -> bool:
         """Whether replicas reduce their gradients among themselves, and there is no server."""
         return self.consistency == "allreduce"
+
+    @property
+    def mapped(self) -> bool:
+        """Whether replicas update one mapping by themselves, and there is no server."""
+        return self.consistency in ("hogwild", "locking")
 
     @property
     def together(self) -> bool:

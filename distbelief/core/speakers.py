@@ -71,6 +71,13 @@ ASSEMBLY: Mapping[type, tuple[str, ...]] = {
 """The same where replicas reduce among themselves."""
 
 
+MAPPED: Mapping[type, tuple[str, ...]] = {
+    **SPEAKERS,
+    **dict.fromkeys((upkeep.Restored, upkeep.SnapshotDone, upkeep.Description), ("replica",)),
+}
+"""The same where replicas do for the mapping what a shard does for its slice."""
+
+
 class Doorkeeper:
     """Remembers who was found to have a say in what, by one of these tables."""
 

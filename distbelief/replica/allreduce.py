@@ -257,7 +257,7 @@ class Allreduce:
             yield from self._reduce(computed)
             if settings.buffers == "broadcast":
                 self.whole.adopt_buffers()
-            self.whole.update(learning_rate.factor(settings.lr_schedule, self.samples, self._plan.total_samples))
+            self.whole.update(learning_rate.factor(settings.lr_schedule, self.samples, self._plan.total_samples, settings.epochs))
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)

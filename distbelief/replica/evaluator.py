@@ -54,21 +54,21 @@ class Evaluator:
                 yield from self._fetch(plan, frozen=False)
             elif isinstance(event, messages.Fetched):
                 self._links.answered(arrival.sender, event)
-                if not self._links.missing and number is not None:
-                    self.vectors.swap(0)
-                    measured: Measured = yield Measure()
-                    yield Send(roles.COORDINATOR, messages.Evaluated(number, measured.loss, measured.accuracy))
-                    number = None
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)
             elif isinstance(event, messages.Welcome):
                 for shard in (yield from self._links.reach(event)):
                     yield from self._links.again(shard)
+            if number is not None and not self._links.missing:
+                self.vectors.swap(0)
+                measured: Measured = yield Measure()
+                yield Send(roles.COORDINATOR, messages.Evaluated(number, measured.loss, measured.accuracy))
+                number = None
             yield from self._links.seek()
 
     def _fetch(self, plan: Plan, frozen: bool) -> Generator[Effect, Any, None]:
-        """Ask every shard for its slice."""
-        for index, assignment in enumerate(plan.assignments):
+        """Ask every shard for its slice; where there are none, the worker reads what it measures."""
+        for index, assignment in enumerate(() if plan.settings.mapped else plan.assignments):
             for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
                 if part.size:
                     yield self._links.ask(roles.shard(index), messages.Fetch(0, part.start, part.stop))

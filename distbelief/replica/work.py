@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Protocol
 
 from distbelief.core.effects import Batch
 from distbelief.core.messages import Progress
 from distbelief.core.portions import Portion
 from distbelief.errors import TrainingError
-from distbelief.replica.pushes import Pushes
+
+
+class Made(Protocol):
+    """Who counts what was made of the work."""
+
+    def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
+        """Since this was last asked: steps, samples, pushes, and of each that was dropped, after how many steps, and how many."""
+        ...
 
 
 class Work:
@@ -54,10 +62,10 @@ class Work:
         self._loss += loss
         self._losses += 1
 
-    def report(self, pushes: Pushes, wants: bool) -> Progress:
+    def report(self, made_by: Made, wants: bool) -> Progress:
         """What was done since the last report; `wants` asks for more."""
         self.asked |= wants
-        steps, samples, made, dropped = pushes.take()
+        steps, samples, made, dropped = made_by.take()
         report = Progress(steps, samples, made, self._loss, self._losses, self.pushed, self.fetched, wants, dropped)
         self.seconds = self._loss = 0.0
         self._losses = self.pushed = self.fetched = 0

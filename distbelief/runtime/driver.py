@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import assembly, events, messages
+from distbelief.core import events, messages
 from distbelief.core.effects import (
     Arrival,
     Attach,
     Become,
+    Begin,
     Commit,
     Compute,
     Connect,
@@ -27,6 +28,7 @@ from distbelief.core.effects import (
     Save,
     Send,
     Story,
+    Update,
     Wake,
 )
 from distbelief.core.effects import Record as RecordEffect
@@ -35,12 +37,8 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, Host
-from distbelief.runtime.player import Player, Reducer, Store, Worker, stay
-from distbelief.transport.base import Endpoint, NetworkEndpoint
-
-INTERRUPTS = (assembly.Halt, messages.Stop, events.Lost)
-"""What a story is told in the middle of a reduction that need not go on then."""
-
+from distbelief.runtime.player import Player, Reducer, Store, Updater, Worker, stay
+from distbelief.transport.base import Endpoint
 
 FAREWELL_SECONDS = 1.0
 """How long a machine that had ended as it died listens when it has come again."""
@@ -176,6 +174,8 @@ class Driver:
     def waiting_since(self, role: str) -> float | None:
         """The time at which a story began to wait; None for one that does not, and for machines."""
         player = self._players.get(role)
+        if player is not None and player.stalled is not None:
+            return player.stalled
         return player.since if player is not None and player.waits else None
 
     def tell(self, role: str, sender: str, event: events.Event) -> None:
@@ -337,8 +337,25 @@ class Driver:
                 answer = player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))  # type: ignore[union-attr]
                 if answer is None:
                     return
+            elif kind is Update:
+                answer = self._update(player, effect)  # type: ignore[arg-type]
+                if answer is None:
+                    return
             else:
                 answer = self._answer(player, effect)
+
+    def _update(self, player: Player, effect: Update) -> bool | None:
+        """Have the worker update what it shares; a wait in it is one of the story's, for whoever asks."""
+
+        def told() -> bool:
+            if player.stalled is None:
+                player.stalled = self.clock.now()
+            return player.told()
+
+        worker: Any = player.worker  # an `Updater`, which takes longer to see than a small update to make
+        answer: bool | None = worker.update(effect.samples, told, lambda done: self._advance(player, done))
+        player.stalled = None
+        return answer
 
     def _answer(self, player: Player, effect: Effect) -> Any:
         """What a story asks for beside sending, receiving and computing."""
@@ -355,7 +372,10 @@ class Driver:
             return self._sink(self.clock.now(), player.role, effect.record)
         if isinstance(effect, Form | Reduce):
             assert isinstance(player.worker, Reducer)
-            return player.worker.form(effect.group) if isinstance(effect, Form) else player.worker.reduce(effect.round, lambda: _told(player))
+            return player.worker.form(effect.group) if isinstance(effect, Form) else player.worker.reduce(effect.round, lambda: player.told())
+        if isinstance(effect, Begin):
+            assert isinstance(player.worker, Updater)
+            return player.worker.begin(effect.arrays, effect.facts)
         if isinstance(effect, Save):
             return self._write(player, effect)
         if isinstance(effect, Load):
@@ -370,10 +390,3 @@ class Driver:
         if player.caller is not None:
             player.caller.ended = True
         player.endpoint.close()
-
-
-def _told(player: Player) -> bool:
-    """Whether a story that is busy has been told something that it must know now."""
-    if isinstance(player.endpoint, NetworkEndpoint):
-        player.endpoint.poll(0)
-    return any(isinstance(arrival.event, INTERRUPTS) for arrival in player.inbox)

@@ -6,13 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from distbelief.core import assembly, events, messages
 from distbelief.core.assembly import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.record.journal import Entry
 from distbelief.runtime.lasting import Caller, Host
-from distbelief.transport.base import Arena, Endpoint
+from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
+
+INTERRUPTS = (assembly.Halt, messages.Stop, events.Lost)
+"""What a story is told in the middle of a reduction that need not go on then."""
 
 
 class Worker(Protocol):
@@ -42,6 +46,20 @@ class Reducer(Protocol):
         ...
 
 
+@runtime_checkable
+class Updater(Protocol):
+    """A worker that updates parameters which it shares with others by itself."""
+
+    def begin(self, arrays: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+        """Fill what is shared."""
+
+    def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
+        """Make an update; False as soon as `told`, which who waits asks again and again, says that something has arrived; None where `answer` will
+        be called later.
+        """
+        ...
+
+
 class Store(Protocol):
     """Where checkpoints are kept."""
 
@@ -67,6 +85,7 @@ class Player:
         self.inbox: deque[Arrival] = deque()
         self.waits = False
         self.since: float | None = None
+        self.stalled: float | None = None
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None
@@ -79,6 +98,12 @@ class Player:
         """What is left of its journal, while it goes through that."""
         self.known = 0
         """Records that it had made in its past, and that are written down."""
+
+    def told(self) -> bool:
+        """Whether a story that is busy has been told something that it must know now."""
+        if isinstance(self.endpoint, NetworkEndpoint):
+            self.endpoint.poll(0)
+        return any(isinstance(arrival.event, INTERRUPTS) for arrival in self.inbox)
 
 
 def stay(role: str, _incarnation: int, _machine: Any) -> None:

@@ -22,14 +22,14 @@ def plan(settings: Settings, event: Join) -> Plan:
         raise UsageError("the training set is empty: there is nothing to train on")
     if event.batch_size:
         settings = msgspec.structs.replace(settings, batch_size=event.batch_size)
-    return Plan(settings, event.layout, cut(event.layout, settings.shards), event.samples)
+    return Plan(settings, event.layout, cut(event.layout, 1 if settings.mapped else settings.shards), event.samples)
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:
     """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
     s = plan.settings
     unit = "iteration" if s.descent else "epoch"
-    return Started(s.replicas, s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
+    return Started(s.replicas, 0 if s.mapped else s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
 
 
 def check(plan: Plan, who: str, event: Join) -> None:

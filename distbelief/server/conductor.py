@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distbelief.core import assembly, events, messages, records, roles, speakers
-from distbelief.core.effects import Commit, Discard, Effect, End, Payload, Record, Send, Wake
-from distbelief.core.events import Event
+from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.lives import Lives
 from distbelief.core.portions import START, Position
 from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
@@ -20,7 +19,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
 from distbelief.server.grouping import Grouping
-from distbelief.server.machine import Answers
+from distbelief.server.machine import Answering, Answers
 from distbelief.server.saving import TIME
 
 AHEAD = 2
@@ -29,7 +28,7 @@ BARREN = 5
 """Groups in a row that may break up without having made a round, though nobody has died."""
 
 
-class Conductor:
+class Conductor(Answering):
     """The coordinator of one job whose replicas reduce among themselves.
 
     Args:
@@ -75,14 +74,6 @@ class Conductor:
             events.Lost: lambda sender, event: self._without(sender, event.reason, event.incarnation, died=True),
         }
         self._answers = Answers("the coordinator", answers, speakers.ASSEMBLY)
-
-    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event.
-
-        Raises:
-            RemoteProtocolError: the sender broke the protocol.
-        """
-        return self._answers.to(sender, event)(sender, event)  # type: ignore[no-any-return]
 
     def waits(self) -> str:
         """What the job waits for now, in one sentence.

@@ -5,19 +5,18 @@ It never sees the parameter vector. A job goes through the phases of `PHASES`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from distbelief.core import events, messages, mirroring, records, roles, upkeep
-from distbelief.core.effects import Effect, End, Payload, Record, Send
-from distbelief.core.events import Event
+from distbelief.core.effects import Effect, End, Record, Send
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
 from distbelief.server.dealing import Dealing, Work
 from distbelief.server.evaluations import Evaluations
-from distbelief.server.machine import Answers
+from distbelief.server.machine import Answering, Answers
 from distbelief.server.muster import Muster
 from distbelief.server.phases import PHASES, Phase
 from distbelief.server.reception import Reception
@@ -25,7 +24,7 @@ from distbelief.server.saving import Saving
 from distbelief.server.standbys import Standbys
 
 
-class Coordinator:
+class Coordinator(Answering):
     """The coordinator of one job.
 
     Args:
@@ -46,7 +45,7 @@ class Coordinator:
         self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
-        self._muster = Muster(settings.shards)
+        self._muster = Muster(0 if settings.mapped else settings.shards)
         self._describing: set[str] = set()
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
@@ -74,10 +73,6 @@ class Coordinator:
         }
         self._answers = Answers("the coordinator", answers)
 
-    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
-        return self._answers.to(sender, event)(sender, event)  # type: ignore[no-any-return]
-
     def waits(self) -> str:
         """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""
         who = self._muster.waits() or sorted(self._describing)
@@ -95,6 +90,16 @@ class Coordinator:
     def epochs(self) -> int:
         """How many are done."""
         return self.data.epochs if self.data else 0
+
+    @property
+    def _holders(self) -> list[str]:
+        """Who holds the parameters, saves them and accounts for them."""
+        return self._muster.roles
+
+    @property
+    def _busy(self) -> Collection[str]:
+        """Members that have not left."""
+        return self._reception.members
 
     # joining
 
@@ -258,7 +263,7 @@ class Coordinator:
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
-        return self._saving.write(self.data, self._reception.members, self._muster.roles) if self.data else []
+        return self._saving.write(self.data, self._reception.members, self._holders) if self.data else []
 
     def _on_snapshot(self, sender: str, event: upkeep.SnapshotDone) -> list[Effect]:
         return (self._go() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
@@ -298,7 +303,7 @@ class Coordinator:
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
-        if self.phase == "leaving" and not self._reception.members:
+        if self.phase == "leaving" and not self._busy:
             self.phase = "closing"
             if not self._muster.ready:
                 return self._end("failed", self._saving.unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
@@ -310,8 +315,8 @@ class Coordinator:
             elif step == "save":
                 effects += self._save()
             elif step == "describe":
-                self._describing = set(self._muster.roles)
-                effects += [Send(role, upkeep.Describe()) for role in self._muster.roles]
+                self._describing = set(self._holders)
+                effects += [Send(role, upkeep.Describe()) for role in self._holders]
             elif step == "stop":
                 return effects + self._end(self._outcome, self._reason)
         return effects
@@ -321,12 +326,7 @@ class Coordinator:
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, outcome: str, reason: str) -> list[Effect]:
-        everybody = [
-            *self._muster.roles,
-            *self._standbys.present,
-            *self._reception.everybody,
-            *([roles.EVALUATOR] if self._evaluations.evaluator == "joined" else []),
-        ]
+        everybody = [*self._muster.roles, *self._standbys.present, *self._reception.everybody, *self._evaluations.watchers]
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
         return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
 

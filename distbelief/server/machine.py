@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distbelief.core import speakers
+from distbelief.core.effects import Effect, Payload
 from distbelief.core.events import Event
 from distbelief.errors import RemoteProtocolError
 
@@ -37,3 +38,17 @@ class Answers:
         if answer is None:
             raise RemoteProtocolError(f"{self._who} has no answer to {type(event).__name__}")
         return answer
+
+
+class Answering:
+    """A machine that needs no payloads."""
+
+    _answers: Answers
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event.
+
+        Raises:
+            RemoteProtocolError: the sender broke the protocol.
+        """
+        return self._answers.to(sender, event)(sender, event)  # type: ignore[no-any-return]

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from distbelief.strategy.allreduce import Allreduce
 from distbelief.strategy.bounded import Bounded
 from distbelief.strategy.downpour import Downpour
+from distbelief.strategy.hogwild import Hogwild, Locking
 from distbelief.strategy.sandblaster import Sandblaster
 from distbelief.strategy.single import Single
 from distbelief.strategy.softsync import Softsync
 from distbelief.strategy.synchronous import Synchronous
 
-Strategy = Downpour | Synchronous | Softsync | Bounded | Sandblaster | Allreduce | Single
+Strategy = Downpour | Synchronous | Softsync | Bounded | Sandblaster | Allreduce | Hogwild | Locking | Single
 
-STRATEGIES: Mapping[str, type[Strategy]] = {kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Single)}
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)
+}
 """Every strategy, by name."""
 
-__all__ = ["STRATEGIES", "Allreduce", "Bounded", "Downpour", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous"]
+__all__ = ["STRATEGIES", "Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous"]

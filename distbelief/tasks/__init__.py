@@ -3,6 +3,7 @@
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
 from distbelief.tasks.registry import BUILTINS, available, resolve
+from distbelief.tasks.svm import dense_svm, sparse_svm
 from distbelief.tasks.task import Data, Task, TensorData, as_data
 
-__all__ = ["BUILTINS", "Data", "Task", "TensorData", "as_data", "available", "digits", "mnist", "mnist_lenet", "resolve"]
+__all__ = ["BUILTINS", "Data", "Task", "TensorData", "as_data", "available", "dense_svm", "digits", "mnist", "mnist_lenet", "resolve", "sparse_svm"]

@@ -18,12 +18,13 @@ GROUP_OPTIONS = ("lr", "weight_decay")
 """What a parameter group may set for itself."""
 
 
-def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> Layout:
+def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False) -> Layout:
     """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies once, under its first name.
 
     Args:
         module: any module whose parameters are dense and materialised.
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where None.
+        rows: whether parameters may have sparse gradients, of some of their rows: then these are a group of their own, which says so.
 
     Raises:
         UsageError: a dtype that cannot be trained, a module that makes sparse gradients or has no shapes yet, two tensors with elements in one
@@ -37,9 +38,14 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     first: dict[int, str] = {}
     own: dict[str, torch.Tensor] = {}
     options, member = _groups(module, groups)
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
-            raise UsageError(f"{type(part).__name__} {name!r} makes sparse gradients, and the flat vector is dense: make it with sparse=False")
+    sparse = [(f"{type(part).__name__} {name!r}", part.weight) for name, part in module.named_modules() if _makes_rows(part)]
+    if sparse and not rows:
+        raise UsageError(
+            f"{sparse[0][0]} makes sparse gradients, and the flat vector is dense: make it with sparse=False, or train with hogwild or locking"
+        )
+    if sparse:
+        member = {**member, **{id(weight): len(options) for _, weight in sparse}}
+        options = [*options, {"rows": 1.0}]
     for kind, name, tensor in _named(module):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
@@ -53,6 +59,10 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         tensors.append(Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0))
     _refuse_shared(own)
     return lay_out(tensors, options, aliases)
+
+
+def _makes_rows(part: nn.Module) -> bool:
+    return isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -135,11 +145,12 @@ class FlatModule:
     Args:
         module: already on its device.
         groups: parameter groups, as for `layout_of`.
+        rows: whether parameters may have sparse gradients.
     """
 
-    def __init__(self, module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False) -> None:
         self.module = module
-        self.layout = layout_of(module, groups)
+        self.layout = layout_of(module, groups, rows)
         self.device = next(module.parameters()).device
         tensors = {name: tensor for _, name, tensor in _named(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]
@@ -148,6 +159,11 @@ class FlatModule:
         self._staged = False
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """The parameters that are trained, in the order of the layout."""
+        return self._trained
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute with."""

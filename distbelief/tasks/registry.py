@@ -11,9 +11,16 @@ from collections.abc import Callable, Mapping
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
+from distbelief.tasks.svm import dense_svm, sparse_svm
 from distbelief.tasks.task import Task
 
-BUILTINS: Mapping[str, Callable[..., Task]] = {"digits": digits, "mnist": mnist, "mnist-lenet": mnist_lenet}
+BUILTINS: Mapping[str, Callable[..., Task]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "mnist-lenet": mnist_lenet,
+    "sparse-svm": sparse_svm,
+    "dense-svm": dense_svm,
+}
 """The tasks that have a name."""
 
 

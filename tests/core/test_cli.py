@@ -170,7 +170,7 @@ REFUSED = {
     "trian": "unknown command 'trian'; did you mean 'train'?",
     "--versoin": "did you mean '--version'?",
     "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
-    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, sandblaster, allreduce, single",
+    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, sandblaster, allreduce, hogwild, locking",
     "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
     "train --epochs 3 mnist downpour": "--epochs: write the task and the strategy first",
     "train mnist --epochs 3 downpour": "--epochs: write the strategy before the options",

@@ -165,6 +165,42 @@ def placed() -> Task:
     return tiny()
 
 
+class _Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5000, 4, sparse=True)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.rows(inputs).sum(1)  # type: ignore[no-any-return]
+
+
+def bags() -> Task:
+    """Gradients of a few rows out of many."""
+
+    def some(samples: int = SAMPLES) -> TensorData:
+        chance = torch.Generator().manual_seed(3)
+        rows, classes = (torch.randint(0, most, shape, generator=chance) for most, shape in ((5000, (SAMPLES, 6)), (4, (SAMPLES,))))
+        return TensorData(rows[:samples], classes[:samples])
+
+    return Task(model=_Bag, train=some, test=lambda: some(50))
+
+
+class _Counter(nn.Module):
+    """Its parameters begin at 0, and every gradient of them is 1; to step them takes most of the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(1_000_000))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.count.sum()
+
+
+def counting() -> Task:
+    """With a learning rate of 1, minus a parameter is the number of updates that were not lost."""
+    return Task(model=_Counter, train=data, loss=lambda output, _: output)
+
+
 class _Threaded(nn.Module):
     """Computes with as many threads as `THREADS` says, or not at all."""
 

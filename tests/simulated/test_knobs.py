@@ -79,6 +79,7 @@ def test_every_option_of_training_has_its_test() -> None:
     elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts", "standby"}
     elsewhere |= {"snapshot_seconds", "snapshot_pushes"}
     elsewhere |= {"algorithm", "bucket_mb", "buffers", "on_death", "per_host"}  # in test_allreduce.py
+    elsewhere |= {"locks"}  # in test_hogwild.py
     elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
     assert set(Settings.__struct_fields__) == tested | elsewhere | {"descent"}
     others = [kind for name, kind in STRATEGIES.items() if name != "sandblaster"]  # which has test_sandblaster_knobs.py

@@ -17,14 +17,14 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.record.journal import Journal
 from distbelief.runtime import lasting
-from distbelief.strategy import Allreduce, Bounded, Downpour, Sandblaster, Softsync, Strategy, Synchronous
+from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import Partition
 
 SAMPLES = 43
 STRATEGIES: dict[str, Strategy] = {
     "downpour": Downpour(3, 2, push_every=2), "bounded": Bounded(3, 2, staleness=0), "softsync": Softsync(3, 2), "synchronous": Synchronous(3, 2),
-    "backup workers": Synchronous(3, 2, backup_workers=1), "standby": Synchronous(2, 2, standby=1), "allreduce": Allreduce(3),
+    "backup workers": Synchronous(3, 2, backup_workers=1), "standby": Synchronous(2, 2, standby=1), "allreduce": Allreduce(3), "hogwild": Hogwild(3),
     "sandblaster": Sandblaster(2, 2, 3, portion_size=8),
 }  # fmt: skip
 

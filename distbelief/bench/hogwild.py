@@ -1,0 +1,156 @@
+"""`bench hogwild`: replicas on one mapping beside a plain Hogwild loop, and what locks cost where gradients are sparse and where they are dense."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from distbelief.bench import loops
+from distbelief.bench.peers import Peers
+from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.cluster.local import Local
+from distbelief.core.settings import Optimizer
+from distbelief.job import Job
+from distbelief.strategy import Hogwild, Locking
+from distbelief.strategy.hogwild import Mapped
+from distbelief.tasks import as_data, resolve
+
+RATE = 0.01
+"""Learning rate on the MLP: plain SGD, slow enough that nobody diverges on a crowded machine."""
+WAYS: dict[str, Callable[..., Mapped]] = {
+    "none": Hogwild,
+    "shard": lambda **options: Locking(locks="shard", **options),
+    "global": lambda **options: Locking(locks="global", **options),
+}
+SVMS = ("sparse-svm", "dense-svm")
+OURS, PLAIN, STRIPPED, GLOBAL = "hogwild, 2 replicas", "plain loop, 2 processes", "stripped loop, 2 processes", "locking --locks global, 2 replicas"
+
+
+@dataclass(frozen=True)
+class HogwildOptions:
+    """Options of `bench hogwild`."""
+
+    repeats: int = 7
+    """Rounds in which all contenders take their turns."""
+    epochs: int = 2
+    """Passes over MNIST in one turn of the MLP."""
+    batch_size: int = 64
+    """Samples in a minibatch of the MLP."""
+    svm_batch_size: int = 8
+    """Samples in a minibatch of the support vector machines; the paper's is 1, whose steps are mostly Python here."""
+    json: str | None = None
+    """File to write the result to."""
+    quick: bool = False
+    """One short round: whether it runs, not how fast."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(options: HogwildOptions) -> dict[str, Any]:
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: a number of repeats that cannot be.
+        DataError: there is no MNIST.
+    """
+    facts, repeats = machine(), 1 if options.quick else options.repeats
+    mlp, svm = _mlp(options, repeats), _svm(options, repeats)
+    result = {"bench": "hogwild", "machine": facts, "repeats": repeats, "mlp": mlp, "svm": svm,
+              "figures": [figure(f"mlp: {OURS}, of {PLAIN}", mlp["of_ours"][PLAIN], 1.0),
+                          figure(f"mlp: {OURS}, of {GLOBAL}", mlp["of_ours"][GLOBAL], 1.0)]}  # fmt: skip
+    if not options.quiet:
+        rows = [[name, number(rate), f"{mlp['spread'][name]:.0%}", number(mlp["of_ours"][name])] for name, rate in mlp["samples_per_second"].items()]
+        show(f"mlp: {mlp['samples']:,} samples a turn", ("", "samples/s", "+-", "hogwild is, times this"), rows)
+        lines = [[f"{task}, locks {way}", *map(number, one)] for task, ways in svm.items() for way, one in ways.items()]
+        show(f"support vector machines, minibatches of {options.svm_batch_size}", ("", "1 replica, samples/s", "2 replicas", "speed-up"), lines)
+    return finish(result, options.json, options.quiet)
+
+
+def _mlp(options: HogwildOptions, repeats: int) -> dict[str, Any]:
+    task = "distbelief.bench.courses:mlp_quick" if options.quick else "mnist"
+    epochs = 1 if options.quick else options.epochs
+    samples = len(as_data(resolve(task).train())) * epochs
+    course = loops.Course(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
+    taken = interleave(
+        {
+            OURS: partial(_job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), epochs, options.batch_size),
+            PLAIN: partial(plain, course, 2),
+            STRIPPED: partial(loops.hogwild, course, 2),
+            GLOBAL: partial(_job, task, Locking(replicas=2, locks="global", optimizer=Optimizer("sgd", RATE)), epochs, options.batch_size),
+        },
+        repeats,
+    )
+    return {
+        "samples": samples,
+        "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
+        "spread": {name: spread(values) for name, values in taken.items()},
+        "of_ours": {name: ratio(taken[OURS], values) for name, values in taken.items()},
+    }
+
+
+def _svm(options: HogwildOptions, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """By task and locks: samples per second of one replica and of two, and their ratio."""
+    batch_size = 512 if options.quick else options.svm_batch_size
+
+    def job(task: str, way: str, replicas: int) -> Callable[[], float]:
+        return partial(_job, task, WAYS[way](replicas=replicas, optimizer=Optimizer("sgd", 0.5)), 1, batch_size)
+
+    contenders = {f"{task} {way} {count}": job(task, way, count) for task in SVMS for way in WAYS for count in (1, 2)}
+    taken = interleave(contenders, repeats)
+    found: dict[str, dict[str, list[float]]] = {}
+    for task in SVMS:
+        for way in WAYS:
+            one, two = (taken[f"{task} {way} {count}"] for count in (1, 2))
+            found.setdefault(task, {})[way] = [statistics.median(one), statistics.median(two), ratio(two, one)]
+    return found
+
+
+def _job(task: str, strategy: Mapped, epochs: int, batch_size: int) -> float:
+    """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0", out=f"{folder}/run")  # type: ignore[arg-type]
+        return float(Local().run(job)["samples_per_second"])
+
+
+def plain(course: loops.Course, processes: int) -> float:
+    """Samples per second of the Hogwild loop that PyTorch's own examples have: `share_memory`, and in each process a loop of plain SGD."""
+    model = resolve(course.task).model().share_memory()
+    with Peers() as peers:
+        return sum(loops.race([peers.start("plain loop", 1, _plain, course, model, rank) for rank in range(processes)]))
+
+
+def _plain(connection: Connection, course: loops.Course, model: torch.nn.Module, rank: int) -> None:
+    task = resolve(course.task)
+    data = as_data(task.train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=course.lr)
+    torch.manual_seed(rank)
+
+    def train(steps: int) -> int:
+        samples = 0
+        while steps:
+            for numbers in torch.randperm(len(data)).split(course.batch_size)[:steps]:
+                inputs, targets = data.batch(numbers)
+                optimizer.zero_grad()
+                loss = task.loss(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                loss.item()
+                samples += len(numbers)
+                steps -= 1
+        return samples
+
+    train(loops.WARM)
+    connection.send_bytes(b"ready")
+    connection.recv_bytes()
+    start = time.perf_counter()
+    samples = train(course.steps)
+    connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
+    connection.recv_bytes()

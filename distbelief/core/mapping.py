@@ -1,0 +1,115 @@
+"""The mapping: memory of one machine that replicas without a server update themselves, with locks or without (Niu et al. 2011).
+
+It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that the optimizer counts; and
+what replicas count (`core/counts.py`). Nothing in it is of one moment: each element is written by itself.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from distbelief.core.counts import size_of
+from distbelief.core.layout import ALIGNMENT, ITEM_SIZES, Entry, Layout, Range
+from distbelief.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from distbelief.core.settings import Settings
+
+LOCKS = ("none", "shard", "global")
+"""What an update locks: nothing, each range that it writes to, or everything."""
+RANGES = 8
+"""Ranges with a lock of their own, where none are asked for."""
+STATES = {"sgd": "", "momentum": "momentum_buffer", "nesterov": "momentum_buffer", "adagrad": "sum"}
+"""The optimizers that may step a mapping, and the state that each keeps for every element."""
+SPARSE = ("sgd", "adagrad")
+"""Those of them that torch has a rule for which touches only the rows of a sparse gradient."""
+
+
+def check(settings: Settings) -> None:
+    """Refuse what replicas cannot do by themselves, in one memory.
+
+    Raises:
+        UsageError: naming the option, and the remedy.
+    """
+    optimizer = settings.optimizer
+    if optimizer.name not in STATES:
+        raise UsageError(
+            f"--optimizer {optimizer.name}: its step needs several numbers of one moment, which memory that others write to does not have; strategy"
+            f" {settings.consistency} steps with {', '.join(STATES)}, a server (downpour) with any"
+        )
+    if optimizer.options.get("dampening"):
+        raise UsageError(
+            "--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is the first; leave it off"
+        )
+    if settings.locks not in LOCKS:
+        raise unknown("--locks", settings.locks, LOCKS)
+    if settings.locks != "shard" and settings.shards not in (1, RANGES):
+        raise UsageError(f"--shards {settings.shards}: says how many ranges have a lock of their own, which they have with --locks shard")
+
+
+def state_of(settings: Settings) -> str:
+    """The name of the state that the optimizer keeps for every element; "" for none."""
+    named = STATES[settings.optimizer.name]
+    return "momentum_buffer" if not named and settings.optimizer.options.get("momentum") else named
+
+
+def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
+    """The trained parameters in so many parts, as equal as can be, each cut at a multiple of `ALIGNMENT` bytes from the beginning of a tensor.
+
+    Raises:
+        UsageError: there are more parts than parameters.
+
+    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> ranges(lay_out([Tensor("a", (10,), "float32"), Tensor("b", (90,), "float32")]), 2)
+    (Range(start=0, stop=168), Range(start=168, stop=400))
+    """
+    if count > layout.parameters:
+        raise UsageError(f"--shards {count} is more than the model's {layout.parameters} parameters; use at most that many")
+    entries, stop, edges = trained(layout), layout.trained.stop, [0]
+    for part in range(1, count):
+        edge = round(stop * part / count)
+        entry = max((e for e in entries if e.start <= edge), key=lambda e: e.start)
+        snapped = entry.start + round((edge - entry.start) / ALIGNMENT) * ALIGNMENT
+        edges.append(max(edges[-1], min(snapped, entry.start + entry.tensor.size)))
+    return tuple(Range(a, b) for a, b in pairwise([*edges, stop]))
+
+
+def trained(layout: Layout) -> list[Entry]:
+    """The parameters that are trained, in their order."""
+    return [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
+
+
+def is_sparse(layout: Layout, entry: Entry) -> bool:
+    """Whether a parameter's gradients are some of its rows."""
+    return bool(layout.groups[entry.tensor.group].get("rows"))
+
+
+class Lie(msgspec.Struct, frozen=True):
+    """Where everything lies in a mapping, in bytes.
+
+    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.settings import Settings, optim
+    >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
+    >>> lie.state, lie.steps, lie.counts, lie.length
+    (512, 1024, 1152, 2688)
+    """
+
+    state: int
+    steps: int
+    counts: int
+    length: int
+
+
+def lie_of(layout: Layout, settings: Settings, pieces: int = 1) -> Lie:
+    """Where everything lies, for a job's layout and settings; the optimizer steps the vector in at most so many pieces."""
+
+    def after(start: int, size: int) -> int:
+        return -(-(start + size) // ALIGNMENT) * ALIGNMENT
+
+    state = after(0, layout.total)
+    steps = after(state, layout.moving if state_of(settings) else 0)
+    counts = after(steps, pieces * ITEM_SIZES["float32"])
+    return Lie(state, steps, counts, counts + 8 * size_of(settings.replicas))

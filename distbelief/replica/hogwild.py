@@ -1,0 +1,205 @@
+"""The story of a replica that updates memory which it shares with others: Hogwild's loop, with locks or without (Niu et al. 2011, section 2).
+
+It computes a gradient at the parameters as they are, and steps them itself; what is stale, torn or locked is the worker's. Between two steps it
+hears what the coordinator has to say: that updates are to rest while a checkpoint is made, or that it is to make it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from distbelief.core import events, messages, roles, upkeep
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Attach, Batch, Begin, Compute, Computed, Effect, Load, Save, Send, Story, Update
+from distbelief.core.layout import Layout
+from distbelief.core.settings import Plan
+from distbelief.replica.downpour import REPORT_SECONDS
+from distbelief.replica.links import unwanted
+from distbelief.replica.work import Work, check_loss
+
+GLANCE_SECONDS = 10e-3
+"""A replica looks for what has arrived when it has computed for this long since it last did."""
+
+Steps = Generator[Effect, Any, None]
+
+
+class Hogwild:
+    """One replica.
+
+    Args:
+        role: its name.
+        layout: of its model.
+        samples: in its training set.
+        incarnation: of this replica; a restarted one has a higher.
+        holds: everything in the mapping, by name, and the facts, for a checkpoint.
+        blocked: says for which lock it waits, and who holds it.
+    """
+
+    def __init__(
+        self, role: str, layout: Layout, samples: int, incarnation: int, holds: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        blocked: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self.role, self.incarnation, self.step = role, incarnation, 0
+        self._layout, self._samples, self._holds, self._blocked = layout, samples, holds, blocked
+        self._plan: Plan | None = None
+        self._work, self._made = Work(), _Made()
+        self._attached = self._welcomed = self._ending = self._draining = self._holding = self._updating = self._left = self._over = False
+        self._hold: int | None = None
+        self._errands: deque[events.Event] = deque()
+        self._unheard = 0.0
+
+    def story(self) -> Story:
+        """From joining to leaving."""
+        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self._layout, self._samples))
+        while not (self._welcomed or self._ending):
+            yield from self._wait()
+        if self._plan is not None:
+            yield from self._attach(self._plan)
+            yield from self._train(self._plan)
+        self._left = True
+        yield Send(roles.COORDINATOR, messages.Leave(for_good=True))
+        while not self._over:
+            yield from self._wait()
+
+    def waits(self) -> str:
+        """What it waits for, where it does: one sentence."""
+        if not self._welcomed:
+            return "to be welcomed by the coordinator"
+        if self._updating:
+            return self._blocked()
+        if self._left:
+            return "for the others to be done, and the last checkpoint"
+        return "for a checkpoint to be made" if self._holding else "for work from the coordinator"
+
+    def standing(self) -> dict[str, Any]:
+        """How far it is."""
+        return {"clock": self.step}
+
+    def _train(self, plan: Plan) -> Steps:
+        """One minibatch after another: compute, and update."""
+        while (batch := (yield from self._next_batch())) is not None:
+            computed: Computed = yield Compute(batch)
+            if computed.loss is not None:
+                check_loss(self.role, computed.loss, batch, self.step, "loss", plan.settings.optimizer.lr)
+                self._work.count(computed.loss)
+            while self._holding:
+                yield from self._wait()
+            yield from self._update(computed)
+            self._unheard += computed.seconds
+            if self._work.seconds >= REPORT_SECONDS:
+                yield self._progress(wants=False)
+            if self._unheard >= GLANCE_SECONDS:
+                yield from self._hear()
+        yield self._progress(wants=False)
+
+    def _update(self, computed: Computed) -> Steps:
+        """Step the parameters; whoever waits for a lock hears of the end of the job."""
+        self._updating = True
+        while not (yield Update(computed.samples)):
+            self._take((yield RECEIVE))
+        self._updating = False
+        self.step += 1
+        self._made.add(computed.samples)
+        self._work.seconds += computed.seconds
+
+    def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
+        """The next minibatch that the coordinator dealt; None when the job is over."""
+        while not self._ending:
+            if self._work.runs_out and not self._draining:
+                yield self._progress(wants=True)
+            if (batch := self._work.next()) is not None:
+                return batch
+            if self._draining:
+                self._draining = False
+                yield self._progress(wants=False)
+            else:
+                yield from self._wait()
+        return None
+
+    def _progress(self, wants: bool) -> Send:
+        return Send(roles.COORDINATOR, self._work.report(self._made, wants))
+
+    # what the coordinator asks one replica to do for all
+
+    def _attach(self, plan: Plan) -> Steps:
+        """Reach the mapping; once."""
+        if not self._attached:
+            self._plan, self._attached = plan, True
+            yield Attach(plan, 0, 0)
+
+    def _run(self, asked: events.Event) -> Steps:
+        if isinstance(asked, upkeep.Restore):
+            yield from self._attach(asked.plan)
+            loaded: events.Loaded | None = (yield Load(asked.checkpoint, asked.plan, 0)) if asked.checkpoint else None
+            yield Begin(loaded.arrays, loaded.facts) if loaded else Begin(None, {})
+            yield Send(roles.COORDINATOR, upkeep.Restored(loaded=True))
+            return
+        arrays, facts = self._holds()
+        if isinstance(asked, upkeep.Snapshot):
+            saved: events.Saved = yield Save(asked.number, "shard-0", arrays, facts)
+            yield Send(roles.COORDINATOR, upkeep.SnapshotDone(asked.number, saved.error))
+        else:
+            staleness = {int(at): count for at, count in facts["staleness"].items()}
+            yield Send(roles.COORDINATOR, upkeep.Description(messages.Version(0, facts["updates"]), facts["samples"], staleness))
+
+    # what arrives
+
+    def _wait(self) -> Steps:
+        """Wait for the next word, and do what it asks for."""
+        self._take((yield RECEIVE))
+        yield from self._oblige()
+
+    def _hear(self) -> Steps:
+        """Do what is asked for by what has arrived."""
+        self._unheard = 0.0
+        while (arrival := (yield GLANCE)) is not None:
+            self._take(arrival)
+        yield from self._oblige()
+
+    def _oblige(self) -> Steps:
+        if self._hold is not None:
+            number, self._hold = self._hold, None
+            yield self._progress(wants=False)
+            yield Send(roles.COORDINATOR, messages.Held(number))
+        while self._errands:
+            yield from self._run(self._errands.popleft())
+
+    def _take(self, arrival: Arrival) -> None:
+        """Note what arrived."""
+        event = arrival.event
+        if isinstance(event, messages.Deal):
+            self._work.deal(event.portion)
+        elif isinstance(event, messages.Drain):
+            self._draining = True
+        elif isinstance(event, messages.Welcome):
+            self._welcomed = True
+            self._plan = self._plan or event.plan
+        elif isinstance(event, upkeep.Restore | upkeep.Snapshot | upkeep.Describe):
+            self._errands.append(event)
+        elif isinstance(event, messages.Hold):
+            self._holding, self._hold = True, event.number
+        elif isinstance(event, messages.Go):
+            self._holding, self._hold = False, None
+        elif isinstance(event, messages.Finish):
+            self._ending = True
+        elif isinstance(event, messages.Farewell) or (self._left and isinstance(event, messages.Stop)):
+            self._over = True
+        else:
+            unwanted(self.role, arrival)
+
+
+class _Made:
+    """The updates since the last report; all are applied."""
+
+    def __init__(self) -> None:
+        self._steps = self._samples = 0
+
+    def add(self, samples: int) -> None:
+        self._steps += 1
+        self._samples += samples
+
+    def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
+        done = self._steps, self._samples, self._steps, ()
+        self._steps = self._samples = 0
+        return done

@@ -1,0 +1,234 @@
+"""A replica whose model lives in memory that others update too: it computes there, and steps it with `torch.optim` on views of it, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from distbelief.core import learning_rate, mapping
+from distbelief.core.counts import SAMPLES, Counts
+from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
+from distbelief.core.mapping import Lie
+from distbelief.core.settings import Plan, Settings
+from distbelief.errors import TrainingError, UsageError
+from distbelief.server import optimizers
+from distbelief.tasks.flat import FlatModule
+
+
+class Stroke(NamedTuple):
+    """A part of an update: what it locks, how many bytes it writes to, and the step itself."""
+
+    locks: tuple[int, ...]
+    size: int
+    act: Callable[[], object]
+
+
+class _Piece(NamedTuple):
+    """Some elements of a parameter of the model, as the optimizer steps them: all of them, or those within a slice."""
+
+    parameter: torch.Tensor
+    source: torch.Tensor
+    within: slice | None
+    start: int
+    """The byte of the vector at which they begin."""
+
+
+def lie_of(layout: Layout, settings: Settings) -> Lie:
+    """Where everything lies in the mapping of a job."""
+    return mapping.lie_of(layout, settings, len(mapping.trained(layout)) + settings.shards)
+
+
+class Mapped:
+    """One replica's model, optimizer and counts in a mapping.
+
+    Args:
+        flat: the model.
+        index: of the replica.
+        process: a number that tells who holds a lock: the id of its process.
+    """
+
+    def __init__(self, flat: FlatModule, index: int, process: int = 0) -> None:
+        self.flat, self._index, self._process = flat, index, process
+        self._factor = 1.0
+
+    def bind(self, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
+        """Have the model live in a mapping from here on.
+
+        Args:
+            plan: of the job.
+            memory: 1-D uint8, `lie_of(...).length` bytes.
+            cut: parts in which an update is made where nothing is locked; one where none are given.
+        """
+        self._plan, layout, settings = plan, plan.layout, plan.settings
+        check(layout, settings)
+        self._lie, self._key = lie_of(layout, settings), mapping.state_of(settings)
+        self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
+        self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
+        self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)
+        self.flat.bind([], [self._vector])
+        self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
+        self._stops = torch.tensor([part.stop for part in self._cut])
+        self._locks = settings.locks
+        self._made = 0
+        self._dense = [(part, list(self._pieces(part))) for part in self._cut]
+        strokes = [Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces]
+        self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
+        self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
+        self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
+        if self._sparse:
+            torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
+        self._scheduled = settings.lr_schedule != "constant"
+
+    # what it steps
+
+    def _pieces(self, part: Range) -> Iterator[_Piece]:
+        """The parts of dense parameters that lie in a range."""
+        for entry, source in self._entries(sparse=False):
+            item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.start + entry.tensor.size)
+            start, stop = max(part.start, whole.start), min(part.stop, whole.stop)
+            if (start, stop) == (whole.start, whole.stop):
+                yield _Piece(source, source, None, start)
+            elif start < stop:
+                view = self._vector[start:stop].view(source.dtype)
+                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item), start)
+
+    def _rows(self) -> Iterator[tuple[Entry, _Piece]]:
+        """The parameters whose gradients are some of their rows."""
+        for entry, source in self._entries(sparse=True):
+            yield entry, _Piece(source, source, None, entry.start)
+
+    def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
+        layout = self._plan.layout
+        pairs = zip(mapping.trained(layout), self.flat.trained, strict=True)
+        return [(entry, source) for entry, source in pairs if mapping.is_sparse(layout, entry) == sparse]
+
+    def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
+        """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""
+        optimizer = optimizers.build(self._plan.settings.optimizer, [{"params": [piece.parameter for piece in pieces]}], rows)
+        for parameter, _, _, start in pieces:
+            if self._key:
+                state = optimizer.state[parameter]
+                state[self._key] = self._state[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+                if self._key == "sum":
+                    state["step"] = self._steps[self._made]
+                    self._made += 1
+        stepper, group, rate = optimizers.stepper(optimizer), optimizer.param_groups[0], optimizer.param_groups[0]["lr"]
+
+        def step() -> None:
+            group["lr"] = rate * self._factor
+            stepper()
+
+        return step if self._plan.settings.lr_schedule != "constant" else stepper
+
+    # a step
+
+    def strokes(self) -> list[Stroke]:
+        """The update with the gradient of the step, in its parts; a parameter without one is left alone."""
+        if self._scheduled:
+            settings, plan = self._plan.settings, self._plan
+            self._factor = learning_rate.factor(settings.lr_schedule, self.counts.total(SAMPLES), plan.total_samples, settings.epochs)
+        for piece in self._partial:
+            gradient = piece.source.grad
+            piece.parameter.grad = None if gradient is None else self._dense_gradient(gradient).view(-1)[piece.within]
+        found = list(self._strokes)
+        for entry, source, step in self._sparse:
+            if source.grad is not None:
+                locks, size = self._touched(entry, source.grad)
+                found.append(Stroke(locks, size, step))
+        if self._locks == "global":
+            return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
+        return found
+
+    def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
+        """The ranges that a gradient's rows lie in, where these are locked, and the bytes of the rows."""
+        if not gradient.is_sparse:
+            raise TrainingError(f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an embedding only")
+        size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
+        if self._locks != "shard":
+            return (), size
+        return touched(gradient._indices()[0], entry, self._stops), size
+
+    @staticmethod
+    def _dense_gradient(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.is_sparse:
+            raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
+        return gradient.contiguous()
+
+    # everything
+
+    def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, Any]) -> None:
+        """Fill the mapping: with the model's own values, or those of a checkpoint."""
+        self.counts.begin(dict(facts))
+        self._steps.zero_()
+        self._state.zero_()
+        self.flat.write(self._vector)
+        initial = self._plan.settings.optimizer.options.get("initial_accumulator_value")
+        for name, value in self.arrays().items():
+            if arrays is not None and name in arrays:
+                value.copy_(arrays[name])
+            elif initial and name.endswith(".sum"):
+                value.fill_(float(initial))  # type: ignore[arg-type]
+        self._steps.fill_(float(self._steps[0]))
+
+    def live(self) -> None:
+        """Have the model's tensors be those of the mapping."""
+        self.flat.swap(0)
+        self.counts.sign(self._process)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """`vector.moving`, `vector.frozen` and `state.<section>.<key>`, as views."""
+        layout = self._plan.layout
+        arrays = {"vector.moving": self._vector[: layout.moving], "vector.frozen": self._vector[layout.moving :]}
+        for number, section in enumerate(layout.sections):
+            if section.kind == "parameter" and self._key:
+                arrays[f"state.{number}.{self._key}"] = self._state[section.start : section.stop].view(getattr(torch, section.dtype))
+                if self._key == "sum":
+                    arrays[f"state.{number}.step"] = self._steps[0]
+        return arrays
+
+
+def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int, ...]:
+    """Which ranges some rows of a parameter lie in, in order; a row may lie in several.
+
+    Args:
+        rows: int64, 1-D, in any order.
+        entry: the parameter.
+        stops: int64, 1-D: the byte of the vector at which each range ends.
+
+    >>> from distbelief.core.layout import Tensor
+    >>> entry = Entry(Tensor("rows", (10, 24), "float32"), 0)  # rows of 96 bytes
+    >>> [touched(torch.tensor(rows, dtype=torch.int64), entry, torch.tensor([512, 960])) for rows in ([0, 3], [5], [9], [9, 0], [])]
+    [(0,), (0, 1), (1,), (0, 1), ()]
+    """
+    size = entry.tensor.size // max(entry.tensor.shape[0], 1)
+    starts = rows * size + entry.start
+    first, last = (torch.searchsorted(stops, at, right=True) for at in (starts, starts + size - 1))
+    edges = torch.bincount(first, minlength=len(stops) + 1) - torch.bincount(last + 1, minlength=len(stops) + 1)
+    return tuple((edges.cumsum(0) > 0).nonzero().view(-1).tolist())
+
+
+def check(layout: Layout, settings: Settings) -> None:
+    """Refuse a model that cannot be stepped in place.
+
+    Raises:
+        UsageError: naming what, and the remedy.
+    """
+    name, optimizer = settings.consistency, settings.optimizer
+    for entry in mapping.trained(layout):
+        if entry.tensor.dtype in ("bfloat16", "float16"):
+            raise UsageError(
+                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {name} has none; use float32"
+            )
+        if not mapping.is_sparse(layout, entry):
+            continue
+        extra = next((option for option in ("momentum", "weight_decay", "nesterov", "maximize") if optimizer.options.get(option)), "")
+        if optimizer.name not in mapping.SPARSE or extra:
+            what = f"option {extra}" if optimizer.name in mapping.SPARSE else f"--optimizer {optimizer.name}"
+            raise UsageError(
+                f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that which leaves the others alone;"
+                f" use plain {' or '.join(mapping.SPARSE)}, or make the embedding with sparse=False"
+            )
+        if settings.clip_norm:
+            raise UsageError(f"--clip-norm {settings.clip_norm}: torch clips no sparse gradients, and {entry.tensor.name!r} has them; leave it off")

@@ -1,0 +1,94 @@
+"""The coordinator of a job whose replicas update one mapping by themselves: one of them fills it, saves it and accounts for it, as a shard would.
+
+That one, the keeper, is the first of those who are there; when it dies, the next is asked. So replicas that are done stay until the last checkpoint
+is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from distbelief.core import events, messages, records, roles, speakers, upkeep
+from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.portions import START, Position
+from distbelief.core.settings import Settings
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.machine import Answers
+
+
+class Keeping(Coordinator):
+    """The coordinator of one such job; its arguments are those of `Coordinator`."""
+
+    def __init__(
+        self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+    ) -> None:
+        super().__init__(settings, evaluator, checkpoint, position, samples, number)
+        self._answers = Answers("the coordinator", self._answers.by_kind, speakers.MAPPED)
+        self._done: set[str] = set()  # members that have left, and stay for what is still to be done
+        self._filler = self._writer = ""
+        self._again = False  # a checkpoint is to be made in the place of one whose writer died
+
+    def _restore(self) -> list[Effect]:
+        if self.plan is not None and self.phase == "gathering":
+            self.phase = "initialising"
+        return self._ask_to_initialise()
+
+    def _ask_to_initialise(self) -> list[Effect]:
+        """Have the first replica that is there fill the mapping."""
+        if self.phase != "initialising" or self._filler or self.plan is None or not (first := self._reception.initialiser()):
+            return []
+        self._reception.wait(first)
+        self._filler = first
+        return [Send(first, upkeep.Restore(self.plan, self._saving.newest))]
+
+    def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
+        return self._begin() if self.phase == "initialising" and sender == self._filler else []
+
+    @property
+    def _holders(self) -> list[str]:
+        return sorted(self._reception.members, key=roles.index_of)[:1]
+
+    @property
+    def _busy(self) -> Collection[str]:
+        return self._reception.members - self._done
+
+    def _save(self) -> list[Effect]:
+        if self.phase == "closing" and not self._reception.members and self._outcome != "failed":
+            self._outcome, self._reason = "failed", self._saving.unsaved("every replica is gone")
+        return super()._save() if self._reception.members else []
+
+    def _write(self) -> list[Effect]:
+        effects = super()._write()
+        if effects:
+            [self._writer] = self._holders
+        return effects
+
+    def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
+        effects = super()._on_saved(sender, event)
+        if self._again and self.phase == "training" and self._reception.members:
+            self._again = False
+            effects += self._save()
+        return effects
+
+    def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
+        """A replica is done; it stays, to be asked for what is left, until it is told to stop."""
+        if sender not in self._reception.members:
+            return super()._on_leave(sender, event)
+        self._done.add(sender)
+        return [Record(records.Gone(sender, 0, "it was done", died=False)), *self._close()]
+
+    def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
+        """What it held is dealt again; what it was asked for, another is."""
+        self._done.discard(role)
+        effects: list[Effect] = []
+        if role == self._filler:
+            self._filler = ""
+        others = self._reception.members - {role}
+        saving = (self._saving.stage == "writing" and role == self._writer) or (self._saving.stage == "holding" and not others)
+        if saving:
+            effects += self._give_up(f"{role} is gone ({reason})")
+            self._again = self._saving.stage == "sealing"
+        if self.phase == "closing" and others and (saving or role in self._describing):
+            self._describing.clear()
+            self._closing = [*(["save"] if saving else []), "describe", "stop"]
+        return [*effects, *super()._without_replica(role, reason, died)]

@@ -1,0 +1,92 @@
+"""Locks on ranges of a mapping, between processes: byte-range locks of its file, which the kernel takes from a process that ends, however it does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+from distbelief.errors import JobFailed
+
+LOCK_SECONDS = 60.0
+"""How long a lock may be waited for: much longer than a process that was stopped (SIGSTOP) is let live."""
+SPIN_SECONDS = 100e-6
+"""How long who waits tries again at once, before it sleeps between two tries."""
+NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
+"""The first sleep, and the longest."""
+_FLOCK = struct.Struct("hhqqi4x")  # kind, whence, start, length, process
+
+
+class Locks:
+    """One process's locks; each is a byte of the file, whether there is such a byte or not.
+
+    Args:
+        descriptor: of the file, which this keeps open: with any that a process closes, its locks on that file are gone.
+        named: says which role a process is, for whoever asks.
+
+    >>> locks = Locks(os.memfd_create("example"))
+    >>> locks.take([0, 3], lambda: False), locks.waits(), locks.give([0, 3])
+    (True, '', None)
+    """
+
+    def __init__(self, descriptor: int, named: Callable[[int], str] = "process {}".format) -> None:
+        self._descriptor, self._named = descriptor, named
+        self._wanted, self._held = -1, 0
+
+    def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
+        """Take locks, in their order, which must be the same for all; where `told` says that something has arrived, none, and False.
+
+        Raises:
+            JobFailed: one of them was not to be had for `LOCK_SECONDS`.
+        """
+        for at, number in enumerate(numbers):
+            if not (self._try(number) or self._wait(number, told)):
+                self.give(numbers[:at])
+                return False
+        return True
+
+    def give(self, numbers: Sequence[int]) -> None:
+        """Give locks back."""
+        for number in numbers:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
+
+    def waits(self) -> str:
+        """For which lock this waits, and who has it; "" where for none."""
+        if self._wanted < 0:
+            return ""
+        holder = self.holder(self._wanted)
+        return f"for the lock of range {self._wanted}" + (f", which {self._named(holder)} holds" if holder else "")
+
+    def holder(self, number: int) -> int:
+        """The process that holds a lock; 0 where no other does."""
+        found = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        kind, _, _, _, process = _FLOCK.unpack(found)
+        return 0 if kind == fcntl.F_UNLCK else int(process)
+
+    def _try(self, number: int) -> bool:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _wait(self, number: int, told: Callable[[], bool]) -> bool:
+        began, nap = time.monotonic(), NAP_SECONDS
+        self._wanted = number
+        try:
+            while not self._try(number):
+                waited = time.monotonic() - began
+                if waited > LOCK_SECONDS:
+                    raise JobFailed(f"waited {LOCK_SECONDS:.0f} s {self.waits()}: is it stuck?")
+                if waited < SPIN_SECONDS:
+                    os.sched_yield()
+                    continue
+                if told():
+                    return False
+                time.sleep(nap)
+                nap = min(2 * nap, NAPS_SECONDS)
+            return True
+        finally:
+            self._wanted = -1

@@ -1,0 +1,76 @@
+"""The mapping: where its ranges are cut, and which of them a row lies in; counts and simulated locks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.core.counts import ROW, STALENESS, Counts, size_of
+from distbelief.core.layout import ALIGNMENT, Tensor, lay_out
+from distbelief.core.locks import Queues
+from distbelief.core.mapping import ranges, trained
+from distbelief.errors import UsageError
+from distbelief.runtime.mapped import touched
+
+SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=6)
+
+
+@given(SIZES, st.integers(1, 12))
+def test_ranges_follow_each_other_and_are_cut_where_a_tensor_may_be(sizes: list[int], count: int) -> None:
+    layout = lay_out([Tensor(f"t{i}", (size,), "float32") for i, size in enumerate(sizes)])
+    count = min(count, layout.parameters)
+    found = ranges(layout, count)
+    assert len(found) == count
+    assert (found[0].start, found[-1].stop) == (0, layout.trained.stop)
+    assert all(a.stop == b.start for a, b in pairwise(found))
+    starts = [entry.start for entry in trained(layout)]
+    for part in found[1:]:
+        inside = max(start for start in [*starts, layout.trained.stop] if start <= part.start)
+        assert (part.start - inside) % ALIGNMENT == 0 or part.start in starts
+
+
+def test_ranges_of_a_large_model_are_of_one_size() -> None:
+    sizes = [part.size for part in ranges(lay_out([Tensor("a", (300, 784), "float32"), Tensor("b", (100, 300), "float32")]), 8)]
+    assert max(sizes) - min(sizes) <= 2 * ALIGNMENT
+
+
+def test_more_ranges_than_parameters_are_refused() -> None:
+    with pytest.raises(UsageError, match="--shards 3 is more than the model's 2 parameters"):
+        ranges(lay_out([Tensor("a", (2,), "float32")]), 3)
+
+
+@given(st.lists(st.integers(0, 29), max_size=8), st.integers(1, 90), st.integers(1, 9))
+def test_the_ranges_of_some_rows_are_those_that_have_a_byte_of_them(rows: list[int], columns: int, count: int) -> None:
+    layout = lay_out([Tensor("first", (33,), "float32"), Tensor("rows", (30, columns), "float32")])
+    cut = ranges(layout, count)
+    entry = trained(layout)[1]
+    taken = {entry.start + row * columns * 4 + byte for row in rows for byte in range(columns * 4)}
+    expected = tuple(i for i, part in enumerate(cut) if any(part.start <= byte < part.stop for byte in taken))
+    stops = torch.tensor([part.stop for part in cut])
+    assert touched(torch.tensor(rows, dtype=torch.int64), entry, stops) == expected
+
+
+def test_high_stalenesses_are_counted_together_and_what_was_done_before_counts() -> None:
+    memory = [7] * size_of(2)
+    one, other = Counts(memory, 2, 0), Counts(memory, 2, 1)
+    one.begin({"updates": 5, "samples": 50, "staleness": {"1": 4, "1000": 1}})
+    one.look()
+    for _ in range(100):
+        other.look()
+        other.add(1)
+    one.add(1)
+    most = str(ROW - 1 - STALENESS)
+    assert one.facts() == {"updates": 106, "samples": 151, "staleness": {"0": 100, "1": 4, most: 2}, "clocks": {}}
+
+
+def test_the_dead_wait_for_nothing_and_hold_nothing() -> None:
+    locks = Queues()
+    assert [locks.ask(role, 0) for role in ("a", "b", "c")] == [True, False, False]
+    assert locks.ask("b", 1)
+    assert locks.bury("b") == []
+    assert locks.bury("a") == ["c"]
+    assert (locks.holder(0), locks.holder(1)) == ("c", "")

@@ -1,0 +1,212 @@
+"""Replicas on one mapping, as real processes: the same arithmetic as simulated, locks that survive their holders, and deaths of everybody."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import jobs
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distbelief.cluster import signals, status
+from distbelief.cluster.evaluate import evaluate
+from distbelief.cluster.local import Local
+from distbelief.cluster.simulated import Simulated
+from distbelief.core import records
+from distbelief.core.settings import optim
+from distbelief.errors import UsageError
+from distbelief.strategy import Hogwild, Locking, Single
+from distbelief.transport.locks import Locks
+
+SECONDS = 60.0
+"""Most that a process may take to be caught with a lock; it takes milliseconds."""
+LOCKED = [Locking(replicas=3, locks="global"), Locking(replicas=3, locks="shard", shards=5)]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(ours: Path, theirs: Path) -> None:
+    expected = weights(theirs)
+    for name, value in weights(ours).items():
+        assert torch.equal(value, expected[name])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad"])
+@pytest.mark.parametrize("kind", [Hogwild, Locking])
+def test_one_replica_makes_what_the_simulated_one_does(tmp_path: Path, kind: Any, optimizer: str) -> None:
+    """Which is held against plain PyTorch, in tests/simulated."""
+    strategy = kind(replicas=1, optimizer=optim(optimizer, lr=0.05))
+    result = jobs.run(tmp_path / "real", strategy, epochs=2, lr_schedule="backoff:0.7")
+    Simulated(keep=True).run(jobs.job(tmp_path / "simulated", strategy, epochs=2, lr_schedule="backoff:0.7"))
+    assert (result["outcome"], result["updates"], result["samples"]) == ("done", 42, 2 * jobs.SAMPLES)
+    assert result["staleness"]["max"] == 0  # type: ignore[index]
+    assert_same(tmp_path / "real", tmp_path / "simulated")
+
+
+@pytest.mark.parametrize("strategy", LOCKED, ids=["global", "shard"])
+def test_under_locks_no_update_is_lost(tmp_path: Path, strategy: Locking) -> None:
+    result = jobs.run(tmp_path / "run", Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}), task="jobs:counting", epochs=3)
+    assert result["updates"] == 63
+    assert weights(tmp_path / "run")["count"].unique().tolist() == [-63.0]
+
+
+@pytest.mark.parametrize("strategy", [Hogwild(replicas=2), Locking(replicas=2, locks="shard")], ids=["hogwild", "shard"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_sparse_gradients_and_their_evaluation(tmp_path: Path, strategy: Any, optimizer: str) -> None:
+    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=2.0 if optimizer == "sgd" else 0.5)})
+    result = jobs.run(tmp_path / "run", strategy, task="jobs:bags", epochs=20)
+    assert result["outcome"] == "done"
+    assert result["test_accuracy"] == evaluate(tmp_path / "run")["test_accuracy"] == 1.0  # the first of what it was trained on
+
+
+def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> None:
+    strategy = Hogwild(replicas=1, optimizer=optim("adagrad", lr=0.05))
+    jobs.run(tmp_path / "whole", strategy, epochs=4, lr_schedule="linear")
+    assert jobs.run(tmp_path / "halves", strategy, epochs=4, lr_schedule="linear", target_accuracy=1e-9)["outcome"] == "target"
+    result = jobs.run(tmp_path / "halves", strategy, epochs=4, lr_schedule="linear", resume=True)
+    assert (result["samples"], result["updates"]) == (4 * jobs.SAMPLES, 84)
+    assert_same(tmp_path / "halves", tmp_path / "whole")
+    assert jobs.run(tmp_path / "halves", Single(optimizer=optim("adagrad", lr=0.05)), epochs=5, resume=True)["samples"] == 5 * jobs.SAMPLES
+
+
+def memory() -> int:
+    """This process's descriptor of the mapping of the job that it supervises."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:distbelief parameters"):
+                return int(name)
+    raise AssertionError("there is no mapping")
+
+
+def catch(role: str) -> int:
+    """Stop a replica while it holds the one lock; returns its process id."""
+    locks, deadline = Locks(memory()), monotonic() + SECONDS
+    while monotonic() < deadline:
+        process = jobs.kill(role, jobs.signal.SIGSTOP)
+        while not signals.is_stopped(process):
+            os.sched_yield()
+        if locks.holder(0) == process:
+            return process
+        jobs.kill(role, jobs.signal.SIGCONT)
+    raise AssertionError(f"{role} is never seen with the lock")
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_kill_9_of_a_holder_frees_its_lock(tmp_path: Path, watch: jobs.Watch, restarts: int) -> None:
+    def strike() -> None:
+        process = catch("replica 1")
+        os.kill(process, jobs.signal.SIGKILL)
+
+    watch.once(records.EpochDone, strike, 1)
+    result = jobs.run(tmp_path / "run", Locking(replicas=2, restarts=restarts), task="jobs:counting", epochs=20)
+    assert (result["outcome"], result["samples"]) == ("done", 20 * jobs.SAMPLES)
+    assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
+
+
+def test_the_status_says_who_waits_for_whose_lock(tmp_path: Path, watch: jobs.Watch) -> None:
+    found: list[str] = []
+
+    def ask(process: int) -> None:
+        try:
+            deadline = monotonic() + SECONDS
+            while not found and monotonic() < deadline:
+                members = status.status(tmp_path / "run")["members"]
+                found.extend(one["waits_for"] for one in members if one["role"] == "replica 0" and one["waits_for"].startswith("for the lock"))
+        finally:
+            os.kill(process, jobs.signal.SIGCONT)
+
+    threads: list[threading.Thread] = []
+
+    def stop() -> None:
+        threads.append(threading.Thread(target=ask, args=(catch("replica 1"),)))
+        threads[0].start()
+
+    watch.once(records.EpochDone, stop, 1)
+    jobs.run(tmp_path / "run", Locking(replicas=2), task="jobs:counting", epochs=20)
+    threads[0].join()
+    assert found[0] == "for the lock of range 0, which replica 1 holds"
+
+
+def _hold(supervisor: int, descriptor: int, connection: Any) -> None:
+    locks = Locks(os.open(f"/proc/{supervisor}/fd/{descriptor}", os.O_RDWR))
+    connection.send(locks.take([0], lambda: False))
+    connection.recv()
+
+
+def test_locks_are_the_kernels() -> None:
+    """Another process has it until it dies."""
+    descriptor = os.memfd_create("locks")
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    other = context.Process(target=_hold, args=(os.getpid(), descriptor, theirs))
+    other.start()
+    try:
+        assert ours.recv()
+        locks = Locks(descriptor)
+        looks: list[str] = []
+        assert not locks.take([0], lambda: bool(looks.append(locks.waits())) or len(looks) > 1)
+        assert looks[0] == f"for the lock of range 0, which process {other.pid} holds"
+        assert locks.take([1], lambda: True)
+        other.kill()
+        other.join()
+        assert locks.take([0], lambda: True)
+    finally:
+        other.kill()
+        other.join()
+        ours.close()
+        theirs.close()
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_replica_costs_nothing_but_time(tmp_path: Path, watch: jobs.Watch, seed: int) -> None:
+    chance = random.Random(seed)
+    victim, kind = chance.randrange(3), chance.choice([records.Stepped, records.EpochDone, records.Ending, records.Checkpointed])
+    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), 0 if kind is records.Ending else chance.randrange(5))
+    result = jobs.run(tmp_path / "run", Hogwild(replicas=3), epochs=30)
+    assert result["outcome"] == "done"
+    assert (result["epochs"], result["samples"]) == (30, 30 * jobs.SAMPLES)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "evaluator"])
+def test_others_that_are_killed_begin_again(tmp_path: Path, watch: jobs.Watch, role: str) -> None:
+    watch.once(records.EpochDone, lambda: jobs.kill(role), 3, kept=True)
+    result = jobs.run(tmp_path / "run", Hogwild(replicas=2), epochs=20)
+    assert (result["outcome"], result["samples"]) == ("done", 20 * jobs.SAMPLES)
+    assert 0 < result["test_accuracy"] <= 1  # type: ignore[operator]
+
+
+def test_ctrl_c_keeps_a_checkpoint(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.EpochDone, watch.interrupt, 2)
+    result = jobs.run(tmp_path / "run", Hogwild(replicas=2), epochs=jobs.MANY)
+    assert result["outcome"] == "interrupted"
+    watch.rest()
+    epochs = int(result["epochs"]) + 2  # type: ignore[call-overload]
+    assert jobs.run(tmp_path / "run", Hogwild(replicas=2), epochs=epochs, resume=True)["samples"] == epochs * jobs.SAMPLES
+
+
+@pytest.mark.parametrize("place", [Local(transport="tcp"), Local(listen="127.0.0.1")])
+def test_it_is_of_one_machine(tmp_path: Path, place: Local) -> None:
+    with pytest.raises(UsageError, match="is of one machine, whose memory its replicas update"):
+        place.run(jobs.job(tmp_path / "run", Hogwild()))
+
+
+def test_it_needs_a_task_and_no_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    with pytest.raises(UsageError, match="strategy hogwild needs a task"):
+        Local().launch(jobs.job(tmp_path / "run", Hogwild()), [str(tmp_path / "script.py")])
+
+
+def test_low_precision_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is bfloat16, whose steps need float32 masters"):
+        jobs.run(tmp_path / "run", Hogwild(), task="jobs:low", evaluate_every=0)

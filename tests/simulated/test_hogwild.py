@@ -1,0 +1,293 @@
+"""Replicas on one mapping, simulated: oracles, races, locks, and deaths at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.hogwild import Racing
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import records, upkeep
+from distbelief.core.settings import optim
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.strategy import Downpour, Hogwild, Locking
+from distbelief.tasks import Task, TensorData
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Weather
+
+SLOW = Weather(reduction=1e-5)
+"""An update of the small MLP, 412 bytes, takes 4 ms; a step takes 1 ms."""
+STEADY = Pace(spread="constant")
+WAYS: dict[str, Callable[..., Any]] = {
+    "hogwild": Hogwild,
+    "global": lambda **o: Locking(locks="global", **o),
+    "shard": lambda **o: Locking(locks="shard", shards=3, **o),
+    "none": lambda **o: Locking(locks="none", **o),
+}
+PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": lambda p, **o: torch.optim.SGD(p, momentum=0.9, fused=True, **o),
+    "nesterov": lambda p, **o: torch.optim.SGD(p, momentum=0.9, nesterov=True, fused=True, **o),
+    "adagrad": lambda p, **o: torch.optim.Adagrad(p, fused=True, **o),
+}
+
+
+def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Racing]:
+    """Run a job to its end."""
+    run = Observed(Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(weather=SLOW, pace=STEADY))
+    run.run()
+    assert isinstance(run.simulation, Racing)
+    return run, run.simulation
+
+
+def weights(simulation: Racing) -> list[torch.Tensor]:
+    """The parameters, as they lie in the mapping."""
+    assert simulation.plan
+    vector = simulation.vector()
+    entries = [entry for entry in simulation.plan.layout.entries if entry.tensor.kind == "parameter"]
+    return [vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape) for e in entries]
+
+
+def sequential(
+    plain: SimpleNamespace, task: Task, make: Callable[..., torch.optim.Optimizer], epochs: int, rate: Callable[[int], float]
+) -> list[Any]:
+    """One loop of plain PyTorch; `rate` is the learning rate of an epoch."""
+    torch.manual_seed(0)
+    model, data = task.model().train(), task.train()
+    optimizer = make(model.parameters(), lr=rate(0))
+    per_epoch = -(-len(data) // 4)
+    for step, (key, numbers) in enumerate(plain.minibatches(len(data), 4, epochs, 0)):
+        optimizer.param_groups[0]["lr"] = rate(step // per_epoch)
+        torch.manual_seed(key)
+        inputs, targets = data.batch(numbers)
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+class Bag(nn.Module):
+    """Rows that are looked up, and a dense layer behind them."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(50, 3, sparse=sparse)
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.rows(inputs).sum(1))  # type: ignore[no-any-return]
+
+
+def bags() -> Task:
+    def data() -> TensorData:
+        chance = torch.Generator().manual_seed(5)
+        return TensorData(torch.randint(0, 50, (22, 4), generator=chance), torch.randint(0, 3, (22,), generator=chance))
+
+    return Task(model=Bag, train=data)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("optimizer", PLAIN)
+def test_one_replica_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, way: str, optimizer: str) -> None:
+    task = plain.classes(plain.mlp)
+    _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
+    for ours, theirs in zip(weights(simulation), sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str, optimizer: str) -> None:
+
+    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        rows, *dense = parameters
+        groups = [{"params": [rows]}, {"params": dense, "fused": True}]  # torch's fused kernel rounds otherwise, and takes no sparse gradients
+        return torch.optim.Adagrad(groups, lr=lr) if optimizer == "adagrad" else torch.optim.SGD([rows, *dense], lr=lr)
+
+    _, simulation = race(bags(), WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
+    expected = sequential(plain, bags(), make, 3, lambda _: 0.05)
+    found = {value.shape: value for value in weights(simulation)}
+    for theirs in expected:
+        assert torch.equal(found[theirs.shape], theirs)
+
+
+def test_a_sparse_update_writes_to_its_rows_only() -> None:
+    _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim("sgd", lr=0.05)), epochs=1)
+    peer = simulation.peers["replica 0"]
+    [sparse] = [stroke for stroke in peer.strokes() if stroke.size == 16 * 3 * 4 or stroke.size == 8 * 3 * 4]
+    rows = peer._mapped.flat.module.rows.weight  # type: ignore[attr-defined]
+    before, touched = rows.detach().clone(), rows.grad.coalesce().indices()[0]
+    with torch.no_grad():
+        sparse.act()
+    others = torch.ones(50, dtype=torch.bool)
+    others[touched] = False
+    assert torch.equal(rows[others], before[others])
+    assert not torch.equal(rows[touched], before[touched])
+    assert others.sum() > 30
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -> None:
+    """With a learning rate of 0 the parameters stay, and Adagrad's sums are those of all gradients, whoever computed them."""
+    task = plain.classes(lambda: nn.Linear(6, 3))
+    _, simulation = race(task, WAYS[way](replicas=3, optimizer=optim("adagrad", lr=0.0)), epochs=2)
+    torch.manual_seed(0)
+    model, data = task.model(), task.train()
+    expected = [torch.zeros_like(p) for p in model.parameters()]
+    for _, numbers in plain.minibatches(len(data), 4, 2, 0):
+        model.zero_grad()
+        inputs, targets = data.batch(numbers)
+        task.loss(model(inputs), targets).backward()
+        for total, p in zip(expected, model.parameters(), strict=True):
+            total += p.grad**2
+    sums = simulation.peers["replica 0"].arrays()["state.0.sum"]
+    torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
+
+
+def test_back_off_multiplies_the_rate_after_each_epoch(plain: SimpleNamespace) -> None:
+    task = plain.classes(plain.mlp)
+    _, simulation = race(task, Hogwild(replicas=1), epochs=3, lr_schedule="backoff:0.5")
+    expected = sequential(plain, task, torch.optim.SGD, 3, lambda epoch: 0.1 * 0.5**epoch)
+    for ours, theirs in zip(weights(simulation), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
+    task = plain.classes(plain.mlp)
+    run = Observed(Job(task=task, strategy=Downpour(replicas=1, shards=1), epochs=3, batch_size=4, lr_schedule="backoff:0.5")).run()
+    expected = sequential(plain, task, torch.optim.SGD, 3, lambda epoch: 0.1 * 0.5**epoch)
+    assert run.vector() == torch.cat([value.view(-1) for value in expected]).numpy().tobytes()
+
+
+def phantom(plain: SimpleNamespace, strategy: Any) -> float:
+    """Simulated seconds of a job that computes nothing."""
+    run = Observed(
+        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4), Simulated(weather=SLOW, pace=STEADY, phantom=True)
+    )
+    run.run()
+    return run.simulation.clock.now()
+
+
+def test_locks_wait_and_ranges_wait_less(plain: SimpleNamespace) -> None:
+    seconds = {way: phantom(plain, make(replicas=4)) for way, make in WAYS.items()}
+    wider = phantom(plain, Locking(locks="shard", shards=2, replicas=4))
+    assert seconds["global"] > wider > seconds["shard"] > seconds["hogwild"] == seconds["none"]
+    # with one lock for all, the updates of all replicas follow each other
+    assert seconds["global"] > 50 * 412 * SLOW.reduction
+
+
+def test_two_replicas_make_half_the_time_and_their_updates_are_stale(plain: SimpleNamespace) -> None:
+    assert phantom(plain, Hogwild(replicas=2)) < 0.6 * phantom(plain, Hogwild(replicas=1))
+    run, _ = race(plain.classes(plain.mlp, samples=200), Hogwild(replicas=2))
+    [told] = [record for record in run.records if isinstance(record, records.Applied)]
+    assert told.updates == 50
+    assert told.staleness.get(1, 0) > 40
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("moment", [0.001 * step + 0.0003 for step in range(0, 40, 3)])
+def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleNamespace, way: str, moment: float) -> None:
+    task = plain.classes(plain.mlp, samples=60)
+    job = Job(task=task, strategy=WAYS[way](replicas=3, restarts=1), epochs=2, batch_size=4, snapshot_every="10")
+    run = Observed(job, Simulated(weather=SLOW, pace=STEADY, restart_seconds=0.01))
+    simulation = run.simulation
+    assert isinstance(simulation, Racing)
+    for victim in ("replica 0", "replica 1"):
+        simulation.clock.call_at(moment, simulation.kill, victim)
+    run.run()
+    assert run.outcome == "done"
+    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
+    assert not any(simulation.locks.holder(number) for number in range(8))
+
+
+def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> None:
+    run = Observed(
+        Job(task=plain.classes(plain.mlp, samples=60), strategy=Locking(replicas=2, restarts=0), batch_size=4), Simulated(weather=SLOW, pace=STEADY)
+    )
+    simulation, held = run.simulation, []
+    assert isinstance(simulation, Racing)
+
+    def strike(_: None) -> None:
+        held.append(simulation.locks.holder(0))
+        simulation.kill(held[0])
+
+    simulation.clock.call_at(0.004, strike, None)
+    run.run()
+    assert held[0].startswith("replica")
+    assert (run.outcome, [record.role for record in run.records if isinstance(record, records.Gone) and record.died]) == ("done", held)
+
+
+@pytest.mark.parametrize("message", range(1, 16))
+@pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
+def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, victim: str, message: int) -> None:
+    cluster = Simulated(weather=SLOW, pace=STEADY, crashes=(Crash(victim, message),), restart_seconds=0.01)
+    run, simulation = race(plain.classes(plain.mlp, samples=60), Hogwild(replicas=2), cluster, epochs=2, snapshot_every="10")
+    assert run.outcome == "done"
+    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
+    assert simulation.peers["replica 0"].counts.facts()["updates"] >= 30
+
+
+def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
+    job = Job(task=plain.classes(plain.mlp, samples=60), strategy=Hogwild(replicas=2, restarts=0), batch_size=4, checkpoint_every=0)
+    run = Observed(job, Simulated(weather=SLOW, pace=STEADY))
+    simulation, killed = run.simulation, []
+
+    def strike(sender: str, _to: str, message: object) -> None:
+        if isinstance(message, upkeep.SnapshotDone) and not killed:
+            killed.append(sender)
+            simulation.kill(sender)
+
+    simulation.network.before_send = strike
+    run.run()
+    made = [(record.number, bool(record.error)) for record in run.records if isinstance(record, records.Checkpointed)]
+    assert (killed, run.outcome) == (["replica 0"], "done")
+    assert made == [(1, True), (2, False), (3, False)]
+
+
+def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
+    crashes = tuple(Crash(f"replica {i}", 5) for i in range(2))
+    run, _ = race(plain.classes(plain.mlp), Hogwild(replicas=2, restarts=0), Simulated(weather=SLOW, pace=STEADY, crashes=crashes), epochs=20)
+    assert run.outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "said"),
+    [
+        (Hogwild(optimizer=optim("adam")), {}, "--optimizer adam: its step needs several numbers of one moment"),
+        (Hogwild(optimizer=optim("momentum", dampening=0.5)), {}, "dampening"),
+        (Locking(locks="row"), {}, "--locks"),
+        (Locking(locks="global", shards=4), {}, "--shards 4: says how many ranges"),
+        (Locking(locks="shard", shards=104), {}, "--shards 104 is more than the model's 103 parameters"),
+        (Hogwild(), {"device": "cuda"}, "--device cuda: strategy hogwild computes in memory that all replicas share"),
+        (Hogwild(), {"lr_schedule": "backoff:2"}, "backoff:2: multiplies by a number from 0 to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        race(plain.classes(plain.mlp), strategy, **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "said"),
+    [
+        (Hogwild(optimizer=optim("momentum")), {}, "--optimizer momentum: the gradients of 'rows.weight' are some of its rows"),
+        (Hogwild(optimizer=optim("sgd", weight_decay=0.1)), {}, "option weight_decay"),
+        (Hogwild(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
+        (Downpour(), {}, "train with hogwild or locking"),
+    ],
+)
+def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Observed(Job(task=bags(), strategy=strategy, batch_size=4, **options)).run()
+
+
+def test_a_phantom_knows_no_rows() -> None:
+    with pytest.raises(UsageError, match="which rows an update writes to"):
+        Observed(Job(task=bags(), strategy=Hogwild(), batch_size=4), Simulated(phantom=True)).run()
