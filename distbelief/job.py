@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "epochs": "it counts --iterations",
     "batch_size": "give the strategy its own, beside --portion-size",
-    "lr_schedule": "its line search finds each step",
+    **dict.fromkeys(
+        ("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"
+    ),
     "clip_norm": "its line search bounds each step",
 }
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -40,7 +42,17 @@ class Job:
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     lr_schedule: str = "constant"
-    """The learning rate over the samples applied: constant, linear, cosine, step."""
+    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step."""
+    lr_steps: tuple[float, ...] = ()
+    """With --lr-schedule step, the epochs after which the rate becomes smaller; none: half and three quarters of all."""
+    lr_gamma: float = 0.1
+    """With --lr-schedule step, what the rate is multiplied with at each."""
+    lr_power: float = 2.0
+    """With --lr-schedule polynomial, its power."""
+    warmup_epochs: float = 0.0
+    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from 0."""
+    warmup: str = "gradual"
+    """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     seed: int = 0

@@ -29,13 +29,13 @@ class Stepping:
     """How the parameters are stepped."""
 
     optimizer: str = "sgd"
-    """adadelta, adagrad, adam, adamax, adamw, momentum, nadam, nesterov, radam, rmsprop or sgd."""
+    """adadelta, adagrad, adam, adamax, adamw, lamb, lars, momentum, nadam, nesterov, radam, rmsprop or sgd."""
     lr: float | None = None
     """Learning rate; the optimizer's own where none is given."""
     weight_decay: float = 0.0
     """Weight decay."""
     optimizer_options: tuple[str, ...] = ()
-    """Other options of the torch class, such as eps=1e-8 or betas=0.9,0.95."""
+    """Other options of its class, such as eps=1e-8 or betas=0.9,0.95; of lars: trust=0.001, momentum=0.9, exempt=true, correction=false."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,8 @@ def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> An
     raise UsageError(f"{said.rstrip('.') or 'the arguments cannot be read'}; see {prog} --help")
 
 
-_SEVERAL = re.compile(r"\w+=.*|[0-9.]+(:|%?x)[0-9.,:%x]+")
-"""Values of the options that take several words: eps=1e-8, 1:4 or 5%x10."""
+_SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
+"""Values of the options that take several words: eps=1e-8, 1:4, 5%x10 or 30."""
 
 
 def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:

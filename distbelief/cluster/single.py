@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbelief.core import learning_rate, records, roles
+from distbelief.core import records, roles
 from distbelief.core.effects import Batch
 from distbelief.core.layout import Layout
 from distbelief.core.portions import START, Dealer, Position
@@ -120,7 +120,7 @@ class SingleLoop:
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )
-        factor = learning_rate.factor(self.settings.lr_schedule, self._samples, self._plan.total_samples)
+        factor = self._plan.factor(self._samples)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.optimizer.lr * factor
         self._update()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from distbelief.core import learning_rate
 from distbelief.core.algorithms import check_algorithm
 from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
+from distbelief.core.learning_rate import LearningRate
 from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
 
@@ -22,9 +22,12 @@ class Optimizer(msgspec.Struct, frozen=True):
 
 LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
-    "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002,
+    "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002, "lars": 2.0, "lamb": 0.002,
 }  # fmt: skip
 """The learning rate of each optimizer where none is given."""
+
+LAYERWISE = ("lars", "lamb")
+"""Optimizers that need the norms of whole layers."""
 
 
 def optim(name: str, lr: float | None = None, **options: float | bool | tuple[float, ...]) -> Optimizer:
@@ -52,18 +55,16 @@ CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(LearningRate, frozen=True):
     """The settings of one job, as DESIGN's words name them."""
 
     consistency: str = "downpour"
     """What may be stale: the name of the strategy (`core/consistency`)."""
     replicas: int = 2
     shards: int = 2
-    epochs: int = 1
     batch_size: int = 64
     seed: int = 0
     optimizer: Optimizer = Optimizer()
-    lr_schedule: str = "constant"
     clip_norm: float = 0.0
     """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
     push_every: int = 1
@@ -160,9 +161,21 @@ class Settings(msgspec.Struct, frozen=True):
             check_algorithm(self.algorithm)
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
-        learning_rate.check(self.lr_schedule)
+        self.check_rate()
+        self._check_layers()
         if self.descent:
             self.descent.check()
+
+    def _check_layers(self) -> None:
+        alone = self.shards == 1 or self.in_rounds
+        if self.optimizer.name in LAYERWISE and not alone:
+            whole = "needs the norms of whole layers, which shards tell each other in rounds only"
+            raise UsageError(f"--optimizer {self.optimizer.name} {whole}: use strategy synchronous or allreduce, or --shards 1")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in an update of a job in rounds, when all take part."""
+        return (self.replicas - self.backup_workers) * self.batch_size * self.push_every
 
     @property
     def attends(self) -> bool:
@@ -217,6 +230,10 @@ class Plan(msgspec.Struct, frozen=True):
     assignments: tuple[Assignment, ...]
     samples: int
     """Samples in one epoch."""
+
+    def factor(self, samples: int) -> float:
+        """The factor on the learning rate after so many samples have been applied."""
+        return self.settings.factor(samples, self.samples, self.settings.global_batch)
 
     @property
     def total_samples(self) -> int:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distbelief.core import assembly, events, learning_rate, messages, roles
+from distbelief.core import assembly, events, messages, roles
 from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.core.collectives import Schedule
 from distbelief.core.effects import (
@@ -258,7 +258,7 @@ class Allreduce:
             yield from self._reduce(computed)
             if settings.buffers == "broadcast":
                 self.whole.adopt_buffers()
-            self.whole.update(learning_rate.factor(settings.lr_schedule, self.samples, self._plan.total_samples))
+            self.whole.update(self._plan.factor(self.samples))
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)

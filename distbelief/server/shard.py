@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import attendance, events, learning_rate, messages, mirroring, records, roles, upkeep
+from distbelief.core import attendance, events, messages, mirroring, records, roles, upkeep
 from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
@@ -100,7 +100,6 @@ class Shard:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
         self._asks = self.policy.decides
-        self._schedule, self._total = event.plan.settings.lr_schedule, event.plan.total_samples
         met = self._meet(event.ruler) if settings.in_rounds else []
         met += [effect for follower in self._others for effect in self._recall(follower)]
         if settings.standby:
@@ -164,7 +163,7 @@ class Shard:
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
             self._latest[sender] = event.version.updates, staleness
-            floor, factor = self.policy.floor, learning_rate.factor(self._schedule, self.samples, self._total)
+            floor, factor = self.policy.floor, self._plan.factor(self.samples)
             if self._asks:
                 key = Key(sender, event.incarnation, event.clock)
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
@@ -227,7 +226,7 @@ class Shard:
     def _update(self, due: Update) -> list[Effect]:
         """One optimizer step; held pushes are read where they lie."""
         incarnation, updates = self.version
-        factor = learning_rate.factor(self._schedule, self.samples, self._total)
+        factor = self._plan.factor(self.samples)
         taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stale = tuple(updates - self._based(push.version) for _, _, push, _ in taken)
         for (key, weight, push, payload), staleness in zip(taken, stale, strict=True):

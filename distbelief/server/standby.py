@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import events, learning_rate, messages, mirroring, roles
+from distbelief.core import events, messages, mirroring, roles
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
@@ -157,7 +157,7 @@ class Standby:
         if not self._whole:
             raise RemoteProtocolError(f"standby {self.index} is to be its shard, and does not hold what that held")
         if self._gathered:
-            factor = learning_rate.factor(self._plan.settings.lr_schedule, self._shard.samples, self._plan.total_samples)
+            factor = self._plan.factor(self._shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
         self._shard.inherit(event.life, self._floor, self._history.since(0))
         return [Become(roles.shard(self.index), event.life, self._shard)]
