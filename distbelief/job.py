@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "epochs": "it counts --iterations",
     "batch_size": "give the strategy its own, beside --portion-size",
-    **dict.fromkeys(
-        ("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"
-    ),
+    **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"),
     "clip_norm": "its line search bounds each step",
 }
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}

@@ -102,7 +102,7 @@ def _step(rate: LearningRate, at: Moment) -> float:
 
 
 SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
-    "constant": lambda _, at: 1.0,
+    "constant": lambda _, _at: 1.0,
     "linear": lambda _, at: 1.0 - at.since,
     "polynomial": lambda rate, at: (1.0 - at.since) ** rate.lr_power,
     "cosine": lambda _, at: 0.5 * (1.0 + math.cos(math.pi * at.since)),

@@ -163,8 +163,9 @@ class LAMB(Layerwise):
         state["step"] += 1
         steps = float(state["step"])
         mean, square = state["exp_avg"].lerp_(p.grad, 1 - first), state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
-        adam = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
-        return adam.add_(p, alpha=group["weight_decay"])
+        adam: Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
+        adam.add_(p, alpha=group["weight_decay"])
+        return adam
 
     def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
         return move
@@ -177,4 +178,5 @@ class LAMB(Layerwise):
 
 
 def _square(part: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(part, dtype=torch.float64).square()
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=torch.float64)
+    return norm.square()
