@@ -236,14 +236,15 @@ class Allreduce:
         """All rounds of a ration."""
         assert self._plan is not None
         count, settings = len(self._members), self._settings
-        for number in range(-(-portion.count // count)):
-            taken = round_of(portion, count, number)
+        width = count * settings.push_every
+        for number in range(-(-portion.count // width)):
+            taken = round_of(portion, width, number)
             sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
-            own = sizes[self._rank] if self._rank < len(taken) else 0
-            self.whole.weigh(own / sum(sizes))
             computed = None
-            if own:
-                batch = Batch(portion.epoch, taken[self._rank])
+            own = [*zip(taken, sizes, strict=True)][self._rank :: count]
+            for at, (index, size) in enumerate(own):
+                self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
+                batch = Batch(portion.epoch, index)
                 computed = yield Compute(batch)
                 if computed is None:
                     self._ending = True
@@ -253,7 +254,7 @@ class Allreduce:
                 self.step += 1
                 self._seconds += computed.seconds
                 self.whole.gather()
-            else:
+            if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
             if settings.buffers == "broadcast":
