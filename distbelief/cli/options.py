@@ -34,6 +34,8 @@ class Stepping:
     """Learning rate; the optimizer's own where none is given."""
     weight_decay: float = 0.0
     """Weight decay."""
+    decay_exempt: bool = False
+    """Leave biases and the parameters of normalisations out of the weight decay."""
     optimizer_options: tuple[str, ...] = ()
     """Other options of its class, such as eps=1e-8 or betas=0.9,0.95; of lars: trust=0.001, momentum=0.9, exempt=true, correction=false."""
 
@@ -303,10 +305,10 @@ class Options:
         options = words.optimizer_options(asked.optimizer_options)
         if asked.weight_decay:
             options["weight_decay"] = asked.weight_decay
-        for name, instead in (("name", "--optimizer"), ("lr", "--lr")):
+        for name, instead in (("name", "--optimizer"), ("lr", "--lr"), ("decay_exempt", "--decay-exempt")):
             if name in options:
                 raise UsageError(f"--optimizer-options {name}: is an option of its own, {instead}")
-        return optim(asked.optimizer, asked.lr, **options)
+        return optim(asked.optimizer, asked.lr, decay_exempt=asked.decay_exempt, **options)
 
     def job(self, task: str) -> Job:
         """The job, its settings checked.

@@ -20,7 +20,6 @@ from distbelief.replica.whole import PhantomWhole
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.whole import TorchWhole
 from distbelief.server.conductor import Conductor
-from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
@@ -53,7 +52,7 @@ class Assembled(Simulation):
         else:
             model = self._model()
             trainer = Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed)
-            worker = _Worker(self.clock, stopwatch, trainer, TorchWhole(FlatModule(model)))
+            worker = _Worker(self.clock, stopwatch, trainer, TorchWhole(self._flat(model)))
         story = self.peers[role] = Allreduce(role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose)
         self.driver.add_story(role, story.story(), self.network.endpoint(role, incarnation), worker, self._store)
 

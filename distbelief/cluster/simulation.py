@@ -32,6 +32,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.server.standby import Standby
 from distbelief.tasks import Data, Task, as_data, resolve
+from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, measure
 from distbelief.transport.base import Arena
@@ -122,7 +123,7 @@ class Simulation:
         for i in range(self.settings.replicas):
             self._add_replica(i)
         if self.evaluates:
-            evaluated = FlatModule(self._model())
+            evaluated = self._flat(self._model())
             story = Evaluator(evaluated).story()
             self.driver.add_story(roles.EVALUATOR, story, self.network.endpoint(roles.EVALUATOR), _Watcher(self.task, evaluated))
 
@@ -172,7 +173,7 @@ class Simulation:
         else:
             model = self._model()
             cast.check_model(self.settings, model)
-            vectors = FlatModule(model)
+            vectors = self._flat(model)
             worker = _Worker(
                 self.clock,
                 stopwatch,
@@ -182,9 +183,12 @@ class Simulation:
         story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
         self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker)
 
+    def _flat(self, model: nn.Module) -> FlatModule:
+        return FlatModule(model, groups_of(model, self.settings.optimizer))
+
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
-            self._known_layout = layout_of(self._model())
+            self._known_layout = self._flat(self._model()).layout
         return self._known_layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:

@@ -19,14 +19,13 @@ SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "line
 
 
 class Moment(NamedTuple):
-    """Where a job stands: epochs that are applied, its progress (0 to 1), and the progress (0 to 1) of what follows the warm-up."""
+    """Where a job stands: the epochs that are applied, and the progress (0 to 1) of what follows the warm-up."""
 
     epoch: float
-    progress: float
     since: float
 
 
-class LearningRate(msgspec.Struct, frozen=True):
+class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the learning rate follows.
 
     >>> rate = LearningRate(epochs=10, lr_scaling="linear", base_batch=64, warmup_epochs=5.0)
@@ -87,13 +86,15 @@ class LearningRate(msgspec.Struct, frozen=True):
             of_epoch: samples in an epoch.
             batch: samples in an update.
         """
+        if of_epoch < 1:
+            raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
         total, warming = of_epoch * self.epochs, self.warmup_epochs * of_epoch
         scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
         if samples < warming:
             start = 1.0 if self.base_batch else 0.0
             return start + (scale - start) * samples / warming if self.warmup == "gradual" else start
         since = (samples - warming) / (total - warming) if total > warming else 1.0
-        return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, samples / total), min(1.0, since)))
+        return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since)))
 
 
 def _step(rate: LearningRate, at: Moment) -> float:

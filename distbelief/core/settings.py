@@ -18,6 +18,8 @@ class Optimizer(msgspec.Struct, frozen=True):
     name: str = "sgd"
     lr: float = 0.1
     options: dict[str, float | bool | tuple[float, ...]] = {}
+    decay_exempt: bool = False
+    """Whether weight decay leaves biases and normalisations alone."""
 
 
 LEARNING_RATES = {
@@ -30,18 +32,18 @@ LAYERWISE = ("lars", "lamb")
 """Optimizers that need the norms of whole layers."""
 
 
-def optim(name: str, lr: float | None = None, **options: float | bool | tuple[float, ...]) -> Optimizer:
-    """An optimizer by name; other options are those of torch's class.
+def optim(name: str, lr: float | None = None, *, decay_exempt: bool = False, **options: float | bool | tuple[float, ...]) -> Optimizer:
+    """An optimizer by name; other options are those of its class, weight decay may leave biases and normalisations alone.
 
     Raises:
         UsageError: an unknown name, with the nearest known one.
 
     >>> optim("adagrad", lr=0.05, eps=1e-8)
-    Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08})
+    Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08}, decay_exempt=False)
     """
     if name not in LEARNING_RATES:
         raise unknown("optimizer", name, LEARNING_RATES)
-    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options)
+    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
 
 
 MOST = 1 << 16
@@ -162,15 +164,14 @@ class Settings(LearningRate, frozen=True):
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         self.check_rate()
-        self._check_layers()
-        if self.descent:
-            self.descent.check()
-
-    def _check_layers(self) -> None:
+        if self.optimizer.decay_exempt and not self.optimizer.options.get("weight_decay", self.optimizer.name == "adamw"):
+            raise UsageError("--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set --weight-decay")
         alone = self.shards == 1 or self.in_rounds
         if self.optimizer.name in LAYERWISE and not alone:
             whole = "needs the norms of whole layers, which shards tell each other in rounds only"
             raise UsageError(f"--optimizer {self.optimizer.name} {whole}: use strategy synchronous or allreduce, or --shards 1")
+        if self.descent:
+            self.descent.check()
 
     @property
     def global_batch(self) -> int:
