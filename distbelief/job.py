@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distbelief.core.settings import Settings, option
@@ -41,15 +41,15 @@ class Job:
     """Samples in a minibatch of one replica."""
     lr_schedule: str = "constant"
     """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step."""
-    lr_steps: tuple[float, ...] = ()
+    lr_steps: tuple[float, ...] = field(default=(), kw_only=True)
     """With --lr-schedule step, the epochs after which the rate becomes smaller; none: half and three quarters of all."""
-    lr_gamma: float = 0.1
+    lr_gamma: float = field(default=0.1, kw_only=True)
     """With --lr-schedule step, what the rate is multiplied with at each."""
-    lr_power: float = 2.0
+    lr_power: float = field(default=2.0, kw_only=True)
     """With --lr-schedule polynomial, its power."""
-    warmup_epochs: float = 0.0
+    warmup_epochs: float = field(default=0.0, kw_only=True)
     """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from 0."""
-    warmup: str = "gradual"
+    warmup: str = field(default="gradual", kw_only=True)
     """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
@@ -79,6 +79,7 @@ class Job:
     """Go on from the newest checkpoint of the run folder `out`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lr_steps", tuple(self.lr_steps))
         for name in ("init_from", "data_dir", "out"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.fspath(value))

@@ -193,6 +193,10 @@ def _elsewhere(command: str, strategy: str) -> dict[str, str]:
     return found
 
 
+HERE = {"--accumulate": "--push-every", "--push-every": "--accumulate"}
+"""Options that have another name where there are no pushes."""
+
+
 def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None) -> None:
     """Refuse an option that is not known.
 
@@ -204,7 +208,8 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
         if not name.startswith("--") or name in known or name in ("--help", "--"):
             continue
         if elsewhere and name in elsewhere:
-            raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}; see {prog} --help")
+            here = f", and here it is {HERE[name]}" if HERE.get(name) in known else ""
+            raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}{here}; see {prog} --help")
         near = difflib.get_close_matches(name, [*known, "--help"], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")

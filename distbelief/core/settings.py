@@ -123,6 +123,7 @@ class Settings(LearningRate, frozen=True):
         least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
         least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0)
         spelled = {"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {}
+        spelled |= {"push_every": "accumulate"} if self.among_themselves else {}
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):
