@@ -41,7 +41,7 @@ def lars(decay: float = 0.01, momentum: float = 0.9, trust: float = 0.001, corre
         for name, w in net.named_parameters():
             own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate)})
             assert w.grad is not None
-            size, slope = math.sqrt(float((w * w).sum())), math.sqrt(float((w.grad * w.grad).sum()))
+            size, slope = math.sqrt(float((w.data * w.data).sum())), math.sqrt(float((w.grad * w.grad).sum()))
             local = trust * size / (slope + decay * size) if size and slope and not (exempt and w.ndim < 2) else 1.0
             scale = rate / float(own["rate"]) if correction and float(own["rate"]) else 1.0
             own["v"] = momentum * scale * own["v"] + rate * local * (w.grad + decay * w.detach())
@@ -207,7 +207,7 @@ WILD = {"weather": Weather(jitter=3.0), "pace": Pace(spread="exponential")}
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(plain: SimpleNamespace, name: str, standby: int, which: str) -> None:
     """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost."""
-    for moment in range(8, 60, 3):
+    for moment in range(20, 62, 3):
         strategy = Synchronous(2, 3, Optimizer(name, 0.5 if name == "lars" else 0.01), standby=standby)
         job = Job(task_of(plain), strategy, 3, 4, evaluate_every=0, snapshot_every="5")
         run = Observed(job, Simulated(crashes=(Crash(which, moment),), **WILD))
@@ -226,7 +226,7 @@ def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, 
         strategy = Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2)
         crashes = (Crash("replica 1", moment), Crash("replica 2", moment + 5), Crash("shard 0", 2 * moment), Crash("shard 2", 2 * moment + 1))
         job = Job(task_of(plain), strategy, 4, 4, evaluate_every=0, snapshot_every="5")
-        assert Observed(job, Simulated(crashes=crashes, restart=0.01, **WILD)).run().outcome == "done"
+        assert Observed(job, Simulated(crashes=crashes, **WILD)).run().outcome == "done"
 
 
 # accumulation
@@ -258,10 +258,10 @@ def test_what_a_dead_replica_had_accumulated_is_dealt_again(plain: SimpleNamespa
 
 def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: SimpleNamespace) -> None:
     """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice; the first 1.5 epochs lead there, or stay at the base."""
-    task = task_of(plain, plainly)
+    task = plain.classes(plainly, samples=32, dtype=torch.float64)
 
     def rate(scale: float, gradual: bool) -> Callable[[int], float]:
-        return lambda applied: 0.05 * (scale if applied >= 36 else 1 + (scale - 1) * applied / 36 if gradual else 1.0)
+        return lambda applied: 0.05 * (scale if applied >= 48 else 1 + (scale - 1) * applied / 48 if gradual else 1.0)
 
     seen = []
     for scaling, scale in (("linear", 4.0), ("sqrt", 2.0)):
@@ -279,25 +279,14 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
 def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -> None:
     """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, and not what they write without it."""
     task = task_of(plain, plainly)
-
-    def rate(applied: int) -> float:
-        return 0.02 if applied < 24 else 0.2
-
-    own = {"lr_scaling": "linear", "base_batch": 1, "push_every": 5}
-    ours = state_of(train(task, Synchronous(2, 2, Optimizer("momentum", 0.005), **own | {"base_batch": 10}), warmup="constant", warmup_epochs=1.0))
-    del own
-
-    def scaled(applied: int) -> float:
-        return 0.005 if applied < 24 else 0.005 * 4
-
-    corrected, plainly_folded, unfolded = (
-        reference(plain, task, sgd(0.0, 0.9, False, **how), scaled, batch_size=40)
-        for how in ({"folded": True}, {"folded": True, "corrected": False}, {})
+    strategy = Synchronous(2, 2, Optimizer("momentum", 0.02), lr_scaling="linear", base_batch=2)
+    ours = state_of(train(task, strategy, warmup="constant", warmup_epochs=1.0))
+    corrected, uncorrected = (
+        reference(plain, task, sgd(0.0, 0.9, False, folded=True, corrected=does), lambda applied: 0.02 if applied < 24 else 0.08, batch_size=8)
+        for does in (True, False)
     )
     assert apart(ours, corrected) < 1e-12
-    assert apart(ours, unfolded) < 1e-12
-    assert apart(ours, plainly_folded) > 1e-5
-    assert rate(0) < rate(24)
+    assert apart(ours, uncorrected) > 1e-4
 
 
 # weight decay
