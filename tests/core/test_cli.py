@@ -23,8 +23,8 @@ from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
-    "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --snapshot-every"
-    " --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
+    "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every"
+    " --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
@@ -72,7 +72,8 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
         "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --restarts 2 --optimizer adam"
         " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule step --clip-norm 10"
         " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --snapshot-every 5min --keep-checkpoints 14 --init-from there"
-        " --device cuda --threads 15 --data-dir here --out out --resume --decay-exempt --lr-steps 2 3.5 --lr-gamma 0.5 --warmup-epochs 2"
+        " --device cuda --threads 15 --data-dir here --out out --resume"
+        " --decay-exempt --lr-steps 2 3.5 --lr-gamma 0.5 --warmup-epochs 2"
     )
     job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, decay_exempt=True, eps=1e-3, betas=(0.5, 0.75))

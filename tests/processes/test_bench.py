@@ -22,6 +22,7 @@ KEYS = {
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
     "allreduce": {"one_host", "namespaces"},
+    "large": {"rates", "seeds", "mean"},
     "sandblaster": {"parts", "portion_size"},
 }
 

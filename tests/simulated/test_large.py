@@ -1,4 +1,4 @@
-"""Large minibatches: LARS and LAMB are those of their papers, also where a layer is cut; accumulated gradients are those of the union; what each option does."""
+"""Large minibatches: LARS and LAMB are those of their papers, also where a layer is cut; accumulated gradients are the union's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model() -> nn.Module:
 def lars(decay: float = 0.01, momentum: float = 0.9, trust: float = 0.001, correction: bool = True, exempt: bool = False) -> Update:
     """Algorithm 1 of You, Gitman and Ginsburg (2017): v <- m v + rate * local * (g + decay w), w <- w - v; and Goyal's remark 2, which rescales v."""
 
-    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, step: int) -> None:
+    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
             own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate)})
             assert w.grad is not None
@@ -70,7 +70,7 @@ def lamb(decay: float = 0.01, eps: float = 1e-6, exempt: bool = False) -> Update
 def sgd(decay: float, momentum: float, exempt: bool, folded: bool = False, corrected: bool = True) -> Update:
     """Momentum, torch's way or with the rate folded into it, as Goyal et al. write it; decay of all, or of what has two dimensions."""
 
-    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, step: int) -> None:
+    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
             assert w.grad is not None
             g = w.grad + (0.0 if exempt and w.ndim < 2 else decay) * w.detach()
@@ -170,7 +170,7 @@ def test_an_option_of_lars_changes_what_is_trained(plain: SimpleNamespace, optio
 def test_a_cut_layer_whose_shards_told_each_other_nothing_would_be_another(plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     task, strategy = task_of(plain), Synchronous(2, 5, Optimizer("lars", 4.0))
     told = state_of(train(task, strategy))
-    monkeypatch.setattr(norms, "cut_layers", lambda plan: {})
+    monkeypatch.setattr(norms, "cut_layers", lambda _plan: {})
     assert apart(told, state_of(train(task, strategy))) > 1e-3
 
 
@@ -277,7 +277,7 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
 
 
 def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -> None:
-    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, and not what they write without it."""
+    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, not without."""
     task = task_of(plain, plainly)
     strategy = Synchronous(2, 2, Optimizer("momentum", 0.02), lr_scaling="linear", base_batch=2)
     ours = state_of(train(task, strategy, warmup="constant", warmup_epochs=1.0))
