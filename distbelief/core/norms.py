@@ -14,6 +14,7 @@ from distbelief.core.attendance import Norms, Squares
 from distbelief.core.effects import Send
 from distbelief.core.layout import Layout, Range
 from distbelief.core.settings import LAYERWISE, Plan
+from distbelief.errors import RemoteProtocolError
 
 KEPT = 8
 """Rounds whose norms are kept: no shard is more than two behind (see `core/rounds`)."""
@@ -69,14 +70,14 @@ class Exchange:
         holders = cut_layers(plan) if plan.settings.in_rounds and plan.settings.optimizer.name in LAYERWISE else {}
         self._parts = sorted({shard for shards in holders.values() for shard in shards})
         self.takes_part = index in self._parts
-        self._next = 0
+        self._next = self._newest = 0
         self._said: deque[Norms] = deque(maxlen=KEPT)
         self._heard: dict[int, dict[str, Norms]] = {}
         self._whole: dict[int, Norms] = {}
 
     def resume(self, floor: int, known: Iterable[Norms]) -> None:
         """Go on in the place of a shard that had made so many rounds, and knew these norms."""
-        self._next = floor
+        self._next = self._newest = floor
         for norms in known:
             self._keep(norms)
 
@@ -109,10 +110,18 @@ class Exchange:
         return [Send(self._ruler, norms) for norms in self._said]
 
     def take(self, sender: str, norms: Norms) -> list[Send]:
-        """A shard has said what it adds; or the one that rules has told what all do."""
+        """A shard has said what it adds; or the one that rules has told what all do.
+
+        Raises:
+            RemoteProtocolError: it has no say in it.
+        """
         if self._own != self._ruler:
+            if sender != self._ruler:
+                raise RemoteProtocolError(f"{sender} tells norms, and does not rule this job")
             self._keep(norms)
             return []
+        if roles.index_of(sender) not in self._parts or not 0 <= norms.round <= self._newest + KEPT:
+            raise RemoteProtocolError(f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not there yet")
         if norms.round in self._whole:
             return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
         heard = self._heard.setdefault(norms.round, {})
@@ -131,5 +140,6 @@ class Exchange:
 
     def _keep(self, norms: Norms) -> None:
         self._whole[norms.round] = norms
+        self._newest = max(self._newest, norms.round)
         for old in [round for round in self._whole if round <= norms.round - KEPT]:
             del self._whole[old]
