@@ -158,12 +158,17 @@ def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(
     assert apart(theirs, reference(plain, task, update, lambda _: 0.0, batch_size=8)) > 0.01
 
 
-@pytest.mark.parametrize("options", [{"trust": 0.01}, {"exempt": True}, {"correction": False}, {"momentum": 0.0}, {"weight_decay": 0.3}], ids=str)
-def test_an_option_of_lars_changes_what_is_trained(plain: SimpleNamespace, options: dict[str, Any]) -> None:
-    task = task_of(plain)
-    with_it, without = (
-        state_of(train(task, Allreduce(2, Optimizer("lars", 1.0, own)), lr_schedule="step", lr_steps=(0.5,))) for own in (options, {})
-    )
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *[("lars", own) for own in ({"trust": 0.01}, {"exempt": True}, {"correction": False}, {"momentum": 0.0}, {"weight_decay": 0.3})],
+        *[("lamb", own) for own in ({"betas": (0.5, 0.999)}, {"betas": (0.9, 0.9)}, {"eps": 0.1}, {"exempt": True}, {"weight_decay": 0.3})],
+    ],
+    ids=str,
+)
+def test_an_option_of_lars_and_lamb_changes_what_is_trained(plain: SimpleNamespace, name: str, options: dict[str, Any]) -> None:
+    task, lr = task_of(plain), 1.0 if name == "lars" else 0.01
+    with_it, without = (state_of(train(task, Allreduce(2, Optimizer(name, lr, own)), lr_schedule="step", lr_steps=(0.5,))) for own in (options, {}))
     assert apart(with_it, without) > 1e-6
 
 
