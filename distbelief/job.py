@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distbelief.core.settings import Settings, option
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _INSTEAD = {
     "epochs": "it counts --iterations",
     "batch_size": "give the strategy its own, beside --portion-size",
-    "lr_schedule": "its line search finds each step",
+    **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"),
     "clip_norm": "its line search bounds each step",
 }
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -40,7 +40,18 @@ class Job:
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     lr_schedule: str = "constant"
-    """The learning rate over the samples applied: constant, linear, cosine, step, or backoff:0.9 (times 0.9 after each epoch)."""
+    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or backoff (smaller after
+    each epoch)."""
+    lr_steps: tuple[float, ...] = field(default=(), kw_only=True)
+    """With --lr-schedule step, the epochs after which the rate becomes smaller; none: half and three quarters of all."""
+    lr_gamma: float = field(default=0.0, kw_only=True)
+    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after every one (0.9)."""
+    lr_power: float = field(default=2.0, kw_only=True)
+    """With --lr-schedule polynomial, its power."""
+    warmup_epochs: float = field(default=0.0, kw_only=True)
+    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from 0."""
+    warmup: str = field(default="gradual", kw_only=True)
+    """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     seed: int = 0
@@ -69,6 +80,7 @@ class Job:
     """Go on from the newest checkpoint of the run folder `out`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lr_steps", tuple(self.lr_steps))
         for name in ("init_from", "data_dir", "out"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.fspath(value))

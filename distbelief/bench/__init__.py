@@ -35,6 +35,7 @@ BENCHES: Mapping[str, Bench] = {
     "memory": Bench("flat vectors that a replica and a shard hold", "distbelief.bench.memory", "MemoryOptions"),
     "simulator": Bench("messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"),
     "sandblaster": Bench("an iteration of L-BFGS, its ceiling, torch's, and backup portions", "distbelief.bench.sandblaster", "SandblasterOptions"),
+    "large": Bench("test accuracy in minibatches of 4096: LARS beside SGD, tuned alike", "distbelief.bench.large", "LargeOptions"),
     "accuracy": Bench("test accuracy of Downpour beside single's, over several seeds", "distbelief.bench.accuracy", "AccuracyOptions"),
 }
 """Every benchmark, by name."""

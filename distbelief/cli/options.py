@@ -29,13 +29,15 @@ class Stepping:
     """How the parameters are stepped."""
 
     optimizer: str = "sgd"
-    """adadelta, adagrad, adam, adamax, adamw, momentum, nadam, nesterov, radam, rmsprop or sgd."""
+    """adadelta, adagrad, adam, adamax, adamw, lamb, lars, momentum, nadam, nesterov, radam, rmsprop or sgd."""
     lr: float | None = None
     """Learning rate; the optimizer's own where none is given."""
     weight_decay: float = 0.0
     """Weight decay."""
+    decay_exempt: bool = False
+    """Leave biases and the parameters of normalisations out of the weight decay."""
     optimizer_options: tuple[str, ...] = ()
-    """Other options of the torch class, such as eps=1e-8 or betas=0.9,0.95."""
+    """Other options of its class, such as eps=1e-8 or betas=0.9,0.95; of lars: trust=0.001, momentum=0.9, exempt=true, correction=false."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,10 @@ def _elsewhere(command: str, strategy: str) -> dict[str, str]:
     return found
 
 
+HERE = {"--accumulate": "--push-every", "--push-every": "--accumulate"}
+"""Options that have another name where there are no pushes."""
+
+
 def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapping[str, str] | None = None) -> None:
     """Refuse an option that is not known.
 
@@ -203,7 +209,8 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
         if not name.startswith("--") or name in known or name in ("--help", "--"):
             continue
         if elsewhere and name in elsewhere:
-            raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}; see {prog} --help")
+            here = f", and here it is {HERE[name]}" if HERE.get(name) in known else ""
+            raise UsageError(f"{prog} has no option {name}: it belongs to {elsewhere[name]}{here}; see {prog} --help")
         near = difflib.get_close_matches(name, [*known, "--help"], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
@@ -239,8 +246,8 @@ def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> An
     raise UsageError(f"{said.rstrip('.') or 'the arguments cannot be read'}; see {prog} --help")
 
 
-_SEVERAL = re.compile(r"\w+=.*|[0-9.]+(:|%?x)[0-9.,:%x]+")
-"""Values of the options that take several words: eps=1e-8, 1:4 or 5%x10."""
+_SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
+"""Values of the options that take several words: eps=1e-8, 1:4, 5%x10 or 30."""
 
 
 def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -304,10 +311,10 @@ class Options:
         options = words.optimizer_options(asked.optimizer_options)
         if asked.weight_decay:
             options["weight_decay"] = asked.weight_decay
-        for name, instead in (("name", "--optimizer"), ("lr", "--lr")):
+        for name, instead in (("name", "--optimizer"), ("lr", "--lr"), ("decay_exempt", "--decay-exempt")):
             if name in options:
                 raise UsageError(f"--optimizer-options {name}: is an option of its own, {instead}")
-        return optim(asked.optimizer, asked.lr, **options)
+        return optim(asked.optimizer, asked.lr, decay_exempt=asked.decay_exempt, **options)
 
     def job(self, task: str) -> Job:
         """The job, its settings checked.

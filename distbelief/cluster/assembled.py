@@ -17,7 +17,6 @@ from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.whole import PhantomWhole
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.whole import TorchWhole
-from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
@@ -42,7 +41,7 @@ class Assembled(Simulation):
         else:
             model = self._model()
             trainer = Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed)
-            worker = _Worker(self.clock, stopwatch, trainer, TorchWhole(FlatModule(model)))
+            worker = _Worker(self.clock, stopwatch, trainer, TorchWhole(self._flat(model)))
         story = self.peers[role] = Allreduce(role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose)
         self._play_story(role, story.story(), incarnation, worker, self._store)
 

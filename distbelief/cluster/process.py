@@ -48,6 +48,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.tasks import Task, resolve
+from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
@@ -261,16 +262,16 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
         if spec.settings.among_themselves:
-            peer = Peer(spec, self.role, self.incarnation, FlatModule(model), task, self._padded)
+            peer = Peer(spec, self.role, self.incarnation, self._flat(model), task, self._padded)
             self._tell_story(peer.story(self._listen()), peer, peer.store)
             return
         cast.check_model(spec.settings, model)
         if spec.settings.mapped:
-            mapped = MappedReplica(spec, self.role, FlatModule(model, rows=True), task, self._padded)
+            mapped = MappedReplica(spec, self.role, self._flat(model), task, self._padded)
             self._tell_story(mapped.story(self.incarnation), mapped, mapped.store)
             return
         trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
-        vectors = FlatModule(model)
+        vectors = self._flat(model)
         worker = ServedWorker(spec, self.role, vectors, self._padded(trainer.compute), pump=self.pump())
         self._tell_story(cast.replica(spec.settings, self.role, vectors, len(trainer.data), self.incarnation), worker)
 
@@ -297,6 +298,9 @@ class _Process:
             model.load_state_dict(load_weights(self.spec.init_from, layout_of(model, rows=True)))
         return model
 
+    def _flat(self, model: nn.Module) -> FlatModule:
+        return FlatModule(model, groups_of(model, self.spec.settings.optimizer), rows=self.spec.settings.mapped)
+
     def pump(self) -> Pump | None:
         """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
         return Pump(self.endpoint) if self.spec.transport == "tcp" and self.spec.settings.prefetch else None
@@ -320,6 +324,7 @@ class _Process:
         device = placed(self.spec.device, roles.index_of(self.role))
         clip = 0.0 if part else self.spec.settings.clip_norm  # without a server the sum is clipped
         loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, clip, self.pump(), device, self.incarnation, self._padding(), part)
+        loop.current.stepped = self.spec.settings.optimizer
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
@@ -352,7 +357,7 @@ class _Process:
     def _play_evaluator(self) -> None:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
-        vectors = FlatModule(build_model(task, spec.settings.seed, "cpu"), rows=spec.settings.mapped)
+        vectors = self._flat(build_model(task, spec.settings.seed, "cpu"))
         worker = Reader(spec, vectors, task) if spec.settings.mapped else ServedWorker(spec, self.role, vectors, None, task)
         self._tell_story(Evaluator(vectors, self.incarnation), worker)
 

@@ -37,6 +37,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.server.standby import Standby
 from distbelief.tasks import Data, Task, as_data, resolve
+from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, measure
 from distbelief.transport.base import Arena
@@ -133,7 +134,7 @@ class Simulation:
             self._add_evaluator()
 
     def _add_evaluator(self) -> None:
-        evaluated = FlatModule(self._model())
+        evaluated = self._flat(self._model())
         self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), 0, _Watcher(self.task, evaluated))
 
     def _cast_servers(self) -> None:
@@ -221,7 +222,7 @@ class Simulation:
         else:
             model = self._model()
             cast.check_model(self.settings, model)
-            vectors = FlatModule(model)
+            vectors = self._flat(model)
             worker = _Worker(
                 self.clock,
                 stopwatch,
@@ -231,9 +232,12 @@ class Simulation:
         story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
         self._play_story(role, story, incarnation, worker)
 
+    def _flat(self, model: nn.Module) -> FlatModule:
+        return FlatModule(model, groups_of(model, self.settings.optimizer), rows=self.settings.mapped)
+
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
-            self._known_layout = layout_of(self._model(), rows=self.settings.mapped)
+            self._known_layout = self._flat(self._model()).layout
         return self._known_layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbelief.core import learning_rate, records, roles
+from distbelief.core import records, roles
 from distbelief.core.effects import Batch
 from distbelief.core.layout import Layout
 from distbelief.core.portions import START, Dealer, Position
@@ -27,6 +27,7 @@ from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
+from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 
@@ -58,9 +59,10 @@ class SingleLoop:
     ) -> None:
         self.task, self.model, self.settings, self._note, self._stopped = task, model, settings, note, stopped
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
-        self._flat = FlatModule(model)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = optimizers.build(settings.optimizer, [{"params": self._parameters}])
+        groups = groups_of(model, settings.optimizer)
+        self._flat = FlatModule(model, groups)
+        trained = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups or [{"params": model.parameters()}]]
+        self._optimizer = optimizers.build(settings.optimizer, trained)
         self._update = torch.no_grad()(optimizers.stepper(self._optimizer))
         self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
@@ -120,7 +122,7 @@ class SingleLoop:
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )
-        factor = learning_rate.factor(self.settings.lr_schedule, self._samples, self._plan.total_samples, self.settings.epochs)
+        factor = self._plan.factor(self._samples)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.optimizer.lr * factor
         self._update()

@@ -56,6 +56,17 @@ class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):
     round: int
 
 
+Squares = tuple[tuple[int, float, float], ...]
+"""Of layers, by their number in the layout: the squared norms of the weights, and of what moves them."""
+
+
+class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What the parts of cut layers on a shard add to the norms of a round; back from the shard that rules, what all of them add up to."""
+
+    round: int
+    of: Squares
+
+
 # coordinator to shard
 
 
@@ -72,5 +83,5 @@ class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int
 
 
-Attendance = Attend | SitOut | Return | Admitted | Excused | Ruling | Follow | Ruler | Gone
+Attendance = Attend | SitOut | Return | Admitted | Excused | Ruling | Follow | Norms | Ruler | Gone
 """Every message of this file."""

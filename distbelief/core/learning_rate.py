@@ -1,57 +1,131 @@
-"""Learning-rate schedules: the factor on the base rate as a function of the samples applied at the server."""
+"""The learning rate: the factor on the base rate as a function of the samples applied at the server. First warm-up, then a schedule.
+
+The rate that a user gives is for the base batch; a global batch that is k times as large scales it (Goyal et al. 2017, section 2). Every word of a
+schedule is one line of `SCHEDULES`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from distbelief.errors import UsageError, unknown
 
-SCHEDULES: Mapping[str, Callable[[float], float]] = {
-    "constant": lambda _: 1.0,
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    "step": lambda progress: 1.0 if progress < 0.5 else 0.1 if progress < 0.75 else 0.01,
+SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
+"""The factor on the rate where the global batch is k times the base batch."""
+
+
+class Moment(NamedTuple):
+    """Where a job stands: the epochs that are applied, and the progress (0 to 1) of what follows the warm-up."""
+
+    epoch: float
+    since: float
+
+
+class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that the learning rate follows.
+
+    >>> rate = LearningRate(epochs=10, lr_scaling="linear", base_batch=64, warmup_epochs=5.0)
+    >>> [rate.factor(samples, 100, batch=256) for samples in (0, 250, 500, 900)]
+    [1.0, 2.5, 4.0, 4.0]
+    """
+
+    epochs: int = 1
+    lr_schedule: str = "constant"
+    lr_steps: tuple[float, ...] = ()
+    """The epochs after which step makes the rate smaller; none: half and three quarters of all."""
+    lr_gamma: float = 0.0
+    """What step multiplies the rate with at each, and backoff after every epoch; 0: as `GAMMAS` has it."""
+    lr_power: float = 2.0
+    """The power of polynomial."""
+    warmup: str = "gradual"
+    """From the rate of the base batch (from 0 where it is not scaled) to the whole one in equal steps, or constant: in one."""
+    warmup_epochs: float = 0.0
+    lr_scaling: str = "none"
+    """How the rate grows with the global batch."""
+    base_batch: int = 0
+    """The global batch that the rate is given for."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether the factor is ever another than 1."""
+        return self.lr_schedule != "constant" or bool(self.warmup_epochs) or self.lr_scaling != "none"
+
+    def check_rate(self) -> None:
+        """Refuse what no learning rate can follow.
+
+        Raises:
+            UsageError: naming the option, its value and the remedy.
+        """
+        for named, known, what in (
+            (self.lr_schedule, SCHEDULES, "learning-rate schedule"), (self.lr_scaling, SCALINGS, "learning-rate scaling"),
+            (self.warmup, ("gradual", "constant"), "warm-up"),
+        ):  # fmt: skip
+            if named not in known:
+                raise unknown(what, named, known)
+        if not 0 <= self.warmup_epochs <= self.epochs:
+            raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {self.epochs}")
+        if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
+            needs = "is what --lr-scaling linear or sqrt scales from: give both or neither"
+            raise UsageError(f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is for {needs}")
+        if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
+            raise UsageError("--warmup constant keeps the rate of the base batch for --warmup-epochs: set these, --base-batch and --lr-scaling")
+        for name, words in OWN.items():
+            value, otherwise = getattr(self, name), getattr(LearningRate(), name)
+            if value != otherwise and self.lr_schedule not in words:
+                whose = " or ".join(words)
+                raise UsageError(f"--{name.replace('_', '-')} {value}: belongs to --lr-schedule {whose}, and this one is {self.lr_schedule}")
+        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < epoch < self.epochs for epoch in self.lr_steps):
+            raise UsageError(f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is {self.epochs}")
+        if not 0 < self.lr_power < math.inf:
+            raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
+        if not 0 <= self.lr_gamma < math.inf:
+            raise UsageError(f"--lr-gamma {self.lr_gamma}: must be more than 0, and finite")
+
+    def factor(self, samples: int, of_epoch: int, batch: int) -> float:
+        """The factor on the base rate.
+
+        Args:
+            samples: that have been applied.
+            of_epoch: samples in an epoch.
+            batch: samples in an update.
+        """
+        if of_epoch < 1:
+            raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
+        total, warming = of_epoch * self.epochs, self.warmup_epochs * of_epoch
+        scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
+        if samples < warming:
+            start = 1.0 if self.base_batch else 0.0
+            return start + (scale - start) * samples / warming if self.warmup == "gradual" else start
+        since = (samples - warming) / (total - warming) if total > warming else 1.0
+        return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since)))
+
+
+GAMMAS = {"step": 0.1, "backoff": 0.9}
+"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: Niu et al. 2011)."""
+
+
+def _gamma(rate: LearningRate) -> float:
+    return rate.lr_gamma or GAMMAS[rate.lr_schedule]
+
+
+def _step(rate: LearningRate, at: Moment) -> float:
+    steps = rate.lr_steps or (rate.epochs / 2, rate.epochs * 3 / 4)
+    return math.prod(_gamma(rate) for epoch in steps if at.epoch >= epoch)
+
+
+SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
+    "constant": lambda _, _at: 1.0,
+    "linear": lambda _, at: 1.0 - at.since,
+    "polynomial": lambda rate, at: (1.0 - at.since) ** rate.lr_power,
+    "cosine": lambda _, at: 0.5 * (1.0 + math.cos(math.pi * at.since)),
+    "step": _step,
+    "backoff": lambda rate, at: _gamma(rate) ** int(at.epoch),
 }
-"""Each takes the progress of the job, 0 to 1. `step` divides by ten at a half and at three quarters."""
+"""The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up."""
 
-BACKOFF = "backoff"
-"""`backoff:0.9` multiplies by 0.9 after each epoch (Niu et al. 2011); without a number, by that."""
-FACTOR = 0.9
-
-
-def check(name: str) -> None:
-    """Refuse an unknown schedule.
-
-    Raises:
-        UsageError: with the nearest known name.
-    """
-    if name.partition(":")[0] == BACKOFF:
-        _beta(name)
-    elif name not in SCHEDULES:
-        raise unknown("learning-rate schedule", name, [*SCHEDULES, BACKOFF])
-
-
-def _beta(name: str) -> float:
-    """What `backoff` multiplies by after each epoch."""
-    _, colon, number = name.partition(":")
-    try:
-        beta = float(number) if colon else FACTOR
-    except ValueError:
-        beta = 0.0
-    if not 0 < beta <= 1:
-        raise UsageError(f"--lr-schedule {name}: multiplies by a number from 0 to 1 after each epoch; write backoff:0.9")
-    return beta
-
-
-def factor(name: str, samples: int, total: int, epochs: int = 1) -> float:
-    """The factor after `samples` of the `total` samples of so many epochs have been applied.
-
-    >>> factor("linear", 25, 100), factor("backoff:0.5", 59, 100, epochs=5)
-    (0.75, 0.25)
-    """
-    if total < 1:
-        raise UsageError(f"a schedule needs the samples of the whole job, got {total}")
-    if name.startswith(BACKOFF):
-        return _beta(name) ** (min(samples, total - 1) * epochs // total)
-    return SCHEDULES[name](min(1.0, samples / total))
+OWN = {"lr_steps": ("step",), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
+"""The settings of some schedules only."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distbelief.core.attendance import Ruling
+from distbelief.core.attendance import Norms, Ruling, Squares
 from distbelief.core.consistency import Key
 from distbelief.core.messages import Bulk, Message, Place
 from distbelief.core.settings import Plan
@@ -93,6 +93,7 @@ class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
     clocks: dict[str, tuple[int, int]]
     floor: int
     rulings: tuple[Ruling, ...]
+    norms: tuple[Norms, ...] = ()
 
 
 class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
@@ -109,6 +110,8 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     weight: float = 1.0
     floor: int = 0
     """Of its policy, after that."""
+    norms: Squares = ()
+    """Of the layers that are cut."""
 
 
 class Told(Message, frozen=True, array_like=True, tag=True, gc=False):

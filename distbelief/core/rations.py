@@ -19,20 +19,21 @@ class Share(NamedTuple):
     samples: int = 0
 
 
-def round_of(portion: Portion, members: int, number: int) -> list[int]:
-    """The minibatches of round `number` of a ration, one for each of the first members.
+def round_of(portion: Portion, width: int, number: int) -> list[int]:
+    """The minibatches of round `number` of a ration, at most `width`; the members take them by turns.
 
     >>> round_of(Portion(0, 10, 5), 2, 0), round_of(Portion(0, 10, 5), 2, 2)
     ([10, 11], [14])
     """
-    first = portion.first + number * members
-    return list(range(first, min(first + members, portion.first + portion.count)))
+    first = portion.first + number * width
+    return list(range(first, min(first + width, portion.first + portion.count)))
 
 
 class Rations(Epochs):
     """Deals `epochs` epochs of `samples` samples in minibatches of `batch_size`.
 
-    A round takes one minibatch for each member, so that it is the same as one of a larger minibatch; only the last of an epoch may be smaller.
+    A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger minibatch; only the last of an
+    epoch may be smaller.
 
     >>> rations = Rations(samples=50, batch_size=10, epochs=1)
     >>> rations.deal(2)
@@ -41,9 +42,9 @@ class Rations(Epochs):
     ([Share(steps=1, samples=10), Share(steps=1, samples=10)], [2, 1], Portion(epoch=0, first=2, count=3))
     """
 
-    def __init__(self, samples: int, batch_size: int, epochs: int, position: Position = START) -> None:
+    def __init__(self, samples: int, batch_size: int, epochs: int, position: Position = START, accumulate: int = 1) -> None:
         super().__init__(-(-samples // batch_size), epochs, position)
-        self._samples, self._batch_size = samples, batch_size
+        self._samples, self._batch_size, self._accumulate = samples, batch_size, accumulate
         self._out: deque[tuple[Portion, int]] = deque()
         self._members = 1
 
@@ -53,7 +54,8 @@ class Rations(Epochs):
 
     def deal(self, members: int, rounds: int = ROUNDS_LIMIT) -> Portion | None:
         """The next ration of a group of so many, of at most so many rounds; None when all is dealt."""
-        self._members, most = members, members * rounds
+        self._members = members
+        most = self._width * rounds
         if self._again:
             whole = self._again.popleft()
             portion = Portion(whole.epoch, whole.first, min(whole.count, most))
@@ -65,6 +67,11 @@ class Rations(Epochs):
             return None
         self._out.append((portion, 0))
         return portion
+
+    @property
+    def _width(self) -> int:
+        """Minibatches in a round."""
+        return self._members * self._accumulate
 
     @property
     def out(self) -> int:
@@ -82,18 +89,19 @@ class Rations(Epochs):
         Raises:
             RemoteProtocolError: more than were dealt.
         """
-        dealt = sum(-(-portion.count // self._members) - done for portion, done in self._out)
+        dealt = sum(-(-portion.count // self._width) - done for portion, done in self._out)
         if rounds > dealt:
             raise RemoteProtocolError(f"{rounds} rounds are reported, and {dealt} were dealt")
         shares = [Share() for _ in range(self._members)]
         for _ in range(rounds):
             portion, done = self._out.popleft()
-            taken = round_of(portion, self._members, done)
-            for member, index in enumerate(taken):
+            taken = round_of(portion, self._width, done)
+            for turn, index in enumerate(taken):
+                member = turn % self._members
                 steps, samples = shares[member]
                 shares[member] = Share(steps + 1, samples + self.samples_of(index))
             self._count(portion.epoch, len(taken))
-            if (done + 1) * self._members < portion.count:
+            if (done + 1) * self._width < portion.count:
                 self._out.appendleft((portion, done + 1))
         return shares
 
@@ -101,7 +109,7 @@ class Rations(Epochs):
         """How many minibatches of what is dealt and not done are each member's."""
         held = [0] * self._members
         for portion, done in self._out:
-            for index in range(portion.count - done * self._members):
+            for index in range(portion.count - done * self._width):
                 held[index % self._members] += 1
         return held
 
@@ -109,7 +117,7 @@ class Rations(Epochs):
         """Take back what is not done; returns how many minibatches of it were each member's."""
         lost = self.held()
         for portion, done in reversed(self._out):
-            first, end = portion.first + done * self._members, portion.first + portion.count
+            first, end = portion.first + done * self._width, portion.first + portion.count
             here = (self._epoch, self._batch)
             if not self._again and here in ((portion.epoch, end), (portion.epoch + 1, 0)) and (here[1] or end == self.batches):
                 if here[0] > portion.epoch and self._left.get(here[0]) == self.batches:

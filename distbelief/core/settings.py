@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from distbelief.core import learning_rate, mapping
+from distbelief.core import mapping
 from distbelief.core.algorithms import check_algorithm
 from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
+from distbelief.core.learning_rate import LearningRate
 from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
 
@@ -18,27 +19,32 @@ class Optimizer(msgspec.Struct, frozen=True):
     name: str = "sgd"
     lr: float = 0.1
     options: dict[str, float | bool | tuple[float, ...]] = {}
+    decay_exempt: bool = False
+    """Whether weight decay leaves biases and normalisations alone."""
 
 
 LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
-    "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002,
+    "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002, "lars": 2.0, "lamb": 0.002,
 }  # fmt: skip
 """The learning rate of each optimizer where none is given."""
 
+LAYERWISE = ("lars", "lamb")
+"""Optimizers that need the norms of whole layers."""
 
-def optim(name: str, lr: float | None = None, **options: float | bool | tuple[float, ...]) -> Optimizer:
-    """An optimizer by name; other options are those of torch's class.
+
+def optim(name: str, lr: float | None = None, *, decay_exempt: bool = False, **options: float | bool | tuple[float, ...]) -> Optimizer:
+    """An optimizer by name; other options are those of its class, weight decay may leave biases and normalisations alone.
 
     Raises:
         UsageError: an unknown name, with the nearest known one.
 
     >>> optim("adagrad", lr=0.05, eps=1e-8)
-    Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08})
+    Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08}, decay_exempt=False)
     """
     if name not in LEARNING_RATES:
         raise unknown("optimizer", name, LEARNING_RATES)
-    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options)
+    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
 
 
 MOST = 1 << 16
@@ -52,18 +58,16 @@ CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(LearningRate, frozen=True):
     """The settings of one job, as DESIGN's words name them."""
 
     consistency: str = "downpour"
     """What may be stale: the name of the strategy (`core/consistency`)."""
     replicas: int = 2
     shards: int = 2
-    epochs: int = 1
     batch_size: int = 64
     seed: int = 0
     optimizer: Optimizer = Optimizer()
-    lr_schedule: str = "constant"
     clip_norm: float = 0.0
     """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
     push_every: int = 1
@@ -122,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True):
         least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
         least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0)
         spelled = {"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {}
+        spelled |= {"push_every": "accumulate"} if self.among_themselves else {}
         for name, bound in least.items():
             value = getattr(self, name)
             if not bound <= value < float("inf"):
@@ -162,11 +167,22 @@ class Settings(msgspec.Struct, frozen=True):
             check_algorithm(self.algorithm)
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
-        learning_rate.check(self.lr_schedule)
+        self.check_rate()
         if self.mapped:
             mapping.check(self)
+        if self.optimizer.decay_exempt and not self.optimizer.options.get("weight_decay", self.optimizer.name == "adamw"):
+            raise UsageError("--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set --weight-decay")
+        alone = self.shards == 1 or self.in_rounds
+        if self.optimizer.name in LAYERWISE and not alone:
+            whole = "needs the norms of whole layers, which shards tell each other in rounds only"
+            raise UsageError(f"--optimizer {self.optimizer.name} {whole}: use strategy synchronous or allreduce, or --shards 1")
         if self.descent:
             self.descent.check()
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in an update of a job in rounds, when all take part."""
+        return (self.replicas - self.backup_workers) * self.batch_size * self.push_every
 
     @property
     def attends(self) -> bool:
@@ -226,6 +242,10 @@ class Plan(msgspec.Struct, frozen=True):
     assignments: tuple[Assignment, ...]
     samples: int
     """Samples in one epoch."""
+
+    def factor(self, samples: int) -> float:
+        """The factor on the learning rate after so many samples have been applied."""
+        return self.settings.factor(samples, self.samples, self.settings.global_batch)
 
     @property
     def total_samples(self) -> int:

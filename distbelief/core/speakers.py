@@ -24,6 +24,7 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     attendance.Return: ("replica",),
     attendance.Ruling: ("shard",),
     attendance.Follow: ("shard",),
+    attendance.Norms: ("shard",),
     attendance.Ruler: (roles.COORDINATOR,),
     attendance.Gone: (roles.COORDINATOR,),
     mirroring.Stand: (roles.COORDINATOR,),

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distbelief.core import assembly, events, learning_rate, messages, roles
+from distbelief.core import assembly, events, messages, roles
 from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.core.collectives import Schedule
 from distbelief.core.effects import (
@@ -235,14 +235,15 @@ class Allreduce:
         """All rounds of a ration."""
         assert self._plan is not None
         count, settings = len(self._members), self._settings
-        for number in range(-(-portion.count // count)):
-            taken = round_of(portion, count, number)
+        width = count * settings.push_every
+        for number in range(-(-portion.count // width)):
+            taken = round_of(portion, width, number)
             sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
-            own = sizes[self._rank] if self._rank < len(taken) else 0
-            self.whole.weigh(own / sum(sizes))
             computed = None
-            if own:
-                batch = Batch(portion.epoch, taken[self._rank])
+            own = [*zip(taken, sizes, strict=True)][self._rank :: count]
+            for at, (index, size) in enumerate(own):
+                self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
+                batch = Batch(portion.epoch, index)
                 computed = yield Compute(batch)
                 if computed is None:
                     self._ending = True
@@ -252,12 +253,12 @@ class Allreduce:
                 self.step += 1
                 self._seconds += computed.seconds
                 self.whole.gather()
-            else:
+            if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
             if settings.buffers == "broadcast":
                 self.whole.adopt_buffers()
-            self.whole.update(learning_rate.factor(settings.lr_schedule, self.samples, self._plan.total_samples, settings.epochs))
+            self.whole.update(self._plan.factor(self.samples))
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)

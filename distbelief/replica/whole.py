@@ -21,11 +21,11 @@ class Whole(Protocol):
         """A number for the initial parameters: equal ones have the same."""
         ...
 
-    def weigh(self, weight: float) -> None:
-        """What gradients are multiplied with from here on: the share of the coming minibatch in its round."""
+    def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
+        """What the next gradient is multiplied with: the share of its minibatch in its round; whether it is this replica's first there, or last."""
 
     def gather(self) -> None:
-        """Have the gradient of the step in the vector, and the buffers behind it; a parameter without one counts as zero."""
+        """Have the gradient of the step in the vector, added to the round's others, and the buffers behind it; a parameter without one adds zero."""
 
     def contribute_nothing(self) -> None:
         """Have zeros there: this replica has no minibatch in the round."""
@@ -68,7 +68,7 @@ class PhantomWhole:
         """All phantoms are alike."""
         return "phantom"
 
-    def weigh(self, weight: float) -> None:
+    def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
         """Nothing to weigh."""
 
     def gather(self) -> None:

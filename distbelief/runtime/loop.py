@@ -18,13 +18,14 @@ from torch import nn
 from distbelief.core import roles
 from distbelief.core.assembly import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Optimizer, Plan
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Reducer, Store
 from distbelief.runtime.pump import Pump
+from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Data, as_data
@@ -85,6 +86,8 @@ class Replica:
         part: Part | None = None,
     ) -> None:
         self._part = part
+        self.stepped = Optimizer()
+        """What the job steps with."""
         self._padding = padding
         self.role, self.clip_norm, self._incarnation = role, clip_norm, incarnation
         self.device = device
@@ -121,14 +124,15 @@ class Replica:
 
         Args:
             model: on its device, the same in every replica.
-            groups: parameter groups as `torch.optim` takes them; each may set its own `lr` and `weight_decay`.
+            groups: parameter groups as `torch.optim` takes them; each may set its own `lr` and `weight_decay`. Where None, those that the job's
+                `--decay-exempt` makes.
 
         Raises:
             UsageError: the model cannot be trained, or a second one is given.
         """
         if self._vectors is not None:
             raise UsageError("this replica has a model already: one job trains one model")
-        self._vectors = FlatModule(model, groups)
+        self._vectors = FlatModule(model, groups_of(model, self.stepped) if groups is None else groups)
         return ServerOptimizer(self, self._vectors)
 
     def batches(self, dataset: Any, batch_size: int | None = None) -> Iterator[tuple[Any, Any]]:

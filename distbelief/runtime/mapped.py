@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distbelief.core import learning_rate, mapping
+from distbelief.core import mapping
 from distbelief.core.counts import SAMPLES, Counts
 from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
 from distbelief.core.mapping import Lie
@@ -72,6 +72,7 @@ class Mapped:
         self._stops = torch.tensor([part.stop for part in self._cut])
         self._locks = settings.locks
         self._made = 0
+        self._scheduled = settings.varies
         self._dense = [(part, list(self._pieces(part))) for part in self._cut]
         strokes = [Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces]
         self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
@@ -79,7 +80,6 @@ class Mapped:
         self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
         if self._sparse:
             torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
-        self._scheduled = settings.lr_schedule != "constant"
 
     # what it steps
 
@@ -120,15 +120,14 @@ class Mapped:
             group["lr"] = rate * self._factor
             stepper()
 
-        return step if self._plan.settings.lr_schedule != "constant" else stepper
+        return step if self._scheduled else stepper
 
     # a step
 
     def strokes(self) -> list[Stroke]:
         """The update with the gradient of the step, in its parts; a parameter without one is left alone."""
         if self._scheduled:
-            settings, plan = self._plan.settings, self._plan
-            self._factor = learning_rate.factor(settings.lr_schedule, self.counts.total(SAMPLES), plan.total_samples, settings.epochs)
+            self._factor = self._plan.factor(self.counts.total(SAMPLES))
         for piece in self._partial:
             gradient = piece.source.grad
             piece.parameter.grad = None if gradient is None else self._dense_gradient(gradient).view(-1)[piece.within]

@@ -62,7 +62,7 @@ class TorchWhole:
         self.flat = flat
         self._home: Home = home or Own()
         self._overlaps = overlaps
-        self._weight = 1.0
+        self._weight, self._first, self._last = 1.0, True, True
 
     @property
     def layout(self) -> Layout:
@@ -104,9 +104,9 @@ class TorchWhole:
 
     # gradients
 
-    def weigh(self, weight: float) -> None:
-        """What gradients are multiplied with from here on."""
-        self._weight = weight
+    def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
+        """What the next gradient is multiplied with, and whether it is the first of its round, which is written, and the last."""
+        self._weight, self._first, self._last = weight, first, last
         self._begin()
 
     def _begin(self) -> None:
@@ -117,7 +117,10 @@ class TorchWhole:
         """A parameter's gradient is made: bring it into the vector, and tell where that was the last of its bucket."""
         view, gradient = self._views[number], self._parameters[number].grad
         self._missing[number] = False
-        if gradient is None:
+        if not self._first:
+            if gradient is not None:
+                view.add_(gradient, alpha=self._weight)
+        elif gradient is None:
             view.zero_()
         elif self._weight == 1.0:
             view.copy_(gradient)
@@ -126,16 +129,17 @@ class TorchWhole:
         bucket = self._bucket[number]
         if bucket >= 0:
             self._left[bucket] -= 1
-            if not self._left[bucket] and self._overlaps:
+            if not self._left[bucket] and self._overlaps and self._last:
                 self._home.ready(bucket)
 
     def gather(self) -> None:
-        """Have the gradient of the step in the vector, and the buffers behind it."""
+        """Have the gradient of the step in the vector, and with the last of a round the buffers behind it."""
         with torch.no_grad():
             for number, missing in enumerate(self._missing):
                 if missing:
                     self._made(number)
-        self._tell_rest()
+        if self._last:
+            self._tell_rest()
 
     def contribute_nothing(self) -> None:
         """Have zeros there."""

@@ -113,7 +113,7 @@ class Conductor(Answering):
             if self.plan is None:
                 self.plan = admission.plan(self.settings, join)
                 self.settings = self.plan.settings
-                self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, self._kept[1])
+                self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, self._kept[1], self.settings.push_every)
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
             return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
@@ -185,7 +185,7 @@ class Conductor(Answering):
         held = self._bury(self._held)
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
-        self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position)
+        self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position, self.settings.push_every)
         if self._outcome != "interrupted":
             self.phase, self._outcome, self._errands = "training", "done", []
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"

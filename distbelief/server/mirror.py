@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from distbelief.core.attendance import Squares
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
+from distbelief.core.events import Lent
 from distbelief.core.messages import Message, Place
 from distbelief.core.mirroring import Confirmed, Copied, StatePart, Told, Whole
 from distbelief.server.packing import Packed, pack, stage
@@ -58,6 +60,11 @@ class Mirror:
         self._size = max(size, LEAST_SLOT)
         return Lend(self._size, SLOTS)
 
+    def lent(self, sender: str, event: Lent, payload: Payload | None) -> list[Effect]:
+        """They are there."""
+        self.vectors = event.vectors
+        return []
+
     def begin(self, place: Place, arrays: dict[str, Any], whole: Whole) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
@@ -103,13 +110,14 @@ class Mirror:
         factor: float,
         weight: float,
         floor: int,
+        norms: Squares = (),
     ) -> list[Effect]:
         """Send the standby a push, or the sum of several; its bytes stay as they are until it has confirmed them."""
         if self.place is None:
             return []
         self._rise(floor)
-        of, by = (keys, staleness, samples), (factor, weight, floor)
-        return self._send(lambda number, slot: Copied(slot, 0, payload.nbytes, self._life, number, what, *of, *by), payload)
+        of = keys, staleness, samples
+        return self._send(lambda number, slot: Copied(slot, 0, payload.nbytes, self._life, number, what, *of, factor, weight, floor, norms), payload)
 
     def tell(self, **what: Any) -> list[Effect]:
         """Tell the standby what has no bytes: the fields of a `Told`."""

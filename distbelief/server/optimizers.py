@@ -1,4 +1,4 @@
-"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device."""
+"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device, and two of our own that it has not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from distbelief.core.settings import Optimizer
 from distbelief.errors import UsageError, unknown
+from distbelief.server.layerwise import LAMB, LARS
 
 OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
@@ -25,8 +26,10 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
     "nadam": (torch.optim.NAdam, {}),
     "radam": (torch.optim.RAdam, {}),
     "adamax": (torch.optim.Adamax, {}),
+    "lars": (LARS, {}),
+    "lamb": (LAMB, {}),
 }
-"""Name, to torch's class and the options that the name stands for."""
+"""Name, to the class and the options that the name stands for."""
 
 _FUSED_ON_CPU = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_DTYPES = (torch.float32, torch.float64)

@@ -10,20 +10,22 @@ lets the shard say is said once the standby has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from distbelief.core import attendance, events, learning_rate, messages, mirroring, records, roles, upkeep
+from distbelief.core import attendance, events, messages, mirroring, records, roles, upkeep
 from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger
 from distbelief.core.messages import Version
+from distbelief.core.norms import Exchange
 from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
+from distbelief.server.making import Making, pushed, standing, waiting
 from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
 
@@ -54,7 +56,9 @@ class Shard:
         self._blank: set[Range] = set()
         self._latest: dict[str, tuple[int, int]] = {}
         self._mirror = Mirror(roles.standby(index))
-        self._inherits: tuple[int, list[attendance.Ruling]] | None = None
+        self._inherits: tuple[int, list[attendance.Ruling], Iterable[attendance.Norms]] | None = None
+        self._making: Making | None = None
+        self._later: list[tuple[str, Event]] = []
         self._answers = Answers(
             "a shard",
             {
@@ -64,26 +68,30 @@ class Shard:
                 upkeep.Restore: self._restore,
                 events.Loaded: self._loaded,
                 attendance.Attend: self._attend,
-                attendance.SitOut: self._sit_out,
+                attendance.SitOut: lambda sender, _event, _payload: [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())],
                 attendance.Return: self._return,
-                attendance.Gone: self._gone,
+                attendance.Gone: lambda _sender, event, _payload: self._without(event.who, event.incarnation, died=True),
                 attendance.Ruling: self._rule,
                 attendance.Follow: self._follow,
+                attendance.Norms: self._hear_norms,
                 attendance.Ruler: lambda _sender, event, _payload: self._meet(event.place),
-                events.Lent: self._lent,
+                events.Lent: self._mirror.lent,
                 mirroring.Mirror: self._begin_mirror,
                 mirroring.Confirmed: self._kept,
                 mirroring.Alone: self._alone,
                 upkeep.Snapshot: self._snapshot,
-                events.Saved: self._saved,
-                upkeep.Describe: self._describe,
-                messages.Stop: self._stop,
+                events.Saved: lambda _sender, event, _payload: [Send(roles.COORDINATOR, upkeep.SnapshotDone(event.number, event.error))],
+                upkeep.Describe: lambda sender, _event, _payload: [*self._settle(short=True), Send(sender, self._description())],
+                messages.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
             },
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
+        if self._making is not None and isinstance(event, upkeep.Snapshot | upkeep.Describe | mirroring.Mirror):
+            self._later.append((sender, event))  # an update is half made
+            return []
         return self._answers.to(sender, event)(sender, event, payload)  # type: ignore[no-any-return]
 
     def _restore(self, sender: str, event: upkeep.Restore, payload: Payload | None) -> list[Effect]:
@@ -95,12 +103,13 @@ class Shard:
         settings = event.plan.settings
         self.policy = Rounds(settings, rules=self.index == event.plan.ruler) if settings.in_rounds else policy_of(settings)
         if self._inherits is not None:
-            self.policy.resume(*self._inherits)
+            floor, rulings, norms = self._inherits
+            self.policy.resume(floor, rulings)
+            self._exchange.resume(floor, norms)
         for who, incarnation in event.members:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
-        self._asks = self.policy.decides
-        self._schedule, self._total = settings.lr_schedule, (event.plan.total_samples, settings.epochs)
+        self._asks, self._rate = self.policy.decides, event.plan.factor
         met = self._meet(event.ruler) if settings.in_rounds else []
         met += [effect for follower in self._others for effect in self._recall(follower)]
         if settings.standby:
@@ -111,20 +120,21 @@ class Shard:
 
     def hold(self, plan: Plan) -> Slice:
         """Make its slice of a plan."""
-        self._plan, self._slice = plan, self._make(plan, self.index)
+        self._plan, self._slice, self._exchange = plan, self._make(plan, self.index), Exchange(plan, self.index)
         self._range, self._frozen = plan.assignments[self.index].moving, plan.assignments[self.index].frozen
         return self._slice
 
-    def inherit(self, incarnation: int, floor: int, rulings: list[attendance.Ruling]) -> None:
+    def inherit(self, incarnation: int, floor: int, rulings: list[attendance.Ruling], norms: Iterable[attendance.Norms]) -> None:
         """Be the next life of a shard, whose slice and counts it holds already."""
         self.version = Version(incarnation, self.version.updates)
-        self._began, self._inherits = self.version.updates, (floor, rulings)
+        self._began, self._inherits = self.version.updates, (floor, rulings, norms)
 
     def _meet(self, ruler: messages.Place) -> list[Effect]:
         """Be told of the rounds by the shard that rules them, unless it is this one."""
         assert self._plan is not None
         who = roles.shard(self._plan.ruler)
-        return [] if self.index == self._plan.ruler else [Connect(who, ruler), Send(who, attendance.Follow(self.policy.floor))]
+        follow = Send(who, attendance.Follow(self.policy.floor))
+        return [] if self.index == self._plan.ruler else [Connect(who, ruler), follow, *self._exchange.again()]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
@@ -164,7 +174,7 @@ class Shard:
             if staleness < 0:
                 raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
             self._latest[sender] = event.version.updates, staleness
-            floor, factor = self.policy.floor, learning_rate.factor(self._schedule, self.samples, *self._total)
+            floor, factor = self.policy.floor, self._rate(self.samples)
             if self._asks:
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action == "hold":
@@ -175,7 +185,7 @@ class Shard:
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
                     told = self._mirror.copy("gather", payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor)
-                    return [*told, *self._mirror.after([_pushed(sender, event, version)]), *self._settle()]
+                    return [*told, *self._mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
@@ -184,13 +194,13 @@ class Shard:
             told = self._mirror.copy("apply", payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
             if self.policy.floor > floor:
                 freed = self._let_go()
-        elif key in self._pushes:
+        elif key in self._pushes or (self._making and self._making.has(key)):
             return []
         else:
             self.policy.taken(sender, event.tick)
             freed = self._let_go()
         dropped = noted.action == "acknowledge" and self.ledger.dropped(sender, event.incarnation, event.clock)
-        return [*told, *self._mirror.after([_pushed(sender, event, self.version, dropped)]), *freed]
+        return [*told, *self._mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _based(self, version: Version) -> int:
         """How many updates were in the parameters of a version; all that this life began with are in those of a life before."""
@@ -203,11 +213,11 @@ class Shard:
             self._fetches[sender, start, event.slot] = event
             return []
         held = self.held.frozen() if frozen else self.held.moving()
-        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self.policy.floor), held)]
+        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self._floor), held)]
 
     def _may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
-        return self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action == "answer"
+        return self._making is None and self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action == "answer"
 
     def _settle(self, short: bool = False) -> list[Effect]:
         """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
@@ -217,52 +227,64 @@ class Shard:
                 effects += self._mirror.tell(ruling=ruling)
                 effects += self._mirror.after([Send(role, ruling) for role in self._others])
         made: list[Effect] = []
-        while (due := self.policy.due(short)) is not None:
+        while self._making is None and (due := self.policy.due(short)) is not None:
             made += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        return effects + made + self._let_go() if made else effects + self._mirror.tell_floor(self.policy.floor)
+        effects += self._exchange.pass_over(self._floor) if self._plan else []
+        return effects + made + self._let_go() if made else effects + self._mirror.tell_floor(self._floor)
+
+    @property
+    def _floor(self) -> int:
+        """The floor of the policy, without the round that is half made."""
+        return self.policy.floor - (self._making is not None)
 
     def _update(self, due: Update) -> list[Effect]:
-        """One optimizer step; held pushes are read where they lie."""
-        incarnation, updates = self.version
-        factor = learning_rate.factor(self._schedule, self.samples, *self._total)
+        """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they lie."""
+        updates = self.version.updates
+        factor = self._rate(self.samples)
         taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stale = tuple(updates - self._based(push.version) for _, _, push, _ in taken)
         for (key, weight, push, payload), staleness in zip(taken, stale, strict=True):
             self.held.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-        if not taken:
-            told = self._mirror.tell(step=(due.samples, factor, due.weight))
-        elif self._mirror.place is not None:
-            keys = tuple(key for key, *_ in taken)
-            told = self._mirror.copy("sum", self.held.sum(), keys, stale, due.samples, factor, due.weight, self.policy.floor)
-        else:
-            told = []
-        self.held.step(factor, due.weight)
-        self.samples += due.samples
-        self.version = Version(incarnation, updates + 1)
-        return told + self._mirror.after([_pushed(key.who, push, self.version) for key, _, push, _ in taken])
+        self._making = Making(due, factor, [(key, push) for key, _, push, _ in taken], stale)
+        said = self._exchange.say(self._floor, self.held.squares()) if self._exchange.takes_part else []
+        return said + self._finish()
+
+    def _finish(self) -> list[Effect]:
+        """Make the step that was begun, once the norms that it needs are known."""
+        made = self._making
+        norms = self._exchange.whole(self._floor) if self._exchange.takes_part else ()
+        if made is None or norms is None:
+            return []
+        self._making = None
+        told = made.mirrored(self._mirror, self.held, self.policy.floor, norms)
+        self.held.step(made.factor, made.due.weight, norms)
+        self.samples += made.due.samples
+        self.version = Version(self.version.incarnation, self.version.updates + 1)
+        return told + self._mirror.after(made.acknowledged(self.version))
+
+    def _hear_norms(self, sender: str, event: attendance.Norms, payload: Payload | None) -> list[Effect]:
+        """What a shard adds to the norms of a round, or what all of them do."""
+        told = [*self._exchange.take(sender, event), *self._finish()]
+        if self._making is None:
+            told += self._settle() + self._let_go()
+            later, self._later = self._later, []
+            told += [effect for asker, asked in later for effect in self.handle(asker, asked, None)]
+        return told
 
     def _drop(self, due: Drop) -> list[Effect]:
         push, _ = self._pushes.pop(due.key)
         self.ledger.drop(*due.key)
-        return self._mirror.tell(dropped=due.key) + self._mirror.after([_pushed(due.key.who, push, self.version, dropped=True)])
+        return self._mirror.tell(dropped=due.key) + self._mirror.after([pushed(due.key.who, push, self.version, dropped=True)])
 
     def _let_go(self) -> list[Effect]:
         """Answer the held fetches that may be answered now."""
-        effects = self._mirror.tell_floor(self.policy.floor)
+        effects = self._mirror.tell_floor(self._floor)
         for (who, start, slot), event in list(self._fetches.items()):
             if self._may_fetch(who, event.tick):
                 del self._fetches[who, start, slot]
                 effects += self._fetch(who, event, None)
         return effects
-
-    def waiting(self) -> dict[str, str]:
-        """Why each replica waits whose push or fetch is held here, in a sentence."""
-        held = {who: self.policy.fetch(who, event.tick).reason for (who, _, _), event in self._fetches.items()}
-        held |= {key.who: self.policy.why(key) for key in self._pushes}
-        slowest = self.policy.slowest() if held else []
-        named = ", ".join(slowest[:3]) + (f" and {len(slowest) - 3} more" if len(slowest) > 3 else "")
-        return {who: f"{reason}: waits for {named}" if named else reason for who, reason in held.items()}
 
     # who takes part
 
@@ -271,17 +293,11 @@ class Shard:
         asked = self._mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 else [])
         return asked + self._settle() + self._let_go()
 
-    def _sit_out(self, sender: str, event: attendance.SitOut, payload: Payload | None) -> list[Effect]:
-        return [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())]
-
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
         """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
         lost = self.ledger.resume(sender, event.incarnation, event.clock)
         first = event.clock - lost + 1
         return [Record(records.Forgotten(roles.shard(self.index), sender, event.incarnation, first, event.clock))] if lost else []
-
-    def _gone(self, sender: str, event: attendance.Gone, payload: Payload | None) -> list[Effect]:
-        return self._without(event.who, event.incarnation, died=True)
 
     def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
         if died:
@@ -293,10 +309,6 @@ class Shard:
 
     # the standby
 
-    def _lent(self, sender: str, event: events.Lent, payload: Payload | None) -> list[Effect]:
-        self._mirror.vectors = event.vectors
-        return []
-
     def _begin_mirror(self, sender: str, event: mirroring.Mirror, payload: Payload | None) -> list[Effect]:
         """Send a standby all that this shard holds, and from here on what changes."""
         made = self._settle(short=True)
@@ -305,7 +317,8 @@ class Shard:
         for key in self._pushes:  # what is held is taken, and not in what is sent
             clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))
         life, updates = self.version
-        whole = mirroring.Whole(life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings)
+        norms = self._exchange.known()
+        whole = mirroring.Whole(life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings, norms)
         return [*made, *self._mirror.begin(event.place, self.held.arrays(), whole)]
 
     def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
@@ -341,21 +354,19 @@ class Shard:
                  "clocks": self.ledger.clocks}  # fmt: skip
         return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
-    def _saved(self, sender: str, event: events.Saved, payload: Payload | None) -> list[Effect]:
-        return [Send(roles.COORDINATOR, upkeep.SnapshotDone(event.number, event.error))]
-
-    def _describe(self, sender: str, event: upkeep.Describe, payload: Payload | None) -> list[Effect]:
-        return [*self._settle(short=True), Send(sender, upkeep.Description(self.version, self.samples, dict(self.staleness)))]
-
-    def _stop(self, sender: str, event: messages.Stop, payload: Payload | None) -> list[Effect]:
-        return [End(event.reason)]
-
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
         if roles.is_replica(sender) and self._plan is not None:
             return self._without(sender, event.incarnation, died=True)
         if sender == self._mirror.standby and self._mirror.place is not None and event.incarnation in (-1, self._mirror.place.incarnation):
             return [Send(roles.COORDINATOR, mirroring.Bereft(self._mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
+
+    def _description(self) -> upkeep.Description:
+        return upkeep.Description(self.version, self.samples, dict(self.staleness))
+
+    def waiting(self) -> dict[str, str]:
+        """Why each replica waits whose push or fetch is held here, in a sentence."""
+        return waiting(self.policy, self._fetches, self._pushes)
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
@@ -365,12 +376,7 @@ class Shard:
 
     def standing(self) -> dict[str, Any]:
         """What it has applied, and of whom."""
-        of: dict[str, dict[str, Any]] = {role: {"clock": clock} for role, (_, clock) in self.ledger.clocks.items()}
-        for role, (version, staleness) in self._latest.items():
-            of[role] |= {"version": version, "staleness": staleness}
-        for role, reason in self.waiting().items():
-            of.setdefault(role, {})["waits_for"] = reason
-        return {"version": self.version.updates, "of": of}
+        return {"version": self.version.updates, "of": standing(self.ledger.clocks, self._latest, self.waiting())}
 
     @property
     def held(self) -> Slice:
@@ -389,7 +395,3 @@ class Shard:
         if self._slice is None or asked not in (self._range, self._frozen):
             raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what shard {self.index} holds")
         return asked != self._range
-
-
-def _pushed(who: str, push: messages.Push, version: Version, dropped: bool = False) -> Send:
-    return Send(who, messages.Pushed(push.slot, push.clock, version, dropped, push.incarnation))

@@ -6,10 +6,13 @@ from typing import Any, Protocol
 
 import torch
 
+from distbelief.core.attendance import Squares
 from distbelief.core.effects import Payload, Phantom
 from distbelief.core.layout import Layout, Section
 from distbelief.core.settings import Plan
 from distbelief.server import optimizers
+from distbelief.server.layers import Layers
+from distbelief.server.layerwise import Layerwise
 from distbelief.server.packing import as_bytes
 
 MASTERED = (torch.bfloat16, torch.float16)
@@ -28,8 +31,12 @@ class Slice(Protocol):
     def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
         """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this push's."""
 
-    def step(self, factor: float, weight: float) -> None:
-        """Make one optimizer step with what was gathered, times a weight."""
+    def squares(self) -> Squares:
+        """With what was gathered: what the parts that are here add to the norms of the layers that are cut."""
+        ...
+
+    def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
+        """Make one optimizer step with what was gathered, times a weight; `norms` are those of the layers that are cut, as a whole."""
 
     @property
     def sum_size(self) -> int:
@@ -108,6 +115,9 @@ class TorchSlice:
         groups = [{"params": [piece.parameter], **plan.layout.groups[piece.section.group]} for piece in self._trained]
         self._optimizer = optimizers.build(plan.settings.optimizer, groups) if groups else None
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
+        self._layers: Layers | None = None
+        if isinstance(self._optimizer, Layerwise):
+            self._layers = Layers(self._optimizer, plan.layout, own.moving, [(p.section, _data(p)) for p in self._trained])
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
         self._factor = 1.0
         self._gathered, self._average = 0, False
@@ -139,13 +149,13 @@ class TorchSlice:
             self._views[sender, slot] = known
         return known[1], known[2]
 
-    def _optimize(self, factor: float) -> None:
+    def _optimize(self, factor: float, norms: Squares = ()) -> None:
         if self._optimizer is not None and self._step is not None:
             if factor != self._factor:
                 self._factor = factor
                 for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                     group["lr"] = rate * factor
-            self._step()
+            self._layers.step(norms) if self._layers else self._step()
         for piece in self._trained:
             if piece.master:
                 piece.tensor.copy_(_data(piece))
@@ -171,12 +181,19 @@ class TorchSlice:
             else:
                 piece.working().add_(value)
 
-    def step(self, factor: float, weight: float) -> None:
-        """Make one optimizer step with what was gathered."""
+    def squares(self) -> Squares:
+        """Of the layers that are cut: the squared norms of the parts that are here."""
+        self._direct(1.0)
+        return self._layers.squares() if self._layers else ()
+
+    def _direct(self, weight: float) -> None:
         for piece in self._trained:
-            assert piece.parameter is not None
-            piece.parameter.grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
-        self._optimize(factor)
+            _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
+
+    def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
+        """Make one optimizer step with what was gathered."""
+        self._direct(weight)
+        self._optimize(factor, norms)
         for piece in self._carried:
             if self._average and piece.summed:
                 piece.tensor.copy_(piece.working().div_(self._gathered))
@@ -267,7 +284,11 @@ class PhantomSlice:
     def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
         """Nothing to add."""
 
-    def step(self, factor: float, weight: float) -> None:
+    def squares(self) -> Squares:
+        """Nothing to add."""
+        return ()
+
+    def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
         """Nothing to step."""
 
     @property

@@ -5,14 +5,16 @@ It makes the same optimizer steps, in the same order, and confirms each. It deci
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import events, learning_rate, messages, mirroring, roles
+from distbelief.core import attendance, events, messages, mirroring, roles
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
 from distbelief.core.messages import Version
+from distbelief.core.norms import KEPT
 from distbelief.core.rounds import History
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
@@ -76,6 +78,7 @@ class Standby:
         self._state = Unpacking(STATE_LEAST + STATE_LIMIT * (own.moving.size + own.frozen.size))
         self._held, self._history, self._floor = held, History(), 0
         self._gathered = self._gathered_samples = 0
+        self._norms: deque[attendance.Norms] = deque(maxlen=KEPT)
         return [Send(roles.COORDINATOR, mirroring.Stands(event.life))]
 
     def _keep(self, event: mirroring.StatePart | mirroring.Whole | mirroring.Copied | mirroring.Told) -> Effect:
@@ -97,6 +100,7 @@ class Standby:
             self._state.arrays = {}
         shard.version, shard.samples, shard.staleness = Version(0, event.updates), event.samples, dict(event.staleness)
         shard.ledger.clocks, self._floor, self._whole = dict(event.clocks), event.floor, True
+        self._norms += event.norms
         for ruled in event.rulings:
             self._history.add(ruled)
             for key in ruled.dropped:
@@ -116,7 +120,9 @@ class Standby:
             self._gathered, self._gathered_samples = self._gathered + 1, self._gathered_samples + event.samples
         else:
             self._held.take_sum(payload, len(event.keys))
-            self._held.step(event.factor, event.weight)
+            self._held.step(event.factor, event.weight, event.norms)
+            if event.norms:
+                self._norms.append(attendance.Norms(event.floor - 1, event.norms))
             self._updated(event.samples)
         self._floor = max(self._floor, event.floor)
         for key, staleness in zip(event.keys, event.staleness, strict=True):
@@ -157,7 +163,7 @@ class Standby:
         if not self._whole:
             raise RemoteProtocolError(f"standby {self.index} is to be its shard, and does not hold what that held")
         if self._gathered:
-            factor = learning_rate.factor(self._plan.settings.lr_schedule, self._shard.samples, self._plan.total_samples, self._plan.settings.epochs)
+            factor = self._plan.factor(self._shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
-        self._shard.inherit(event.life, self._floor, self._history.since(0))
+        self._shard.inherit(event.life, self._floor, self._history.since(0), self._norms)
         return [Become(roles.shard(self.index), event.life, self._shard)]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.settings import Optimizer
+from distbelief.strategy.large import Scaled
 
 
 @dataclass(frozen=True)
-class Allreduce:
+class Allreduce(Scaled):
     """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the union of their minibatches."""
 
     name: ClassVar[str] = "allreduce"
@@ -24,6 +25,8 @@ class Allreduce:
     """Copies of the model, each in its own process."""
     optimizer: Optimizer = Optimizer()
     """What every replica steps with."""
+    accumulate: int = field(default=1, kw_only=True)
+    """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
     algorithm: str = field(default="auto", kw_only=True)
     """How gradients are added up: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical (hierarchical:tree: with tree between hosts),
     native (the carrier's own), or auto, the cheapest by what is measured."""
@@ -37,6 +40,11 @@ class Allreduce:
     """Replicas on each host, in their order, for hierarchical and for auto; 0 for all."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica that died is started anew."""
+
+    @property
+    def implied(self) -> dict[str, Any]:
+        """The setting that has another name where there are pushes."""
+        return {"push_every": self.accumulate}
 
     def cast(self) -> tuple[str, ...]:
         """The roles of a job."""

@@ -21,7 +21,9 @@ class Sandblaster:
     consistency: ClassVar[str] = "sandblaster"
     served: ClassVar[bool] = True
     """Whether there are replicas, and shards that serve them."""
-    without: ClassVar[tuple[str, ...]] = ("epochs", "batch_size", "lr_schedule", "clip_norm")
+    without: ClassVar[tuple[str, ...]] = (
+        "epochs", "batch_size", "lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs", "clip_norm",
+    )  # fmt: skip
     """What of a job means nothing here."""
 
     replicas: int = 2

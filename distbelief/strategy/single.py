@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from distbelief.core import roles
 from distbelief.core.settings import Optimizer
+from distbelief.strategy.large import Scaled
 
 
 @dataclass(frozen=True)
-class Single:
+class Single(Scaled):
     """The plain PyTorch loop in one process: no server, no messages."""
 
     name: ClassVar[str] = "single"

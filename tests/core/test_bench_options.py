@@ -1,11 +1,11 @@
-"""Every option of the benchmarks `simulator` and `accuracy` reaches what they run."""
+"""Every option of the benchmarks `simulator`, `large` and `accuracy` reaches what they run."""
 
 from typing import Any
 
 import pytest
 
 import distbelief as db
-from distbelief.bench import accuracy, simulator
+from distbelief.bench import accuracy, large, simulator
 
 
 def simulated(**options: int) -> dict[str, Any]:
@@ -28,3 +28,28 @@ def test_accuracy_is_of_the_jobs_that_are_asked_for(monkeypatch: pytest.MonkeyPa
     optimizer = db.optim("adam", lr=0.5)
     strategies = (db.Single(optimizer=optimizer), db.Downpour(replicas=3, shards=4, prefetch=1, optimizer=optimizer))
     assert asked == [("digits", strategy, seed) for seed in (0, 1) for strategy in strategies]
+
+
+def test_large_tries_every_rate_once_and_takes_the_best_to_every_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(_: large.LargeOptions, name: str, rate: float, seed: int) -> float:
+        asked.append((name, rate, seed))
+        return 0.99 if rate in (10.0, 0.025) else 0.98
+
+    asked: list[tuple[str, float, int]] = []
+    monkeypatch.setattr(large, "_accuracy", trained)
+    result = large.run(large.LargeOptions(seeds=2, quiet=True))
+    tries = [(name, rate, 0) for name, rates in large.RATES.items() for rate in rates]
+    assert sorted(asked) == sorted([*tries, ("lars", 10.0, 1), ("momentum", 0.025, 1)])
+    assert result["mean"] == {"lars": 0.99, "momentum": 0.99}
+
+
+def test_large_trains_with_all_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(db.Local, "run", lambda _, job: [asked.append(job), {"test_accuracy": 0.5}][1])
+    options = large.LargeOptions(batch=96, batch_size=8, replicas=3, epochs=7, warmup_epochs=1.5, weight_decay=0.25, seeds=1, quiet=True)
+    large.run(options)
+    optimizer = db.optim("lars", lr=5.0, weight_decay=0.25)
+    assert asked[0].strategy == db.Allreduce(3, optimizer, accumulate=4)
+    assert (asked[0].epochs, asked[0].batch_size, asked[0].warmup_epochs, asked[0].lr_schedule) == (7, 8, 1.5, "polynomial")
+    with pytest.raises(db.DistbeliefError, match="--batch 100: must be a multiple of --replicas times --batch-size, which is 24"):
+        large.run(large.LargeOptions(batch=100, batch_size=8, replicas=3))

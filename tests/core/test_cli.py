@@ -23,23 +23,25 @@ from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
-    "--optimizer --lr --weight-decay --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every --snapshot-every"
+    "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every"
+    " --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
 CADENCE = "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps --staleness-scaling"
 DOWNPOUR = f"{CADENCE} --read-in-place"
+SCALED = "--lr-scaling --base-batch"
 OWN = {
     "downpour": DOWNPOUR,
-    "synchronous": "--replicas --shards --restarts --standby --push-every --backup-workers",
-    "allreduce": "--replicas --algorithm --bucket-mb --buffers --on-death --per-host --restarts",
+    "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers {SCALED}",
+    "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED}",
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
 VIRTUAL = "--network --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = "--transport --bind --advertise --insecure --tls --listen --pad --straggle"
 FROZEN = {
-    ("train", "single"): f"{SHARED} {TASK}",
+    ("train", "single"): f"{SCALED} {SHARED} {TASK}",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
     **{("launch", name): f"{own} {SHARED} {LOCAL}" for name, own in OWN.items()},
     **{("simulate", name): f"{own} {SHARED} {TASK} {VIRTUAL}" for name, own in OWN.items()},
@@ -68,14 +70,20 @@ def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other
 def test_every_option_of_a_command_reaches_its_job() -> None:
     args = (
         "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --restarts 2 --optimizer adam"
-        " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule cosine --clip-norm 10"
+        " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule step --clip-norm 10"
         " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --snapshot-every 5min --keep-checkpoints 14 --init-from there"
         " --device cuda --threads 15 --data-dir here --out out --resume"
+        " --decay-exempt --lr-steps 2 3.5 --lr-gamma 0.5 --warmup-epochs 2"
     )
     job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
-    optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, eps=1e-3, betas=(0.5, 0.75))
+    optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, decay_exempt=True, eps=1e-3, betas=(0.5, 0.75))
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
-    assert job == db.Job("mnist", strategy, 8, 9, "cosine", 10.0, 11, 0.5, 12, 13, "5min", 14, "there", "cuda", 15, "here", "out", True)
+    rate = {"lr_steps": (2.0, 3.5), "lr_gamma": 0.5, "warmup_epochs": 2.0}
+    assert job == db.Job("mnist", strategy, 8, 9, "step", 10.0, 11, 0.5, 12, 13, "5min", 14, "there", "cuda", 15, "here", "out", True, **rate)
+    args = "--lr-schedule polynomial --lr-power 3 --lr-scaling sqrt --base-batch 64 --epochs 9 --warmup constant --warmup-epochs 0.5 --accumulate 4"
+    own = db.Allreduce(accumulate=4, lr_scaling="sqrt", base_batch=64)
+    rate = {"lr_schedule": "polynomial", "lr_power": 3.0, "warmup": "constant", "warmup_epochs": 0.5}
+    assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job("mnist", own, 9, **rate)
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
     assert options.parse("train", "mnist", "downpour", words).local() == db.Local("tcp", "10.0.0.1:7000", "node7", True, True)
 
@@ -148,8 +156,8 @@ def test_the_coordinator_and_the_shards_listen_at_ports_in_a_row(bind: str, addr
 
 def test_the_defaults_are_those_of_the_python_api() -> None:
     for name, rate in LEARNING_RATES.items():
-        job = options.parse("train", "mnist", "downpour", ["--optimizer", name]).job("mnist")
-        assert job == db.Job("mnist", db.Downpour(optimizer=db.optim(name)))
+        job = options.parse("train", "mnist", "synchronous", ["--optimizer", name]).job("mnist")
+        assert job == db.Job("mnist", db.Synchronous(optimizer=db.optim(name)))
         assert job.strategy.optimizer.lr == rate
     assert options.parse("train", "mnist", "single", []).job("mnist") == db.Job("mnist", db.Single())
     asked = options.parse("simulate", "mnist", "downpour", [])
@@ -172,6 +180,12 @@ REFUSED = {
     "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
     "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, sandblaster, allreduce, hogwild, locking",
     "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
+    "train mnist synchronous --accumulate 2": "has no option --accumulate: it belongs to strategy allreduce, and here it is --push-every;",
+    "train mnist allreduce --push-every 2": "and here it is --accumulate;",
+    "train mnist downpour --lr-scaling linear": "has no option --lr-scaling: it belongs to strategy synchronous or allreduce or single;",
+    "train mnist allreduce --lr-scaling linear": "--base-batch 0 with --lr-scaling linear: the global batch that --lr is for",
+    "train mnist downpour --optimizer lars": "--optimizer lars needs the norms of whole layers",
+    "train mnist allreduce --accumulate 0": "--accumulate 0: must be 1 or more",
     "train --epochs 3 mnist downpour": "--epochs: write the task and the strategy first",
     "train mnist --epochs 3 downpour": "--epochs: write the strategy before the options",
     "train mnist single --push-every 3": "has no option --push-every: it belongs to strategy downpour or synchronous or softsync or bounded;",

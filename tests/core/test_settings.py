@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from distbelief.core import learning_rate
 from distbelief.core.layout import Tensor, lay_out
-from distbelief.core.settings import LEARNING_RATES, Optimizer, Plan, Settings, optim, option
+from distbelief.core.settings import LAYERWISE, LEARNING_RATES, Optimizer, Plan, Settings, optim, option
 from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
 
 NAN, INF = float("nan"), float("inf")
+LAYOUT = lay_out([Tensor("w", (3,), "float32")])
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,22 @@ NAN, INF = float("nan"), float("inf")
         ({"optimizer": Optimizer(lr=NAN)}, "--lr nan"),
         ({"optimizer": Optimizer(lr=INF)}, "--lr inf"),
         ({"lr_schedule": "cosin"}, "unknown learning-rate schedule 'cosin'; did you mean 'cosine'"),
+        ({"lr_scaling": "linea", "base_batch": 4}, "unknown learning-rate scaling 'linea'; did you mean 'linear'"),
+        ({"lr_scaling": "linear"}, "--base-batch 0 with --lr-scaling linear: .* give both or neither"),
+        ({"base_batch": 64}, "--base-batch 64 with --lr-scaling none: .* give both or neither"),
+        ({"base_batch": -1, "lr_scaling": "sqrt"}, "--base-batch -1"),
+        ({"warmup": "graduall", "warmup_epochs": 1.0}, "unknown warm-up 'graduall'; did you mean 'gradual'"),
+        ({"warmup_epochs": 2.0}, "--warmup-epochs 2: must be from 0 to --epochs, which is 1"),
+        ({"warmup_epochs": NAN}, "--warmup-epochs nan"),
+        ({"warmup": "constant", "warmup_epochs": 1.0}, "--warmup constant keeps the rate of the base batch .* --base-batch and --lr-scaling"),
+        ({"lr_power": 3.0}, "--lr-power 3.0: belongs to --lr-schedule polynomial, and this one is constant"),
+        ({"lr_gamma": 0.5, "lr_schedule": "cosine"}, "--lr-gamma 0.5: belongs to --lr-schedule step"),
+        ({"lr_steps": (3.0, 2.0), "lr_schedule": "step", "epochs": 9}, "--lr-steps .*: are epochs in rising order"),
+        ({"lr_steps": (9.0,), "lr_schedule": "step", "epochs": 9}, "--lr-steps .* before --epochs, which is 9"),
+        ({"lr_power": -1.0, "lr_schedule": "polynomial"}, "--lr-power -1.0: must be more than 0"),
+        ({"optimizer": Optimizer(decay_exempt=True)}, "--decay-exempt leaves .* there is none: set --weight-decay"),
+        *[({"optimizer": Optimizer(name), "consistency": kind}, f"--optimizer {name} needs the norms of whole layers, .* or --shards 1")
+          for name in LAYERWISE for kind in ("downpour", "softsync", "bounded")],
         *[({"read_in_place": True, **more}, "--read-in-place reads the shards' own memory") for more in
           ({"local_lr": 0.1}, {"fetch_every": 2}, {"prefetch": 1})],
     ],
@@ -82,23 +99,55 @@ def test_a_plan_counts_the_samples_of_all_epochs() -> None:
     assert Plan(Settings(epochs=4), layout, cut(layout, 1), samples=25).total_samples == 100
 
 
-@given(st.sampled_from(sorted(learning_rate.SCHEDULES)), st.integers(1, 10**9))
-def test_a_schedule_begins_at_the_base_rate_and_never_rises(name: str, total: int) -> None:
-    learning_rate.check(name)
-    steps = [learning_rate.factor(name, total * part // 40, total) for part in range(41)]
+@given(st.sampled_from(sorted(learning_rate.SCHEDULES)), st.integers(1, 10**9), st.integers(1, 100))
+def test_a_schedule_begins_at_the_base_rate_and_never_rises(name: str, of_epoch: int, epochs: int) -> None:
+    rate, total = learning_rate.LearningRate(lr_schedule=name, epochs=epochs), of_epoch * epochs
+    steps = [rate.factor(total * part // 40, of_epoch, 1) for part in range(41)]
     assert steps[0] == 1.0
     assert all(0.0 <= b <= a <= 1.0 for a, b in pairwise(steps))
-    assert learning_rate.factor(name, 5 * total, total) == steps[-1]
+    assert rate.factor(5 * total, of_epoch, 1) == steps[-1]
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [("constant", [1, 1, 1, 1]), ("linear", [0.75, 0.5, 0.25, 0]), ("cosine", [0.853553, 0.5, 0.146447, 0]), ("step", [1, 0.1, 0.01, 0.01])],
+    ("options", "values"),
+    [
+        ({"lr_schedule": "constant"}, [1, 1, 1, 1]),
+        ({"lr_schedule": "linear"}, [0.75, 0.5, 0.25, 0]),
+        ({"lr_schedule": "cosine"}, [0.853553, 0.5, 0.146447, 0]),
+        ({"lr_schedule": "polynomial"}, [0.5625, 0.25, 0.0625, 0]),
+        ({"lr_schedule": "polynomial", "lr_power": 3.0}, [0.421875, 0.125, 0.015625, 0]),
+        ({"lr_schedule": "step"}, [1, 0.1, 0.01, 0.01]),
+        ({"lr_schedule": "step", "lr_gamma": 0.5}, [1, 0.5, 0.25, 0.25]),
+        ({"lr_schedule": "step", "lr_steps": (1.0, 3.5)}, [0.1, 0.1, 0.1, 0.01]),
+        ({"warmup_epochs": 2.0}, [0.5, 1, 1, 1]),
+        ({"warmup_epochs": 2.0, "lr_schedule": "linear"}, [0.5, 1, 0.5, 0]),
+        ({"lr_scaling": "linear", "base_batch": 2}, [4, 4, 4, 4]),
+        ({"lr_scaling": "sqrt", "base_batch": 2}, [2, 2, 2, 2]),
+        ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0}, [2.5, 4, 4, 4]),
+        ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "warmup": "constant"}, [1, 4, 4, 4]),
+        ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "lr_schedule": "linear"}, [2.5, 4, 2, 0]),
+        ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "lr_schedule": "step", "lr_steps": (3.0,)}, [2.5, 4, 0.4, 0.4]),
+    ],
+    ids=str,
 )
-def test_a_schedule_is_what_its_name_says(name: str, values: list[float]) -> None:
-    assert [learning_rate.factor(name, quarter, 4) for quarter in (1, 2, 3, 4)] == pytest.approx(values, abs=1e-6)
+def test_the_learning_rate_is_what_its_options_say(options: dict[str, Any], values: list[float]) -> None:
+    """Four epochs, in updates of 8 samples."""
+    rate = learning_rate.LearningRate(epochs=4, **options)
+    rate.check_rate()
+    assert [rate.factor(quarter * 80, 80, 8) for quarter in (1, 2, 3, 4)] == pytest.approx(values, abs=1e-6)
+
+
+def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one() -> None:
+    rate = Settings(replicas=4, batch_size=8, push_every=2, epochs=10, lr_scaling="linear", base_batch=16, warmup_epochs=5.0)
+    plan = Plan(rate, LAYOUT, cut(LAYOUT, 1), samples=64)
+    factors = [plan.factor(update * 64) for update in range(8)]
+    assert factors == pytest.approx([1, 1.6, 2.2, 2.8, 3.4, 4, 4, 4])
+
+
+def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> None:
+    assert Settings(replicas=5, backup_workers=1, batch_size=8, push_every=3).global_batch == 96
 
 
 def test_a_schedule_needs_to_know_where_it_ends() -> None:
-    with pytest.raises(UsageError, match="a schedule needs the samples of the whole job, got 0"):
-        learning_rate.factor("linear", 0, 0)
+    with pytest.raises(UsageError, match="a schedule needs the samples of an epoch, got 0"):
+        learning_rate.LearningRate().factor(0, 0, 1)

@@ -18,7 +18,7 @@ from distbelief.core import records
 from distbelief.core.algorithms import ALGORITHMS
 from distbelief.core.settings import optim
 from distbelief.errors import JobFailed, UsageError
-from distbelief.strategy import Allreduce, Single
+from distbelief.strategy import Allreduce, Single, Synchronous
 
 EPOCHS = 30
 SECONDS = 20.0
@@ -71,6 +71,24 @@ def test_over_torch_distributed_too(tmp_path: Path, union: Path, algorithm: str)
     result = jobs.run(tmp_path / "run", strategy, on=Local(transport="tcp"), epochs=2)
     assert (result["outcome"], result["updates"]) == ("done", 14)
     assert_close(tmp_path / "run", union)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_accumulated_gradients_are_those_of_larger_minibatches(tmp_path: Path, transport: str) -> None:
+    optimizer = optim("momentum", lr=0.05)
+    jobs.run(tmp_path / "single", Single(optimizer=optimizer), epochs=2, batch_size=4 * jobs.BATCH)
+    strategy = Allreduce(replicas=2, optimizer=optimizer, accumulate=2, bucket_mb=0.0003)
+    jobs.run(tmp_path / "run", strategy, on=Local(transport=transport), epochs=2)
+    assert_close(tmp_path / "run", tmp_path / "single")
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path, name: str) -> None:
+    optimizer = optim(name, weight_decay=0.01, decay_exempt=True)
+    for folder, strategy in (("single", Single(optimizer=optimizer)), ("all", Allreduce(1, optimizer)), ("cut", Synchronous(1, 3, optimizer))):
+        jobs.run(tmp_path / folder, strategy, epochs=2, warmup_epochs=1.0)
+    for folder in ("all", "cut"):
+        assert_close(tmp_path / folder, tmp_path / "single")
 
 
 def test_buffers_are_one_for_all(tmp_path: Path) -> None:

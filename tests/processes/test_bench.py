@@ -23,6 +23,7 @@ KEYS = {
     "accuracy": {"mean", "seeds"},
     "allreduce": {"one_host", "namespaces"},
     "hogwild": {"mlp", "svm"},
+    "large": {"rates", "seeds", "mean"},
     "sandblaster": {"parts", "portion_size"},
 }
 

@@ -46,8 +46,8 @@ def assert_same(ours: Path, theirs: Path) -> None:
 def test_one_replica_makes_what_the_simulated_one_does(tmp_path: Path, kind: Any, optimizer: str) -> None:
     """Which is held against plain PyTorch, in tests/simulated."""
     strategy = kind(replicas=1, optimizer=optim(optimizer, lr=0.05))
-    result = jobs.run(tmp_path / "real", strategy, epochs=2, lr_schedule="backoff:0.7")
-    Simulated(keep=True).run(jobs.job(tmp_path / "simulated", strategy, epochs=2, lr_schedule="backoff:0.7"))
+    result = jobs.run(tmp_path / "real", strategy, epochs=2, lr_schedule="backoff", lr_gamma=0.7)
+    Simulated(keep=True).run(jobs.job(tmp_path / "simulated", strategy, epochs=2, lr_schedule="backoff", lr_gamma=0.7))
     assert (result["outcome"], result["updates"], result["samples"]) == ("done", 42, 2 * jobs.SAMPLES)
     assert result["staleness"]["max"] == 0  # type: ignore[index]
     assert_same(tmp_path / "real", tmp_path / "simulated")

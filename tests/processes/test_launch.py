@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.cluster.local import Local
 from distbelief.core import records
-from distbelief.core.settings import optim
+from distbelief.core.settings import Optimizer, optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
 
@@ -69,9 +69,10 @@ def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, strategy: Strateg
     jobs.net().load_state_dict(weights(tmp_path), strict=True)
 
 
-def test_one_replica_is_the_plain_loop(tmp_path: Path) -> None:
-    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optim("sgd", lr=0.5)), epochs=2)
-    jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optim("sgd", lr=0.5)), epochs=2)
+@pytest.mark.parametrize("optimizer", [optim("sgd", lr=0.5), optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True)], ids=["plain", "exempt"])
+def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer) -> None:
+    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optimizer), epochs=2)
+    jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optimizer), epochs=2)
     trained = load_file(tmp_path / "task" / "model.safetensors")
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path).items())
 

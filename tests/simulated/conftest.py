@@ -33,7 +33,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,
     "linear": lambda p: 1.0 - p,
     "cosine": lambda p: 0.5 * (1.0 + math.cos(math.pi * p)),
-    "step": lambda p: 1.0 if p < 0.5 else 0.1 if p < 0.75 else 0.01,
+    "step": lambda p: 1.0 if p < 0.5 else 0.1 if p < 0.75 else 0.1 * 0.1,
+    "polynomial": lambda p: (1.0 - p) ** 2,
 }
 
 

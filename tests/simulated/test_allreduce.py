@@ -194,7 +194,7 @@ def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNa
 
 
 def test_every_option_has_its_test() -> None:
-    assert {field.name for field in dataclasses.fields(Allreduce)} == set(OPTIONS)
+    assert {field.name for field in dataclasses.fields(Allreduce)} == {*OPTIONS, "accumulate", "lr_scaling", "base_batch"}  # those in test_large.py
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"])

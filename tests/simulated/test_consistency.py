@@ -379,7 +379,7 @@ def test_each_scaling_is_another(plain: SimpleNamespace, kind: Any) -> None:
 
 CADENCE = {"push_every": 2, "fetch_every": 3, "local_lr": 0.05, "prefetch": 1, "warm_start_steps": 6, "staleness_scaling": "inverse"}
 CHANGES: dict[type[Any], dict[str, Any]] = {
-    Synchronous: {"push_every": 2, "backup_workers": 1},
+    Synchronous: {"push_every": 2, "backup_workers": 1, "lr_scaling": "linear", "base_batch": 2},
     Softsync: {**CADENCE, "n": 2},
     Bounded: {**CADENCE, "staleness": 0},
 }
@@ -388,7 +388,11 @@ CHANGES: dict[type[Any], dict[str, Any]] = {
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, changes in CHANGES.items() for name in changes])
 def test_an_option_of_a_consistency_changes_what_is_trained(plain: SimpleNamespace, kind: type[Any], name: str) -> None:
-    base = {"fetch_every": 2} if name == "local_lr" else {}
+    base = {
+        "local_lr": {"fetch_every": 2},
+        "lr_scaling": {"lr_scaling": "sqrt", "base_batch": 4},
+        "base_batch": {"lr_scaling": "sqrt", "base_batch": 4},
+    }.get(name, {})
     without, changed = kind(4, 2, **base), kind(4, 2, **{**base, name: CHANGES[kind][name]})
     assert play(plain, without, UNEVEN, samples=83)[0].vector() != play(plain, changed, UNEVEN, samples=83)[0].vector()
 

@@ -62,14 +62,16 @@ def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: An
 CHANGES = [
     {"replicas": 2}, {"optimizer": optim("adam")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
     {"push_every": 2}, {"fetch_every": 2}, {"fetch_every": 2, "local_lr": 0.1}, {"prefetch": 1}, {"warm_start_steps": 5},
-    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1},
+    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"warmup_epochs": 0.5},
+    {"lr_schedule": "step", "lr_steps": (0.5,)}, {"lr_schedule": "step", "lr_gamma": 0.5}, {"lr_schedule": "polynomial", "lr_power": 3.0},
+    {"seed": 1},
 ]  # fmt: skip
-"""One change of one option each, that changes the parameters; `local_lr` against the same without it."""
+"""One change of one option each, that changes the parameters; where it belongs to another, against that without it."""
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, change: dict[str, Any]) -> None:
-    without = {"fetch_every": 2} if "local_lr" in change else {}
+    without = {"fetch_every": 2} if "local_lr" in change else {"lr_schedule": change["lr_schedule"]} if len(change) > 1 else {}
     assert play(plain, **change)[0].vector() != play(plain, **without)[0].vector()
 
 
@@ -80,11 +82,16 @@ def test_every_option_of_training_has_its_test() -> None:
     elsewhere |= {"snapshot_seconds", "snapshot_pushes"}
     elsewhere |= {"algorithm", "bucket_mb", "buffers", "on_death", "per_host"}  # in test_allreduce.py
     elsewhere |= {"locks"}  # in test_hogwild.py
+    elsewhere |= {"warmup", "lr_scaling", "base_batch"}  # in test_large.py
     elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
     assert set(Settings.__struct_fields__) == tested | elsewhere | {"descent"}
     others = [kind for name, kind in STRATEGIES.items() if name != "sandblaster"]  # which has test_sandblaster_knobs.py
     offered = {f.name for kind in (Job, *others) for f in dataclasses.fields(kind)}
-    assert offered - {*SHARED, "init_from", "snapshot_every"} == (tested | elsewhere) - {"consistency", "snapshot_seconds", "snapshot_pushes"}
+    assert offered - {*SHARED, "init_from", "snapshot_every", "accumulate"} == (tested | elsewhere) - {
+        "consistency",
+        "snapshot_seconds",
+        "snapshot_pushes",
+    }
 
 
 def test_shards_share_the_vector(plain: SimpleNamespace) -> None:

@@ -14,7 +14,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, mirroring, records
 from distbelief.core.messages import Message
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.settings import LAYERWISE, Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.server.standby import Standby
@@ -66,8 +66,15 @@ class Last:
         """What is delivered changes nothing here."""
 
 
-@pytest.mark.parametrize("optimizer", [optim("sgd"), optim("momentum"), optim("adagrad"), optim("adam"), optim("rmsprop")], ids=lambda o: o.name)
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
+OPTIMIZERS = [optim("sgd"), optim("momentum"), optim("adagrad"), optim("adam"), optim("rmsprop")]
+IN_ROUNDS = [strategy for strategy in STRATEGIES if strategy.name == "synchronous"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [(s, o) for s in STRATEGIES for o in OPTIMIZERS] + [(s, optim(own)) for s in IN_ROUNDS for own in LAYERWISE],
+    ids=lambda one: one.name,
+)
 def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace, strategy: Served, optimizer: Optimizer) -> None:
     for model, dtype in [(plain.mlp, torch.float32), (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.float32),
                          (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(), torch.bfloat16)]:  # fmt: skip

@@ -1,0 +1,145 @@
+"""Norms of layers that are cut across shards: in each round a shard tells the one that rules what its parts add to them, and is told the whole ones.
+
+Who takes the place of another says it again, and so does everybody to a new ruler: a round's norms are added up once, and told for as long as anybody
+may ask. A shard that makes no update in a round, since no push of it came there, says that it adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from distbelief.core import roles
+from distbelief.core.attendance import Norms, Squares
+from distbelief.core.effects import Send
+from distbelief.core.layout import Layout, Range
+from distbelief.core.settings import LAYERWISE, Plan
+from distbelief.errors import RemoteProtocolError
+
+KEPT = 8
+"""Rounds whose norms are kept: no shard is more than two behind (see `core/rounds`)."""
+
+
+def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
+    """The trained tensors in a range, in order: the number of each in the layout, and its bytes there."""
+    found = []
+    for number, entry in enumerate(layout.entries):
+        start, stop = max(entry.start, part.start), min(entry.start + entry.tensor.size, part.stop)
+        if entry.tensor.kind == "parameter" and start < stop:
+            found.append((number, Range(start, stop)))
+    return found
+
+
+def cut_layers(plan: Plan) -> dict[int, set[int]]:
+    """The layers that lie on several shards, by their number in the layout: on which.
+
+    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.settings import Settings
+    >>> from distbelief.core.sharding import cut
+    >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
+    >>> cut_layers(Plan(Settings(), layout, cut(layout, 2), 8))
+    {1: {0, 1}}
+    """
+    holders: dict[int, set[int]] = {}
+    for shard, own in enumerate(plan.assignments):
+        for number, _ in layers_in(plan.layout, own.moving):
+            holders.setdefault(number, set()).add(shard)
+    return {number: shards for number, shards in holders.items() if len(shards) > 1}
+
+
+class Exchange:
+    """One shard's part in it.
+
+    Args:
+        plan: of the job.
+        index: of the shard.
+
+    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.core.settings import Optimizer, Settings
+    >>> from distbelief.core.sharding import cut
+    >>> layout = lay_out([Tensor("weight", (64,), "float32")])
+    >>> plan = Plan(Settings("synchronous", optimizer=Optimizer("lars")), layout, cut(layout, 2), 8)
+    >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
+    >>> [said] = other.say(0, ((0, 9.0, 1.0),))
+    >>> ruler.say(0, ((0, 16.0, 3.0),)), ruler.take("shard 1", said.message), ruler.whole(0)
+    ([], [Send(to='shard 1', message=Norms(round=0, of=((0, 25.0, 4.0),)), payload=None)], ((0, 25.0, 4.0),))
+    """
+
+    def __init__(self, plan: Plan, index: int) -> None:
+        self._ruler, self._own = roles.shard(plan.ruler), roles.shard(index)
+        holders = cut_layers(plan) if plan.settings.in_rounds and plan.settings.optimizer.name in LAYERWISE else {}
+        self._parts = sorted({shard for shards in holders.values() for shard in shards})
+        self.takes_part = index in self._parts
+        self._next = self._newest = 0
+        self._said: deque[Norms] = deque(maxlen=KEPT)
+        self._heard: dict[int, dict[str, Norms]] = {}
+        self._whole: dict[int, Norms] = {}
+
+    def resume(self, floor: int, known: Iterable[Norms]) -> None:
+        """Go on in the place of a shard that had made so many rounds, and knew these norms."""
+        self._next = self._newest = floor
+        for norms in known:
+            self._keep(norms)
+
+    def known(self) -> tuple[Norms, ...]:
+        """The whole norms of the latest rounds."""
+        return tuple(self._whole.values())
+
+    def whole(self, round: int) -> Squares | None:
+        """The whole norms of a round, where they are known."""
+        return self._whole[round].of if round in self._whole else None
+
+    def say(self, round: int, of: Squares) -> list[Send]:
+        """What the parts of this shard add to the norms of a round."""
+        sends = self.pass_over(round)
+        self._next = round + 1
+        norms = Norms(round, of)
+        self._said.append(norms)
+        return sends + (self.take(self._own, norms) if self._own == self._ruler else [Send(self._ruler, norms)])
+
+    def pass_over(self, floor: int) -> list[Send]:
+        """Say that this shard makes no update in the rounds before `floor` in which it has said nothing."""
+        sends: list[Send] = []
+        while self.takes_part and self._next < floor:
+            self._next += 1
+            sends += self.say(self._next - 1, ())
+        return sends
+
+    def again(self) -> list[Send]:
+        """What a new ruler is to be told."""
+        return [Send(self._ruler, norms) for norms in self._said]
+
+    def take(self, sender: str, norms: Norms) -> list[Send]:
+        """A shard has said what it adds; or the one that rules has told what all do.
+
+        Raises:
+            RemoteProtocolError: it has no say in it.
+        """
+        if self._own != self._ruler:
+            if sender != self._ruler:
+                raise RemoteProtocolError(f"{sender} tells norms, and does not rule this job")
+            self._keep(norms)
+            return []
+        if roles.index_of(sender) not in self._parts or not 0 <= norms.round <= self._newest + KEPT:
+            raise RemoteProtocolError(f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not there yet")
+        if norms.round in self._whole:
+            return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
+        heard = self._heard.setdefault(norms.round, {})
+        heard[sender] = norms
+        if any(roles.shard(part) not in heard for part in self._parts):
+            return []
+        sums: dict[int, tuple[float, float]] = {}
+        for part in self._parts:  # in the order of the shards, so that a sum does not depend on who was first
+            for layer, weights, moves in heard[roles.shard(part)].of:
+                before = sums.get(layer, (0.0, 0.0))
+                sums[layer] = before[0] + weights, before[1] + moves
+        del self._heard[norms.round]
+        whole = Norms(norms.round, tuple((layer, *both) for layer, both in sums.items()))
+        self._keep(whole)
+        return [Send(other, whole) for other in heard if other != self._own]
+
+    def _keep(self, norms: Norms) -> None:
+        self._whole[norms.round] = norms
+        self._newest = max(self._newest, norms.round)
+        for old in [round for round in self._whole if round <= norms.round - KEPT]:
+            del self._whole[old]

@@ -1,0 +1,52 @@
+"""The layers in a shard's slice, for an optimizer that needs their norms; some of them may be cut, and lie on other shards too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distbelief.core.attendance import Squares
+from distbelief.core.layout import ITEM_SIZES, Layout, Range, Section
+from distbelief.core.norms import layers_in
+from distbelief.server.layerwise import Layerwise
+
+
+class Layers:
+    """The layers of one slice.
+
+    Args:
+        optimizer: of the slice.
+        layout: of the model.
+        own: the range of the slice, in bytes of the flat vector.
+        pieces: the trained part of each section there, with the parameter that is stepped for it.
+    """
+
+    def __init__(self, optimizer: Layerwise, layout: Layout, own: Range, pieces: Sequence[tuple[Section, torch.Tensor]]) -> None:
+        self._optimizer = optimizer
+        self._made: torch.Tensor | None = None
+        self._rows: dict[int, int] = {}
+        row = 0
+        for section, parameter in pieces:
+            parts = []
+            for number, part in layers_in(layout, Range(section.start, section.stop)):
+                entry = layout.entries[number]
+                parts.append((part.size // ITEM_SIZES[section.dtype], len(entry.tensor.shape) > 1))
+                if part.size < entry.tensor.size:
+                    self._rows[number] = row
+                row += 1
+            optimizer.cut(parameter, parts)
+
+    def squares(self) -> Squares:
+        """What the parts that are here add to the squared norms of the layers that are cut."""
+        self._made = self._optimizer.squares()
+        return tuple((number, *self._made[row].tolist()) for number, row in self._rows.items())
+
+    def step(self, norms: Squares) -> None:
+        """Step, given the squared norms of the layers that are cut."""
+        made = self._optimizer.squares() if self._made is None else self._made
+        self._made = None
+        for number, *both in norms:
+            if number in self._rows:
+                made[self._rows[number]] = torch.tensor(both, dtype=made.dtype)
+        self._optimizer.finish(made)

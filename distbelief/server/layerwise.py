@@ -1,0 +1,182 @@
+"""LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own norm allows.
+
+A layer may be cut across shards, and so a step has two halves: `squares` says the squared norms of the parts that are here, in float64, and `finish`
+is told those of the whole layers. The rate is not folded into the momentum, which so needs no correction when the rate changes (Goyal et al. 2017,
+remark 2); the papers' own LARS folds it in, and with `correction` off so does this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Group = dict[str, Any]
+
+
+class Layerwise(torch.optim.Optimizer):
+    """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, until `cut` says of which it is made."""
+
+    def __init__(self, params: Iterable[Any], defaults: Group) -> None:
+        for name, value in defaults.items():
+            if name != "betas" and not 0 <= float(value) < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, and finite")
+        super().__init__(params, defaults)
+        self._parts: dict[Tensor, list[tuple[int, bool]]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._parts[p] = [(p.numel(), p.ndim > 1)]
+
+    def cut(self, parameter: Tensor, parts: Sequence[tuple[int, bool]]) -> None:
+        """Say of which parts of layers a flat parameter is made: the elements of each, and whether its layer has two dimensions or more."""
+        self._parts[parameter] = list(parts)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Both halves, where every layer is whole."""
+        self.finish(self.squares())
+
+    @torch.no_grad()
+    def squares(self) -> Tensor:
+        """Of each part, in the order of the parameters: the squared norms of the weights, and of what moves them; float64, shape (parts, 2)."""
+        rows = []
+        self._moves: dict[Tensor, Tensor] = {}
+        for group, p in self._due():
+            move = self._moves[p] = self._move(group, p)
+            rows += [torch.stack([_square(w), _square(m)]) for w, m, _ in self._split(p, move)]
+        return torch.stack(rows) if rows else torch.zeros(0, 2, dtype=torch.float64)
+
+    @torch.no_grad()
+    def finish(self, squares: Tensor) -> None:
+        """Step, given what `squares` would be if every layer were whole."""
+        norms = iter(squares.sqrt().tolist())
+        for group, p in self._due():
+            move = self._scaled(group, p, self._moves[p])
+            for _, part, wide in self._split(p, move):
+                weights, moves = next(norms)
+                if weights and moves and (wide or not group["exempt"]):
+                    part.mul_(self._ratio(group, weights, moves))
+            self._descend(group, p, move)
+        self._moves = {}
+
+    def _due(self) -> Iterator[tuple[Group, Tensor]]:
+        return ((group, p) for group in self.param_groups for p in group["params"] if p.grad is not None)
+
+    def _split(self, p: Tensor, move: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        parts = self._parts[p]
+        if len(parts) == 1:
+            return iter([(p, move, parts[0][1])])
+        sizes = [size for size, _ in parts]
+        return zip(p.split(sizes), move.split(sizes), (wide for _, wide in parts), strict=True)
+
+    def _move(self, group: Group, p: Tensor) -> Tensor:
+        """What moves a parameter, of which the norm is taken."""
+        raise NotImplementedError
+
+    def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
+        """What the trust ratio scales, in memory of its own."""
+        raise NotImplementedError
+
+    def _ratio(self, group: Group, weights: float, moves: float) -> float:
+        """The trust ratio of a layer with these norms, neither of them 0."""
+        raise NotImplementedError
+
+    def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
+        """Step."""
+        raise NotImplementedError
+
+
+class LARS(Layerwise):
+    """`v = momentum v + ratio (g + decay w); w -= lr v`, where the ratio of a layer is `trust |w| / (|g| + decay |w|)`, or 1 where a norm is 0.
+
+    Args:
+        params: as of any `torch.optim`.
+        lr: the rate, which the ratio makes relative to the weights: far greater than that of SGD.
+        momentum: of `v`.
+        weight_decay: of the weights; it is in the ratio too.
+        trust: the coefficient of the ratio.
+        exempt: leave biases and the scales of normalisations, what has fewer than two dimensions, at a ratio of 1.
+        correction: off, `v = momentum v + lr ratio (g + decay w); w -= v`, as the paper has it: the same, until the rate changes.
+
+    >>> w = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])); w.grad = torch.tensor([[0.0, 2.0]])
+    >>> LARS([w], lr=1.0, trust=0.1, momentum=0.0).step(); w.data
+    tensor([[3.0000, 3.5000]])
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 2.0, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 0.001,
+        exempt: bool = False, correction: bool = True,
+    ) -> None:  # fmt: skip
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "exempt": exempt, "correction": correction}
+        super().__init__(params, options)
+
+    def _move(self, group: Group, p: Tensor) -> Tensor:
+        assert p.grad is not None
+        return p.grad
+
+    def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
+        return torch.add(move, p, alpha=group["weight_decay"])
+
+    def _ratio(self, group: Group, weights: float, moves: float) -> float:
+        return float(group["trust"] * weights / (moves + group["weight_decay"] * weights))
+
+    def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
+        state, lr = self.state[p], group["lr"]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        folded, velocity = not group["correction"], state["momentum_buffer"]
+        velocity.mul_(group["momentum"]).add_(move, alpha=lr if folded else 1.0)
+        p.add_(velocity, alpha=-1.0 if folded else -lr)
+
+
+class LAMB(Layerwise):
+    """`w -= lr ratio (r + decay w)`, where `r` is Adam's step and the ratio of a layer is `|w| / |r + decay w|`, or 1 where a norm is 0.
+
+    Args:
+        params: as of any `torch.optim`.
+        lr: the rate: how far a layer goes in a step, as a share of its norm.
+        betas: of Adam's two averages, which are corrected for their beginning.
+        eps: beside the root of the second.
+        weight_decay: of the weights.
+        exempt: leave biases and the scales of normalisations, what has fewer than two dimensions, at a ratio of 1.
+
+    >>> w = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])); w.grad = torch.tensor([[2.0, 2.0]])
+    >>> LAMB([w], lr=0.1).step(); w.data
+    tensor([[2.6464, 3.6464]])
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
+        exempt: bool = False,
+    ) -> None:  # fmt: skip
+        if not all(0 <= beta < 1 for beta in betas) or len(betas) != 2:
+            raise ValueError("betas must be two numbers from 0 up to, not including, 1")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "exempt": exempt})
+
+    def _move(self, group: Group, p: Tensor) -> Tensor:
+        assert p.grad is not None
+        state, (first, second) = self.state[p], group["betas"]
+        if not state:
+            state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+        state["step"] += 1
+        steps = float(state["step"])
+        mean, square = state["exp_avg"].lerp_(p.grad, 1 - first), state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+        adam: Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
+        adam.add_(p, alpha=group["weight_decay"])
+        return adam
+
+    def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
+        return move
+
+    def _ratio(self, group: Group, weights: float, moves: float) -> float:
+        return weights / moves
+
+    def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
+        p.add_(move, alpha=-group["lr"])
+
+
+def _square(part: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(part, dtype=torch.float64)
+    return norm.square()

@@ -1,0 +1,64 @@
+"""An update that a shard has begun: what is in it, and what its standby and its replicas are told of it; and who waits for one, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from distbelief.core import messages
+from distbelief.core.attendance import Squares
+from distbelief.core.consistency import Key, Policy, Update
+from distbelief.core.effects import Effect, Send
+from distbelief.core.messages import Version
+from distbelief.server.mirror import Mirror
+from distbelief.server.slice import Slice
+
+
+class Making(NamedTuple):
+    """One update, with its factor of the learning rate, the held pushes that are in it, and how stale each is."""
+
+    due: Update
+    factor: float
+    taken: list[tuple[Key, messages.Push]]
+    stale: tuple[int, ...]
+
+    def has(self, key: Key) -> bool:
+        """Whether a push is in it."""
+        return any(key == taken for taken, _ in self.taken)
+
+    def mirrored(self, mirror: Mirror, held: Slice, floor: int, norms: Squares) -> list[Effect]:
+        """Have the standby make it too, before it is made here."""
+        if not self.taken:
+            return mirror.tell(step=(self.due.samples, self.factor, self.due.weight))
+        if mirror.place is None:
+            return []
+        keys = tuple(key for key, _ in self.taken)
+        return mirror.copy("sum", held.sum(), keys, self.stale, self.due.samples, self.factor, self.due.weight, floor, norms)
+
+    def acknowledged(self, version: Version) -> list[Effect]:
+        """Tell those whose pushes are in it."""
+        return [pushed(key.who, push, version) for key, push in self.taken]
+
+
+def pushed(who: str, push: messages.Push, version: Version, dropped: bool = False) -> Send:
+    """The acknowledgement of a push."""
+    return Send(who, messages.Pushed(push.slot, push.clock, version, dropped, push.incarnation))
+
+
+def waiting(policy: Policy, fetches: Mapping[tuple[str, int, int], messages.Fetch], pushes: Iterable[Key]) -> dict[str, str]:
+    """Why each replica waits whose push or fetch is held, in a sentence."""
+    held = {who: policy.fetch(who, event.tick).reason for (who, _, _), event in fetches.items()}
+    held |= {key.who: policy.why(key) for key in pushes}
+    slowest = policy.slowest() if held else []
+    named = ", ".join(slowest[:3]) + (f" and {len(slowest) - 3} more" if len(slowest) > 3 else "")
+    return {who: f"{reason}: waits for {named}" if named else reason for who, reason in held.items()}
+
+
+def standing(clocks: Mapping[str, tuple[int, int]], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Of each replica, what of it is applied and why it waits."""
+    of: dict[str, dict[str, Any]] = {role: {"clock": clock} for role, (_, clock) in clocks.items()}
+    for role, (version, staleness) in latest.items():
+        of[role] |= {"version": version, "staleness": staleness}
+    for role, reason in waits.items():
+        of.setdefault(role, {})["waits_for"] = reason
+    return of

@@ -1,0 +1,324 @@
+"""Large minibatches: LARS and LAMB are those of their papers, also where a layer is cut; accumulated gradients are the union's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import attendance, norms, records
+from distbelief.core.messages import Message
+from distbelief.core.settings import Optimizer
+from distbelief.job import Job
+from distbelief.server import layerwise, optimizers
+from distbelief.strategy import Allreduce, Synchronous
+from distbelief.tasks import Task
+from distbelief.testing.simulations import Observed
+from distbelief.testing.witness import Witness
+from distbelief.transport.virtual import Weather
+
+CALM = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"))
+"""Rounds take the minibatches in their order."""
+Update = Callable[[nn.Module, dict[str, dict[str, torch.Tensor]], float, int], None]
+
+
+def model() -> nn.Module:
+    """163 parameters or so; over five shards, its first weight is cut three times."""
+    return nn.Sequential(nn.Linear(6, 14), nn.BatchNorm1d(14, track_running_stats=False), nn.Tanh(), nn.Linear(14, 3)).double()
+
+
+def lars(decay: float = 0.01, momentum: float = 0.9, trust: float = 0.001, correction: bool = True, exempt: bool = False) -> Update:
+    """Algorithm 1 of You, Gitman and Ginsburg (2017): v <- m v + rate * local * (g + decay w), w <- w - v; and Goyal's remark 2, which rescales v."""
+
+    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
+        for name, w in net.named_parameters():
+            own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate)})
+            assert w.grad is not None
+            size, slope = math.sqrt(float((w.data * w.data).sum())), math.sqrt(float((w.grad * w.grad).sum()))
+            local = trust * size / (slope + decay * size) if size and slope and not (exempt and w.ndim < 2) else 1.0
+            scale = rate / float(own["rate"]) if correction and float(own["rate"]) else 1.0
+            own["v"] = momentum * scale * own["v"] + rate * local * (w.grad + decay * w.detach())
+            own["rate"] = torch.tensor(rate, dtype=torch.float64)
+            w.data -= own["v"]
+
+    return update
+
+
+def lamb(decay: float = 0.01, eps: float = 1e-6, exempt: bool = False) -> Update:
+    """Algorithm 2 of You et al. (2020), with the identity for phi."""
+
+    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, step: int) -> None:
+        for name, w in net.named_parameters():
+            own = state.setdefault(name, {"m": torch.zeros_like(w), "v": torch.zeros_like(w)})
+            assert w.grad is not None
+            own["m"] = 0.9 * own["m"] + (1 - 0.9) * w.grad
+            own["v"] = 0.999 * own["v"] + (1 - 0.999) * w.grad**2
+            r = (own["m"] / (1 - 0.9 ** (step + 1))) / ((own["v"] / (1 - 0.999 ** (step + 1))).sqrt() + eps) + decay * w.detach()
+            ratio = float(w.detach().norm() / r.norm()) if w.detach().norm() and r.norm() and not (exempt and w.ndim < 2) else 1.0
+            w.data -= rate * ratio * r
+
+    return update
+
+
+def sgd(decay: float, momentum: float, exempt: bool, folded: bool = False, corrected: bool = True) -> Update:
+    """Momentum, torch's way or with the rate folded into it, as Goyal et al. write it; decay of all, or of what has two dimensions."""
+
+    def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
+        for name, w in net.named_parameters():
+            assert w.grad is not None
+            g = w.grad + (0.0 if exempt and w.ndim < 2 else decay) * w.detach()
+            own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate, dtype=torch.float64)})
+            scale = rate / float(own["rate"]) if folded and corrected else 1.0
+            own["v"] = momentum * scale * own["v"] + (rate if folded else 1.0) * g
+            own["rate"] = torch.tensor(rate, dtype=torch.float64)
+            w.data -= own["v"] if folded else rate * own["v"]
+
+    return update
+
+
+def reference(
+    plain: SimpleNamespace, task: Task, update: Update, rate: Callable[[int], float], batch_size: int, epochs: int = 3
+) -> dict[str, torch.Tensor]:
+    """A plain loop on minibatches of `batch_size`; `rate` is of the samples that were applied."""
+    torch.manual_seed(0)
+    net, data, state, applied = task.model().train(), task.train(), dict[str, dict[str, torch.Tensor]](), 0
+    for step, (_, numbers) in enumerate(plain.minibatches(len(data), batch_size, epochs, 0)):
+        inputs, targets = data.batch(numbers)
+        net.zero_grad()
+        task.loss(net(inputs), targets).backward()
+        update(net, state, rate(applied), step)
+        applied += len(numbers)
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def task_of(plain: SimpleNamespace, made: Callable[[], nn.Module] = model) -> Task:
+    return plain.classes(made, samples=24, dtype=torch.float64)  # type: ignore[no-any-return]
+
+
+def plainly() -> nn.Module:
+    """No batch norm, whose statistics would be those of each minibatch."""
+    return nn.Sequential(nn.Linear(6, 14), nn.Tanh(), nn.Linear(14, 3)).double()
+
+
+def state_of(run: Observed) -> dict[str, torch.Tensor]:
+    """The server's state dict, or that of the first replica where there is none."""
+    peers = getattr(run.simulation, "peers", None)
+    if peers:
+        return {name: value.clone() for name, value in peers["replica 0"].whole.flat.module.state_dict().items()}
+    plan: Any = run.simulation.coordinator.plan
+    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
+    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
+        vector[own.moving.start : own.moving.stop] = shard.held.moving()
+    return {e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float64).view(e.tensor.shape) for e in plan.layout.entries}
+
+
+def train(task: Task, strategy: Any, cluster: Simulated = CALM, **options: Any) -> Observed:
+    shared = {"epochs": 3, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options}
+    return Observed(Job(task=task, strategy=strategy, **shared), cluster).run()
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The greatest difference between two state dicts."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+STRATEGIES = [
+    lambda o: Allreduce(2, o), lambda o: Allreduce(1, o, accumulate=2), lambda o: Synchronous(2, 1, o), lambda o: Synchronous(2, 2, o),
+    lambda o: Synchronous(2, 5, o), lambda o: Synchronous(1, 3, o, push_every=2), lambda o: Synchronous(2, 3, o, standby=1),
+]  # fmt: skip
+NAMES = ["allreduce", "accumulated", "1 shard", "2 shards", "5 shards", "pushed seldom", "standby"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("name", "options", "update"),
+    [
+        ("lars", {}, lars()), ("lars", {"trust": 0.01, "momentum": 0.5}, lars(trust=0.01, momentum=0.5)),
+        ("lars", {"correction": False}, lars(correction=False)), ("lars", {"exempt": True}, lars(exempt=True)),
+        ("lamb", {}, lamb()), ("lamb", {"eps": 1e-3, "exempt": True}, lamb(eps=1e-3, exempt=True)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(
+    plain: SimpleNamespace, strategy: Any, name: str, options: dict[str, Any], update: Update
+) -> None:
+    """Against loops written from the papers, to 1e-12, in float64, while the rate changes with every update."""
+    task, lr = task_of(plain, plainly), 4.0 if name == "lars" and not options.get("exempt") else 0.05
+    ours = train(task, strategy(Optimizer(name, lr, {"weight_decay": 0.01, **options})), lr_schedule="linear")
+    theirs = reference(plain, task, update, lambda applied: lr * (1 - applied / 72), batch_size=8)
+    assert apart(state_of(ours), theirs) < 1e-12
+    assert apart(theirs, reference(plain, task, update, lambda _: 0.0, batch_size=8)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *[("lars", own) for own in ({"trust": 0.01}, {"exempt": True}, {"correction": False}, {"momentum": 0.0}, {"weight_decay": 0.3})],
+        *[("lamb", own) for own in ({"betas": (0.5, 0.999)}, {"betas": (0.9, 0.9)}, {"eps": 0.1}, {"exempt": True}, {"weight_decay": 0.3})],
+    ],
+    ids=str,
+)
+def test_an_option_of_lars_and_lamb_changes_what_is_trained(plain: SimpleNamespace, name: str, options: dict[str, Any]) -> None:
+    task, lr = task_of(plain), 1.0 if name == "lars" else 0.01
+    with_it, without = (state_of(train(task, Allreduce(2, Optimizer(name, lr, own)), lr_schedule="step", lr_steps=(0.5,))) for own in (options, {}))
+    assert apart(with_it, without) > 1e-6
+
+
+def test_a_cut_layer_whose_shards_told_each_other_nothing_would_be_another(plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, strategy = task_of(plain), Synchronous(2, 5, Optimizer("lars", 4.0))
+    told = state_of(train(task, strategy))
+    monkeypatch.setattr(norms, "cut_layers", lambda _plan: {})
+    assert apart(told, state_of(train(task, strategy))) > 1e-3
+
+
+class Told:
+    """Counts the norms that shards send each other."""
+
+    def __init__(self, run: Observed) -> None:
+        self.sent_by: list[tuple[str, str, attendance.Norms]] = []
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        if isinstance(message, attendance.Norms):
+            self.sent_by.append((sender, to, message))
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """What is delivered was sent."""
+
+
+@pytest.mark.parametrize(("name", "shards", "rounds"), [("lars", 5, 9), ("lars", 1, 0), ("momentum", 5, 0)])
+def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(plain: SimpleNamespace, name: str, shards: int, rounds: int) -> None:
+    run = Observed(Job(task_of(plain), Synchronous(2, shards, Optimizer(name, 0.1)), 3, 4, evaluate_every=0, checkpoint_every=0), CALM)
+    told = Told(run)
+    run.run()
+    up = [(sender, of.round) for sender, to, of in told.sent_by if to == "shard 0"]
+    assert sorted(up) == [(f"shard {i}", number) for i in range(1, shards) for number in range(rounds)]
+    assert sorted((to, of.round) for sender, to, of in told.sent_by if sender == "shard 0") == sorted(up)
+
+
+WILD = {"weather": Weather(jitter=3.0), "pace": Pace(spread="exponential")}
+
+
+@pytest.mark.parametrize("which", ["shard 0", "shard 1", "shard 2"])
+@pytest.mark.parametrize("standby", [0, 1])
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(plain: SimpleNamespace, name: str, standby: int, which: str) -> None:
+    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost."""
+    for moment in range(20, 62, 3):
+        strategy = Synchronous(2, 3, Optimizer(name, 0.5 if name == "lars" else 0.01), standby=standby)
+        job = Job(task_of(plain), strategy, 3, 4, evaluate_every=0, snapshot_every="5")
+        run = Observed(job, Simulated(crashes=(Crash(which, moment),), **WILD))
+        witness = Witness(run)
+        run.simulation.run()
+        witness.finish(run.outcome, run.simulation.killed)
+        assert run.outcome == "done", f"{which} at its message {moment}"
+        if standby:
+            assert not [record for record in run.records if isinstance(record, records.Forgotten | records.Rewound)]
+            assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 24
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, name: str) -> None:
+    for moment in range(4, 40, 2):
+        strategy = Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2)
+        crashes = (Crash("replica 1", moment), Crash("replica 2", moment + 5), Crash("shard 0", 2 * moment), Crash("shard 2", 2 * moment + 1))
+        job = Job(task_of(plain), strategy, 4, 4, evaluate_every=0, snapshot_every="5")
+        assert Observed(job, Simulated(crashes=crashes, **WILD)).run().outcome == "done"
+
+
+# accumulation
+
+
+@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 2), (3, 2), (2, 5)])
+def test_accumulated_gradients_are_those_of_the_union(plain: SimpleNamespace, replicas: int, accumulate: int) -> None:
+    """22 samples in minibatches of four: the last round of an epoch is short, uneven, and its last minibatch has two samples."""
+    task = plain.classes(plainly, samples=22, dtype=torch.float64)
+    whole = 4 * replicas * accumulate
+    theirs = reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole)
+    optimizer = Optimizer("momentum", 0.1, {"weight_decay": 0.03})
+    for bucket_mb in (25.0, 0.0004):
+        run = train(task, Allreduce(replicas, optimizer, accumulate=accumulate, bucket_mb=bucket_mb))
+        assert apart(state_of(run), theirs) < 1e-12
+        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 66
+    assert apart(theirs, reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole // accumulate)) > 1e-3
+
+
+@pytest.mark.parametrize("moment", range(6, 40, 3))
+def test_what_a_dead_replica_had_accumulated_is_dealt_again(plain: SimpleNamespace, moment: int) -> None:
+    run = train(task_of(plain), Allreduce(3, accumulate=2, restarts=1), Simulated(crashes=(Crash("replica 1", moment),), **WILD))
+    assert run.outcome == "done"
+    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 72
+
+
+# the learning rate
+
+
+def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: SimpleNamespace) -> None:
+    """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice; the first 1.5 epochs lead there, or stay at the base."""
+    task = plain.classes(plainly, samples=32, dtype=torch.float64)
+
+    def rate(scale: float, gradual: bool) -> Callable[[int], float]:
+        return lambda applied: 0.05 * (scale if applied >= 48 else 1 + (scale - 1) * applied / 48 if gradual else 1.0)
+
+    seen = []
+    for scaling, scale in (("linear", 4.0), ("sqrt", 2.0)):
+        for warmup in ("gradual", "constant"):
+            theirs = reference(plain, task, sgd(0.0, 0.9, exempt=False), rate(scale, warmup == "gradual"), batch_size=16)
+            own = {"lr_scaling": scaling, "base_batch": 4}
+            optimizer = Optimizer("momentum", 0.05)
+            for strategy in (Allreduce(2, optimizer, accumulate=2, **own), Synchronous(4, 2, optimizer, **own)):
+                ours = state_of(train(task, strategy, warmup=warmup, warmup_epochs=1.5))
+                assert apart(ours, theirs) < 1e-12
+            seen.append(theirs)
+    assert min(apart(one, other) for i, one in enumerate(seen) for other in seen[:i]) > 1e-4
+
+
+def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -> None:
+    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, not without."""
+    task = task_of(plain, plainly)
+    strategy = Synchronous(2, 2, Optimizer("momentum", 0.02), lr_scaling="linear", base_batch=2)
+    ours = state_of(train(task, strategy, warmup="constant", warmup_epochs=1.0))
+    corrected, uncorrected = (
+        reference(plain, task, sgd(0.0, 0.9, False, folded=True, corrected=does), lambda applied: 0.02 if applied < 24 else 0.08, batch_size=8)
+        for does in (True, False)
+    )
+    assert apart(ours, corrected) < 1e-12
+    assert apart(ours, uncorrected) > 1e-4
+
+
+# weight decay
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:5], ids=NAMES[:5])
+def test_biases_and_normalisations_do_not_decay(plain: SimpleNamespace, strategy: Any) -> None:
+    task = task_of(plain, plainly)
+    options = {"weight_decay": 0.3, "momentum": 0.9}
+    theirs, all_decay = (reference(plain, task, sgd(0.3, 0.9, exempt), lambda _: 0.05, batch_size=8) for exempt in (True, False))
+    assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options, decay_exempt=True)))), theirs) < 1e-12
+    assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options)))), all_decay) < 1e-12
+    assert apart(theirs, all_decay) > 1e-3
+
+
+def test_both_optimizers_refuse_what_they_cannot_have() -> None:
+    parameter = [{"params": [nn.Parameter(torch.zeros(2, 2))]}]
+    for name, options, says in (
+        ("lars", {"trust": -1.0}, "trust must be 0 or more"), ("lamb", {"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ("lars", {"betas": (0.9, 0.9)}, "unknown option of optimizer lars 'betas'"),
+    ):  # fmt: skip
+        with pytest.raises(optimizers.UsageError, match=says):
+            optimizers.build(Optimizer(name, 0.1, options), parameter)
+
+
+def test_a_layer_of_nothing_but_zeros_steps_at_the_rate_itself() -> None:
+    w = nn.Parameter(torch.zeros(2, 2))
+    w.grad = torch.ones(2, 2)
+    layerwise.LARS([w], lr=0.5).step()
+    assert torch.equal(w.data, torch.full((2, 2), -0.5))
