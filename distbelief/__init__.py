@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
     from distbelief.cluster.sitting import View
-    from distbelief.core.settings import optim
+    from distbelief.core.optimizer import optim
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.job import Job
     from distbelief.runtime.loop import join
@@ -41,7 +41,7 @@ _PLACES = {
     "evaluate": "cluster.evaluate",
     "Job": "job",
     **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),
-    "optim": "core.settings",
+    "optim": "core.optimizer",
     "join": "runtime.loop",
     "Task": "tasks",
     "TensorData": "tasks",

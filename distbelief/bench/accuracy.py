@@ -8,7 +8,7 @@ from typing import Any
 
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, show
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import Downpour, Single, Strategy

@@ -17,7 +17,8 @@ from distbelief.core import messages, roles, upkeep
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
-from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import JobFailed, UsageError
 from distbelief.runtime.clock import WallClock

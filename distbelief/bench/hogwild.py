@@ -17,7 +17,7 @@ from distbelief.bench import loops
 from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.strategy import Hogwild, Locking
 from distbelief.strategy.hogwild import Mapped

@@ -9,7 +9,7 @@ from typing import Any
 
 from distbelief.bench.timing import figure, finish, machine, show
 from distbelief.cluster.local import Local
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.strategy import Allreduce

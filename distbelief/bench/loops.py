@@ -17,7 +17,7 @@ from torch import nn
 
 from distbelief.bench.peers import Peer, Peers
 from distbelief.core.effects import Batch
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.server import optimizers
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import Trainer, build_model

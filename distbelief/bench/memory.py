@@ -11,7 +11,7 @@ from typing import Any
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, number, show
 from distbelief.cluster.local import Local
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.status import status
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
 from distbelief.job import Job
 from distbelief.strategy import Downpour

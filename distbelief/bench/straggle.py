@@ -11,7 +11,7 @@ from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous

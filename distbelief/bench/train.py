@@ -11,7 +11,7 @@ from typing import Any
 from distbelief.bench import courses, loops
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.errors import unknown
 from distbelief.job import Job
 from distbelief.strategy import Allreduce, Downpour, Single, Strategy, Synchronous

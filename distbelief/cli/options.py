@@ -18,7 +18,8 @@ from typing import Annotated, Any
 from distbelief.cli import words
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
-from distbelief.core.settings import Optimizer, optim, option
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import STRATEGIES, Strategy

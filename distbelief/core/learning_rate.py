@@ -123,7 +123,7 @@ SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
     "polynomial": lambda rate, at: (1.0 - at.since) ** rate.lr_power,
     "cosine": lambda _, at: 0.5 * (1.0 + math.cos(math.pi * at.since)),
     "step": _step,
-    "backoff": lambda rate, at: _gamma(rate) ** int(at.epoch),
+    "backoff": lambda rate, at: _gamma(rate) ** int(min(at.epoch, rate.epochs)),
 }
 """The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up."""
 

@@ -91,7 +91,8 @@ class Lie(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
     >>> from distbelief.core.layout import Tensor, lay_out
-    >>> from distbelief.core.settings import Settings, optim
+    >>> from distbelief.core.optimizer import optim
+    >>> from distbelief.core.settings import Settings
     >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
     >>> lie.state, lie.steps, lie.counts, lie.length
     (512, 1024, 1152, 2688)

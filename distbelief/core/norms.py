@@ -13,7 +13,8 @@ from distbelief.core import roles
 from distbelief.core.attendance import Norms, Squares
 from distbelief.core.effects import Send
 from distbelief.core.layout import Layout, Range
-from distbelief.core.settings import LAYERWISE, Plan
+from distbelief.core.optimizer import LAYERWISE
+from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 
 KEPT = 8
@@ -55,7 +56,8 @@ class Exchange:
         index: of the shard.
 
     >>> from distbelief.core.layout import Tensor, lay_out
-    >>> from distbelief.core.settings import Optimizer, Settings
+    >>> from distbelief.core.optimizer import Optimizer
+    >>> from distbelief.core.settings import Settings
     >>> from distbelief.core.sharding import cut
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
     >>> plan = Plan(Settings("synchronous", optimizer=Optimizer("lars")), layout, cut(layout, 2), 8)

@@ -9,43 +9,9 @@ from distbelief.core.algorithms import check_algorithm
 from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
 from distbelief.core.learning_rate import LearningRate
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
-
-
-class Optimizer(msgspec.Struct, frozen=True):
-    """An optimizer by name, its learning rate and its other options."""
-
-    name: str = "sgd"
-    lr: float = 0.1
-    options: dict[str, float | bool | tuple[float, ...]] = {}
-    decay_exempt: bool = False
-    """Whether weight decay leaves biases and normalisations alone."""
-
-
-LEARNING_RATES = {
-    "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
-    "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002, "lars": 2.0, "lamb": 0.002,
-}  # fmt: skip
-"""The learning rate of each optimizer where none is given."""
-
-LAYERWISE = ("lars", "lamb")
-"""Optimizers that need the norms of whole layers."""
-
-
-def optim(name: str, lr: float | None = None, *, decay_exempt: bool = False, **options: float | bool | tuple[float, ...]) -> Optimizer:
-    """An optimizer by name; other options are those of its class, weight decay may leave biases and normalisations alone.
-
-    Raises:
-        UsageError: an unknown name, with the nearest known one.
-
-    >>> optim("adagrad", lr=0.05, eps=1e-8)
-    Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08}, decay_exempt=False)
-    """
-    if name not in LEARNING_RATES:
-        raise unknown("optimizer", name, LEARNING_RATES)
-    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
-
 
 MOST = 1 << 16
 """Most replicas and most shards of a job, be it simulated."""
@@ -142,8 +108,6 @@ class Settings(LearningRate, frozen=True):
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
-        if not 0 <= self.optimizer.lr < float("inf"):
-            raise UsageError(f"--lr {self.optimizer.lr}: must be 0 or more, and finite")
         if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
             raise UsageError("--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no meaning with it")
         if self.standby not in (0, 1):
@@ -170,12 +134,7 @@ class Settings(LearningRate, frozen=True):
         self.check_rate()
         if self.mapped:
             mapping.check(self)
-        if self.optimizer.decay_exempt and not self.optimizer.options.get("weight_decay", self.optimizer.name == "adamw"):
-            raise UsageError("--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set --weight-decay")
-        alone = self.shards == 1 or self.in_rounds
-        if self.optimizer.name in LAYERWISE and not alone:
-            whole = "needs the norms of whole layers, which shards tell each other in rounds only"
-            raise UsageError(f"--optimizer {self.optimizer.name} {whole}: use strategy synchronous or allreduce, or --shards 1")
+        self.optimizer.check(norms=self.shards == 1 or self.in_rounds)
         if self.descent:
             self.descent.check()
 

@@ -18,7 +18,8 @@ from torch import nn
 from distbelief.core import roles
 from distbelief.core.assembly import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import Optimizer, Plan
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour

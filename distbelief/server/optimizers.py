@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
 from distbelief.server.layerwise import LAMB, LARS
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from distbelief.core import roles
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.strategy.large import Scaled
 
 

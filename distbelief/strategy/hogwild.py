@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from distbelief.core import roles
 from distbelief.core.mapping import RANGES
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distbelief.core import roles
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.strategy.large import Scaled
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Modules none of whose parameters decay; instance norms are among the first."""

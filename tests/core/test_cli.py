@@ -16,7 +16,8 @@ from distbelief.cluster.local import listen_at
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import Sitting
 from distbelief.cluster.spec import Spec, tell
-from distbelief.core.settings import LEARNING_RATES, option
+from distbelief.core.optimizer import LEARNING_RATES
+from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.runtime.driver import Driver
 from distbelief.tasks import BUILTINS

@@ -10,7 +10,8 @@ from distbelief.core.attendance import Norms
 from distbelief.core.effects import Send
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.norms import KEPT, Exchange, cut_layers
-from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from distbelief.core.layout import Range, Tensor, lay_out
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion, Position
-from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.checkpoints import Checkpoints, read_manifest

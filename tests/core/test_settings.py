@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from distbelief.core import learning_rate
 from distbelief.core.layout import Tensor, lay_out
-from distbelief.core.settings import LAYERWISE, LEARNING_RATES, Optimizer, Plan, Settings, optim, option
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
+from distbelief.core.settings import Plan, Settings, option
 from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from distbelief.core import assembly, attendance, effects, messages, mirroring, operations, upkeep, wire
 from distbelief.core.layout import Entry, Layout, Range, Section, Tensor
 from distbelief.core.messages import Message
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion
-from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import Assignment
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 

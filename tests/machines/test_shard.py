@@ -12,7 +12,8 @@ from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Range, Tensor, lay_out
 from distbelief.core.messages import Version
-from distbelief.core.settings import LEARNING_RATES, Optimizer, Plan, Settings
+from distbelief.core.optimizer import LEARNING_RATES, Optimizer
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.optimizers import OPTIMIZERS

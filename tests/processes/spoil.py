@@ -9,7 +9,8 @@ import msgspec
 
 from distbelief.core import messages, operations, upkeep, wire
 from distbelief.core.layout import Layout, Tensor, lay_out
-from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 
 WIRED: tuple[type[messages.Message], ...] = (

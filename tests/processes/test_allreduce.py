@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.algorithms import ALGORITHMS
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.strategy import Allreduce, Single, Synchronous
 

@@ -8,7 +8,7 @@ import pytest
 
 from distbelief.cluster.local import TRANSPORTS, Local
 from distbelief.core import records
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.strategy import Bounded, Softsync, Strategy, Synchronous
 

@@ -21,7 +21,7 @@ from distbelief.cluster.evaluate import evaluate
 from distbelief.cluster.local import Local
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.strategy import Hogwild, Locking, Single
 from distbelief.transport.locks import Locks

@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.cluster.local import Local
 from distbelief.core import records
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
 

@@ -21,7 +21,7 @@ from distbelief.cluster.local import TRANSPORTS, Local
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import View
 from distbelief.core import records
-from distbelief.core.settings import LEARNING_RATES, Optimizer, optim
+from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.strategy import Downpour, Single

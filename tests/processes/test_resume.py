@@ -17,7 +17,7 @@ from distbelief.cluster import status, supervisor
 from distbelief.cluster.local import Local
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import CheckpointError, DistbeliefError, JobFailed, UsageError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from distbelief.core import records
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, TrainingError, UsageError
 from distbelief.strategy import Downpour, Single
 from distbelief.tasks.order import Order

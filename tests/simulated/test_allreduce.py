@@ -19,7 +19,7 @@ from distbelief.core import assembly, cost, records, roles
 from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
 from distbelief.core.cost import Link
 from distbelief.core.messages import Message
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.optimizer import Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.summary import Summary
 from distbelief.strategy import Allreduce, Synchronous

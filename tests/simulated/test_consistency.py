@@ -17,7 +17,7 @@ from torch import nn
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, records, upkeep
-from distbelief.core.settings import Optimizer, optim
+from distbelief.core.optimizer import Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.summary import Summary
 from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous

@@ -14,7 +14,7 @@ from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import records, upkeep
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import Downpour, Hogwild, Locking

@@ -15,7 +15,8 @@ from distbelief.cluster.simulated import Simulated
 from distbelief.core import roles, wire
 from distbelief.core.effects import Arrival, Batch, Computed, Measured
 from distbelief.core.messages import Message
-from distbelief.core.settings import Optimizer, Plan, Settings
+from distbelief.core.optimizer import Optimizer
+from distbelief.core.settings import Plan, Settings
 from distbelief.core.upkeep import Here
 from distbelief.errors import UsageError
 from distbelief.job import Job

@@ -20,7 +20,8 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, records
 from distbelief.core.messages import Message
-from distbelief.core.settings import Settings, optim
+from distbelief.core.optimizer import optim
+from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.strategy import STRATEGIES, Bounded, Downpour, Single, Softsync, Synchronous

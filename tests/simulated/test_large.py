@@ -15,7 +15,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import attendance, norms, records
 from distbelief.core.messages import Message
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.server import layerwise, optimizers
 from distbelief.strategy import Allreduce, Synchronous
@@ -145,7 +145,7 @@ NAMES = ["allreduce", "accumulated", "1 shard", "2 shards", "5 shards", "pushed 
         ("lars", {"correction": False}, lars(correction=False)), ("lars", {"exempt": True}, lars(exempt=True)),
         ("lamb", {}, lamb()), ("lamb", {"eps": 1e-3, "exempt": True}, lamb(eps=1e-3, exempt=True)),
     ],
-    ids=str,
+    ids=["lars", "lars own", "lars uncorrected", "lars exempt", "lamb", "lamb exempt"],
 )  # fmt: skip
 def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(
     plain: SimpleNamespace, strategy: Any, name: str, options: dict[str, Any], update: Update

@@ -14,8 +14,8 @@ from torch import nn
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.single import SingleLoop
 from distbelief.core import records
+from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
-from distbelief.core.settings import optim
 from distbelief.core.sharding import cut
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest

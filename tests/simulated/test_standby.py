@@ -14,7 +14,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, mirroring, records
 from distbelief.core.messages import Message
-from distbelief.core.settings import LAYERWISE, Optimizer, optim
+from distbelief.core.optimizer import LAYERWISE, Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.server.standby import Standby

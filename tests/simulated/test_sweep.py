@@ -20,7 +20,7 @@ from torch import nn
 
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import records
-from distbelief.core.settings import Optimizer
+from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 from distbelief.tasks import Task

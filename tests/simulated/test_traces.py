@@ -16,7 +16,7 @@ import pytest
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core.settings import optim
+from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 from distbelief.testing.simulations import Observed, Trace
