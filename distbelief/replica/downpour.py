@@ -363,8 +363,8 @@ class Downpour:
         """Note what arrived."""
         event = arrival.event
         kind = type(event)
-        if isinstance(event, messages.Fetched | messages.Pushed) and event.version.incarnation < self._links.life(arrival.sender):
-            return  # on its way since a life that another has replaced, which is asked the same
+        if self._links.stale(arrival):
+            return
         if kind is messages.Fetched:
             self._links.answered(arrival.sender, event)  # type: ignore[arg-type]
             self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Evaluator:
             if isinstance(event, messages.Evaluate):
                 number = event.number
                 yield from self._fetch(plan, frozen=False)
-            elif isinstance(event, messages.Fetched):
+            elif isinstance(event, messages.Fetched) and not self._links.stale(arrival):
                 self._links.answered(arrival.sender, event)
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)

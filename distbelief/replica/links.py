@@ -108,6 +108,11 @@ class Links:
         """Which life of a shard it is linked to."""
         return self._places[shard].incarnation
 
+    def stale(self, arrival: Arrival) -> bool:
+        """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
+        event = arrival.event
+        return isinstance(event, messages.Fetched | messages.Pushed) and event.version.incarnation < self.life(arrival.sender)
+
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
         self._asked.pop(shard, None)

@@ -78,8 +78,7 @@ class Coordinator(Answering):
         who = self._muster.waits() or sorted(self._describing)
         if not self._muster.unready and self.phase in ("training", "leaving") and self.data is not None:
             who = self.data.waiting(self._reception.members) or sorted(self._reception.members, key=roles.index_of)
-        elif self._evaluations.pending and not who:
-            who = [roles.EVALUATOR]
+        who = who or [roles.EVALUATOR] * self._evaluations.pending
         return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, Any]:
@@ -160,7 +159,8 @@ class Coordinator(Answering):
             self.phase = "initialising"
         if self.phase == "initialising":
             return self._ask_to_initialise()
-        return [*self._greet(), *self._pair(), *(self._deal() if self.phase == "training" else self._close())]
+        asked: list[Effect] = [Send(sender, upkeep.Describe())] if sender in self._describing else []
+        return [*asked, *self._greet(), *self._pair(), *(self._deal() if self.phase == "training" else self._close())]
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins anew."""
@@ -177,8 +177,7 @@ class Coordinator(Answering):
         effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples, self.epochs)), *self._greet(), *self._pair()]
         if self.data.finished:
             return effects + self._finish("done", "every epoch was done before")
-        # so that a shard that dies can go back to what it was
-        return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])
+        return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])  # for a shard that dies to go back to
 
     def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
         if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
@@ -197,7 +196,7 @@ class Coordinator(Answering):
             return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
         if self._saving.holds and not self.settings.together:
             effects.append(self._saving.hold(role))
-        if self.phase == "leaving":
+        if self.phase in ("leaving", "closing"):
             effects.append(Send(role, messages.Finish(self._reason)))
         if self._reception.admit(role):
             effects.append(Record(records.Joined(role)))
@@ -224,8 +223,7 @@ class Coordinator(Answering):
         return [*effects, *self._deal(), *self._write(), *armed, *(self._save() if due else [])]
 
     def _deal(self) -> list[Effect]:
-        assert self.data is not None
-        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together)
+        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together) if self.data else []
 
     def _epoch_done(self, data: Work) -> list[Effect]:
         data.epochs += 1
@@ -259,7 +257,7 @@ class Coordinator(Answering):
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         self._muster.woke(event.what)
         due = self._saving.woke(event.what) and self.data is not None and self.data.pushes and self.phase == "training"
-        return (self._greet() if self.phase in ("training", "leaving") else []) + (self._save() if due else self._write())
+        return (self._greet() if self.phase in ("training", "leaving", "closing") else []) + (self._save() if due else self._write())
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
@@ -305,10 +303,10 @@ class Coordinator(Answering):
         """Take the next closing step, once the replicas are gone and the last step is answered."""
         if self.phase == "leaving" and not self._busy:
             self.phase = "closing"
-            if not self._muster.ready:
+            if not (self._muster.ready or self._muster.inherited):
                 return self._end("failed", self._saving.unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
         effects: list[Effect] = []
-        while self.phase == "closing" and not (self._evaluations.pending or self._saving.stage or self._describing):
+        while self.phase == "closing" and self._muster.ready and not (self._evaluations.pending or self._saving.stage or self._describing):
             step = self._closing.pop(0)
             if step == "measure" and self.settings.evaluate_every:
                 effects += self._evaluations.measure(self.epochs)
@@ -350,7 +348,9 @@ class Coordinator(Answering):
         if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(role, life := self._reception.lives.last(role)):
             return []
         begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
-        if begun and self._standbys.can_succeed(role) and role not in self._reception.lives.over:
+        if self._standbys.can_succeed(role):
+            if self.phase == "closing" and self._saving.holds:
+                self._closing.insert(0, "save")
             return [Record(records.Note(f"{what}; its standby takes its place")), *self._give_up(what), *self._standbys.succeed(role)]
         self._standbys.alone(role)
         if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):

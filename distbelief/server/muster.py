@@ -146,6 +146,11 @@ class Muster:
         """Those who do not hold what they are to hold yet."""
         return [role for role in self.roles if self._standing[role] != "ready"]
 
+    @property
+    def inherited(self) -> bool:
+        """Whether all who do not hold it yet are standbys that take their shards' places: they hold it already."""
+        return all(self._heirs.get(role) == self._lives[role] for role in self.unready)
+
     def waits(self) -> list[str]:
         """For whom the job waits, in words."""
         return [f"{role} is {'away' if self._standing[role] == 'away' else 'loading'}" for role in self.unready]

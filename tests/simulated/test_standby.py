@@ -185,3 +185,28 @@ def test_there_is_one_standby_or_none(standby: int) -> None:
 def test_memory_that_is_read_in_place_has_no_standby() -> None:
     with pytest.raises(UsageError, match="--standby 1 has another take its place"):
         Job(task="digits", strategy=Downpour(standby=1, read_in_place=True)).settings()
+
+
+@pytest.mark.parametrize("kind", [Downpour, Synchronous, Softsync, Bounded])
+@pytest.mark.parametrize("which", [0, 1])
+def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: SimpleNamespace, kind: type[Any], which: int) -> None:
+    """Also in its last life, while the last replica leaves, and while the job closes: the end is told, and saved."""
+    message, died = 0, True
+    while died:
+        message += 1
+        cluster = Simulated(crashes=(Crash(f"shard {which}", message),))
+        run = Observed(
+            Job(task=plain.classes(plain.mlp), strategy=kind(2, 2, standby=1, restarts=0), epochs=2, batch_size=8, snapshot_every="3"), cluster
+        )
+        run.run()
+        died = bool(run.simulation.killed)
+        took_over = any(isinstance(record, records.Succeeded) for record in run.records)
+        if died and not took_over:
+            assert message < 20, f"message {message}: the standby holds everything by then"
+            assert run.outcome == "failed"
+            continue
+        assert run.outcome == "done", f"message {message}"
+        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * 43
+        assert [record for record in run.records if isinstance(record, records.Checkpointed)][-1].error == "", f"message {message}"
+        assert len({record.role for record in run.records if isinstance(record, records.Applied)}) == 2
+    assert message > 40
