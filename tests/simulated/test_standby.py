@@ -195,9 +195,8 @@ def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: Simp
     while died:
         message += 1
         cluster = Simulated(crashes=(Crash(f"shard {which}", message),))
-        run = Observed(
-            Job(task=plain.classes(plain.mlp), strategy=kind(2, 2, standby=1, restarts=0), epochs=2, batch_size=8, snapshot_every="3"), cluster
-        )
+        task, strategy = plain.classes(plain.mlp, samples=43), kind(2, 2, standby=1, restarts=0)
+        run = Observed(Job(task=task, strategy=strategy, epochs=2, batch_size=8, snapshot_every="3"), cluster)
         run.run()
         died = bool(run.simulation.killed)
         took_over = any(isinstance(record, records.Succeeded) for record in run.records)
