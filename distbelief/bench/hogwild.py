@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from typing import Any
 
 import torch
 
-from distbelief.bench import loops
+from distbelief.bench import courses, loops
 from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
-from distbelief.cluster.local import Local
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.strategy import Hogwild, Locking
@@ -115,9 +113,8 @@ def _svm(options: HogwildOptions, repeats: int) -> dict[str, dict[str, list[floa
 
 def _job(task: str, strategy: Mapped, epochs: int, batch_size: int) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0", out=f"{folder}/run")  # type: ignore[arg-type]
-        return float(Local().run(job)["samples_per_second"])
+    job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # type: ignore[arg-type]
+    return float(courses.run(job)["samples_per_second"])
 
 
 def plain(course: loops.Course, processes: int) -> float:

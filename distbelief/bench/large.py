@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, show
-from distbelief.cluster.local import Local
 from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
@@ -84,12 +83,11 @@ def _accuracy(options: LargeOptions, name: str, rate: float, seed: int) -> float
     accumulate = options.batch // (options.replicas * options.batch_size)
     strategy = Allreduce(options.replicas, optim(name, rate, weight_decay=options.weight_decay), accumulate=accumulate)
     task, epochs, warmup = ("digits", 1, 0.5) if options.quick else ("mnist-lenet", options.epochs, options.warmup_epochs)
-    with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        job = Job(
-            task, strategy, epochs, options.batch_size, "polynomial", seed=seed, warmup_epochs=warmup, evaluate_every=epochs, checkpoint_every=0,
-            snapshot_every="0", out=f"{folder}/run",
-        )  # fmt: skip
-        try:
-            return float(Local().run(job)["test_accuracy"])
-        except TrainingError:
-            return 0.0
+    job = Job(
+        task, strategy, epochs, options.batch_size, "polynomial", seed=seed, warmup_epochs=warmup, evaluate_every=epochs, checkpoint_every=0,
+        snapshot_every="0",
+    )  # fmt: skip
+    try:
+        return float(courses.run(job)["test_accuracy"])
+    except TrainingError:
+        return 0.0
