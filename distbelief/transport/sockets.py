@@ -47,8 +47,7 @@ class SocketEndpoint(NetworkEndpoint):
         self._watched: dict[int, Callable[[], None]] = {}
         self._spare: list[bytearray] = []
         self._scratch = memoryview(bytearray(_READ))
-        self._delivered = False
-        self._closed = False
+        self._delivered = self._closed = self._feels = False
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
@@ -177,7 +176,7 @@ class SocketEndpoint(NetworkEndpoint):
         by_fd = self._by_fd
         while True:
             self.flush()
-            wait = self._attend(timeout) if self._failed or self._strangers else timeout
+            wait = self._attend(timeout) if self._failed or self._strangers or self._feels else timeout
             if self._closed:
                 return
             for fd, events in self._patience.wait(wait):

@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import mmap
 import socket
+import struct
 import termios
 import time
 
@@ -17,12 +18,16 @@ from distbelief.core.messages import Bulk
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena
 from distbelief.transport.link import CONNECT_SECONDS, STRANGERS_LIMIT, Link
+from distbelief.transport.pulse import BEAT_SECONDS, Pulse
 from distbelief.transport.sockets import SocketEndpoint
 
 SILENCE_SECONDS = 120.0
-"""How long sent bytes may stay unacknowledged by the peer's host before the link is lost."""
+"""How long the peer's host may be silent at most, on any network, before the link is lost."""
 BUFFER = 4 << 20
 """Bytes asked for in each direction of a connection's kernel buffers: a fast link needs its rate times its round trip (1 Gbyte/s times 4 ms)."""
+
+_INFO = struct.Struct("@52x2I")
+"""Of the kernel's tcp_info: milliseconds since data came (tcpi_last_data_recv), and since an acknowledgement did (tcpi_last_ack_recv)."""
 
 _SCHEME = "tcp:"
 _ANYWHERE = ("0.0.0.0", "::")
@@ -44,6 +49,26 @@ class TcpEndpoint(SocketEndpoint):
         super().__init__(role, job, incarnation)
         self.insecure = insecure
         self.congestion = congestion
+        self._feels, self._felt = True, 0.0
+        self._pulses: dict[int, tuple[Link, Pulse]] = {}
+
+    def _attend(self, timeout: float | None) -> float | None:
+        """Beside the rest, lose links whose peers' hosts have been silent for too long."""
+        now = time.monotonic()
+        if now >= self._felt + BEAT_SECONDS:
+            self._felt = now
+            for link in list(self._links.values()):
+                self._feel(link)
+        wait = super()._attend(timeout)
+        return BEAT_SECONDS if wait is None else min(wait, BEAT_SECONDS)
+
+    def _feel(self, link: Link) -> None:
+        known = self._pulses.get(link.fd)
+        if known is None or known[0] is not link:
+            known = self._pulses[link.fd] = link, Pulse(SILENCE_SECONDS)
+        pulse, silence = known[1], silence_of(link.socket)
+        if pulse.lost(silence):
+            self._lose(link, f"nothing came from the host of {link.role} for {silence:.0f} s; here that is a death after {pulse.bound:.0f} s")
 
     def listen(self, address: str = "", advertise: str = "") -> str:
         """Accept links; returns the address to advertise.
@@ -96,8 +121,8 @@ class TcpEndpoint(SocketEndpoint):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(SILENCE_SECONDS / 4)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(SILENCE_SECONDS / 12)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(BEAT_SECONDS))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(BEAT_SECONDS))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
 
@@ -151,3 +176,9 @@ def _reserve(size: int) -> torch.Tensor:
     with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def silence_of(connection: socket.socket) -> float:
+    """Seconds since anything came from the host at the other end of a connection, be it only an acknowledgement."""
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    return min(_INFO.unpack(told)) / 1000

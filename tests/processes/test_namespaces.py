@@ -24,8 +24,11 @@ EPOCHS, PAD = 25, "10ms"
 """Rounds enough for 2.6 s, so that the cable is cut long before the end."""
 HERE, THERE = "10.213.0.1", "10.213.0.2"
 SILENCE = 3
-"""Seconds for which TCP bears that nobody answers, where a test makes it short."""
-SITE = f"import distbelief.transport.tcp as tcp\ntcp.SILENCE_SECONDS = {SILENCE}.0\n"
+"""Seconds of silence that are borne, where a test makes them short."""
+SITES = {
+    "the kernel": f"import distbelief.transport.tcp as tcp\ntcp.SILENCE_SECONDS = {SILENCE}.0\ntcp.TcpEndpoint._feel = lambda *_: None\n",
+    "the pulse": f"import distbelief.transport.pulse as pulse\npulse.LEAST_SECONDS = {SILENCE}.0\n",
+}
 """Run by every Python process as it starts: those of a job are not the test's own to patch."""
 
 
@@ -195,8 +198,10 @@ def test_a_cable_that_is_cut_for_seconds_costs_these_seconds_and_nobody_dies(hos
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_a_cable_that_stays_cut_is_a_death_and_the_others_end_the_job(hosts: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+@pytest.mark.parametrize("by", SITES)
+def test_a_cable_that_stays_cut_is_a_death_and_the_others_end_the_job(hosts: Hosts, tmp_path: Path, by: str) -> None:
+    """Seen by the kernel, which bears no silence for longer; or before that by the pulse of the link."""
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITES[by])
     told = train(hosts)
     told.until_a_guest_works()
     hosts.cable("down")
