@@ -241,7 +241,7 @@ from distbelief.cluster.single import SingleLoop
 import jobs
 assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
 for name in {optimizers}:
-    job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(optimizer=db.optim(name)))
+    job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(shards=1, optimizer=db.optim(name)))
     assert db.run(job, on=db.Simulated())["outcome"] == "done"
     assert "torch._dynamo" not in sys.modules, name
     SingleLoop(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None).run()
