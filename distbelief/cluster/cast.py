@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from distbelief.core import roles
 from distbelief.core.assembly import Enter, Rounds
 from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
@@ -56,6 +57,12 @@ def coordinator(
 def memory_of(machine: Machine) -> Mapping[str, type]:
     """The classes that what a coordinator holds is made of; none where it holds a story, and has to be told all of it again."""
     return {kind.__name__: kind for kind in _MEMORY.get(type(machine), ())}
+
+
+def watched(settings: Settings) -> set[str]:
+    """The roles that whoever starts the job starts, and whose deaths he tells of; guests are beside them."""
+    servers = [make(i) for make in (roles.shard, roles.standby) for i in range(settings.shards)]
+    return {*map(roles.replica, range(settings.replicas)), *servers, roles.EVALUATOR}
 
 
 def shard(settings: Settings, index: int, make: Callable[[Plan, int], Any], incarnation: int) -> Shard:

@@ -161,7 +161,7 @@ class _Process:
         self.player = cast.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0)) for one in spec.journal]
-            host = Host(self.endpoint, self.player, cast.memory_of(self.player), Journal(*files)) if files else None
+            host = Host(self.endpoint, self.player, cast.memory_of(self.player), Journal(*files), cast.watched(spec.settings)) if files else None
             self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run), host=host)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)

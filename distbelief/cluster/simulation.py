@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -148,8 +148,13 @@ class Simulation:
         sitting, endpoint = self.sitting, self.network.endpoint(roles.COORDINATOR, incarnation)
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
         self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
-        host = Host(endpoint, self.coordinator, cast.memory_of(self.coordinator), Journal(*self._journal)) if self._revives else None
+        host = Host(endpoint, self.coordinator, cast.memory_of(self.coordinator), Journal(*self._journal), self._watched) if self._revives else None
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
+
+    @property
+    def _watched(self) -> Collection[str]:
+        """The roles whose deaths the coordinator is told of: all."""
+        return self.network.endpoints.keys()
 
     def _revive(self, incarnation: int) -> None:
         """Have the coordinator come again; whoever started it tells it who has died meanwhile, and to stop if it was to."""
@@ -292,6 +297,8 @@ class Simulation:
 
     def _kill(self, role: str) -> None:
         self.killed.append(role)
+        if role == roles.COORDINATOR and self._revives:
+            self.driver.remove(role)
         self._ended[role] = self.network.endpoints[role].incarnation
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)

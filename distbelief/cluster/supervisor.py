@@ -229,7 +229,7 @@ class Supervisor:
                 child.stopped_at = None
             elif child.stopped_at is None:
                 child.stopped_at = now
-            elif child.spare and now > child.stopped_at + PATIENCE:
+            elif (child.spare or self._journal) and now > child.stopped_at + PATIENCE:
                 self._kill(child, f"it was stopped (SIGSTOP) for {PATIENCE:.0f} s, and was killed")
         if now > self._heard + SILENCE and self.children:
             self._heard = now
@@ -312,7 +312,7 @@ class Supervisor:
             self._ended[child.role] = Died(child.role, "it was done", child.incarnation, left=True)
             return
         how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
-        if (status < 0 or not self.known.rumour) and child.role not in self._wanted:
+        if (status < 0 or not self.known.rumour) and child.role not in self._wanted and child.spare:
             self.known.deaths[child.role] = child.why or how
         if self.finished is not None:
             return
@@ -323,7 +323,7 @@ class Supervisor:
                 self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
             self._fill(child.role)
         elif self.failure is None and not self._revive(child, how):
-            self.known.deaths[child.role] = how
+            self.known.deaths[child.role] = child.why or how
             self.failure = self.known.gone(child.role)
 
     def _succeed(self, record: records.Succeeded) -> None:
@@ -356,8 +356,8 @@ class Supervisor:
 
     def _revive(self, coordinator: Child, how: str) -> bool:
         """Where the coordinator was killed: start another, which goes on by its journal; whether there can be one."""
-        full = any(os.fstat(descriptor).st_size > JOURNAL_LIMIT for descriptor in self._journal)
-        if full or not self._journal or coordinator.process.exitcode >= 0 or coordinator.incarnation >= self.settings.restarts:
+        kept = self._journal and all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._journal)
+        if not kept or time.monotonic() > self._end_by or coordinator.process.exitcode >= 0 or coordinator.incarnation >= self.settings.restarts:
             return False
         told = f"{coordinator.role} is gone: {how}; another takes its place, and goes on by its journal"
         self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))

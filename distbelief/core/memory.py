@@ -1,4 +1,7 @@
-"""A machine's memory as plain data: what it holds, part by part, so that another of its kind becomes what it was."""
+"""A machine's memory as plain data: what it holds, part by part, so that another of its kind becomes what it was.
+
+No machine may depend on the order of a set: the other has it in another one.
+"""
 
 from __future__ import annotations
 

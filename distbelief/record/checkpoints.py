@@ -111,6 +111,8 @@ class Checkpoints:
             CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the last good one stays.
         """
         making, final = self._making(number), self.folder / f"{number:06d}"
+        if not making.exists() and self._holds(final, number, position, samples):
+            return final  # by a coordinator that died before it was told
         with self._whole_or_nothing(number):
             parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
             write_model(making / MODEL, plan, [making / part.file for part in parts])
@@ -130,6 +132,15 @@ class Checkpoints:
         self._tidy(number, max(plan.settings.keep_checkpoints, 1))
         self._place(final / MODEL)
         return final
+
+    @staticmethod
+    def _holds(final: Path, number: int, position: Position, samples: int) -> bool:
+        """Whether that checkpoint has been made."""
+        try:
+            manifest = read_manifest(final)
+        except CheckpointError:
+            return False
+        return (manifest.number, manifest.position, manifest.samples) == (number, position, samples)
 
     def discard(self, number: int) -> None:
         """Clear away what was made of checkpoint `number`."""

@@ -13,7 +13,7 @@ from distbelief.core.messages import Message
 
 LONG = 1 << 20
 """Bytes of what a machine was told after which it is better to write down what it holds."""
-LIMIT = 64 << 20
+LIMIT = 16 << 20
 """Longest journal in bytes: one that is full is of no use any more."""
 
 _TOP = struct.Struct("<QI")  # how often a journal was begun anew, and the length of the memory that follows
@@ -85,7 +85,7 @@ class Journal:
     @property
     def long(self) -> bool:
         """Whether so much stands in it that it should be begun anew."""
-        return self._since > max(LONG, 2 * len(self.memory))
+        return self._since > max(LONG, 2 * len(self.memory)) or (self._since > LONG and self._size > LIMIT // 2)
 
     def entries(self) -> Iterator[Entry]:
         """What the machine was told from there on until this was opened."""

@@ -24,6 +24,8 @@ class MemoryStore:
 
     def commit(self, number: int, plan: Plan, position: Any, samples: int) -> str:
         """Make a checkpoint the newest; returns its name."""
+        if str(number) == self._number:
+            return self._number
         self._newest = {part: held for (made, part), held in self._making.items() if made == number}
         self._number = str(number)
         self.discard(number)

@@ -200,11 +200,11 @@ class Driver:
             return
         if player.host is not None:
             try:
-                if not player.host.takes(arrival):
-                    return
+                for one in player.host.takes(arrival):
+                    self._take(player, one)
             except RemoteProtocolError as error:
                 player.endpoint.drop(arrival.sender, str(error))
-                return
+            return
         self._take(player, arrival)
 
     def _take(self, player: Player, arrival: Arrival) -> None:
@@ -217,6 +217,8 @@ class Driver:
             player.endpoint.drop(arrival.sender, str(error))
             return
         for effect in effects:
+            if player.host is not None and self._players.get(player.role) is not player:
+                return  # it was killed as it said something
             if type(effect) is Send:
                 player.send(effect.to, effect.message, effect.payload)
             else:
@@ -233,6 +235,8 @@ class Driver:
             if player.past is None:
                 self._end(player)
             else:  # whom it told to stop may come back to hear it
+                assert player.host is not None
+                player.host.ended = True
                 self.clock.call_later(FAREWELL_SECONDS, self._end, player)
         elif isinstance(effect, Save | Commit | Discard):
             player.endpoint.flush()

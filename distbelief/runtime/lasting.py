@@ -7,7 +7,7 @@ and is told the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -29,8 +29,8 @@ AWAY_SECONDS = 20.0
 """How long it may be away."""
 KEPT = 256
 """Messages that the coordinator keeps for each role: it asks little of one at a time."""
-RETURN_SECONDS = 10.0
-"""How long a coordinator that has come again waits for those whom it knew."""
+RETURN_SECONDS = 60.0
+"""How long a coordinator that has come again waits for guests whom it knew: a step may take long, and nobody else tells of their deaths."""
 
 
 class Caller:
@@ -52,7 +52,7 @@ class Caller:
         """Whether the role is played no more."""
         self._last = False
         self.then: Callable[[], None] = lambda: None
-        """What is done once the coordinator is back."""
+        """What is done once the coordinator is back, or given up."""
         self._gone = Lost("it is away")
 
     @property
@@ -91,12 +91,11 @@ class Caller:
         """It does not come again."""
         self._last = True
         if self.waits:
-            self._give_up(self.away)
+            self._give_up()
 
     def _seek(self, lost: Lost) -> None:
         if self.away is None:
             self.away, self._gone = self._clock.now(), lost
-            self._clock.call_later(AWAY_SECONDS, self._give_up, self.away)
         self._clock.call_later(SEEK_SECONDS, self._try, None)
 
     def _try(self, _: None) -> None:
@@ -105,8 +104,12 @@ class Caller:
         try:
             self._endpoint.connect(COORDINATOR, self._where())
         except JobFailed:
-            self._clock.call_later(SEEK_SECONDS, self._try, None)
-        else:
+            assert self.away is not None
+            if self._clock.now() > self.away + AWAY_SECONDS:
+                self._give_up()
+            else:
+                self._clock.call_later(SEEK_SECONDS, self._try, None)
+        else:  # whoever listens there answers, or is lost again
             self._endpoint.send(COORDINATOR, Resume(self._session.heard))
 
     def _resumed(self, heard: int) -> None:
@@ -116,17 +119,17 @@ class Caller:
             missed = self._session.missed(heard)
         except RemoteProtocolError as error:
             self._gone = Lost(str(error))
-            self._give_up(self.away)
+            self._give_up()
             return
         self.away = None
         for message in missed:
             self._endpoint.send(COORDINATOR, message)
         self.then()
 
-    def _give_up(self, since: float | None) -> None:
-        if not self.ended and self.away == since:
-            self.ended = True
-            self._hear(Arrival(COORDINATOR, self._gone))
+    def _give_up(self) -> None:
+        self.ended = True
+        self._hear(Arrival(COORDINATOR, self._gone))
+        self.then()
 
 
 class Host:
@@ -137,10 +140,11 @@ class Host:
         machine: that plays it.
         kinds: the classes that what it holds is made of; none where that cannot be told, and it has to be told everything again.
         journal: where everything stands that it was told.
+        watched: the roles whose deaths the coordinator is told of by whoever has started them.
     """
 
-    def __init__(self, endpoint: Endpoint, machine: Machine, kinds: Mapping[str, type], journal: Journal) -> None:
-        self._endpoint, self._machine, self._kinds, self._journal = endpoint, machine, kinds, journal
+    def __init__(self, endpoint: Endpoint, machine: Machine, kinds: Mapping[str, type], journal: Journal, watched: Collection[str] = ()) -> None:
+        self._endpoint, self._machine, self._kinds, self._journal, self._watched = endpoint, machine, kinds, journal, watched
         self._sessions: dict[str, tuple[int, Session]] = {}
         self._over: dict[str, int] = {}
         self._awaited: dict[str, int] = {}
@@ -148,49 +152,60 @@ class Host:
         """That it has made, in all its lives."""
         self.wakes: list[Wake] = []
         """What it has asked the clock for, and was not told yet."""
-        self.replays = False
+        self._replays = False
+        self.ended = False
+        """Whether it had ended: whoever comes back is told so, and it takes nothing more."""
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message."""
-        if (known := self._sessions.get(to)) is not None:
-            known[1].say(message)
-        if not self.replays and to not in self._awaited:  # else it is told when it comes back
-            self._endpoint.send(to, message, payload)
+        """Send a message; to a life of a role that has said something to the coordinator."""
+        life, session = self._sessions.get(to, (-1, None))
+        if session is not None:
+            session.say(message)
+            if not self._replays and to not in self._awaited and self._endpoint.life_of(to) == life:  # else it is told when it comes back
+                self._endpoint.send(to, message, payload)
 
-    def takes(self, arrival: Arrival) -> bool:
-        """Whether something is for the coordinator, in whose journal it stands then.
+    def takes(self, arrival: Arrival) -> Iterator[Arrival]:
+        """What the coordinator is to be handed of something that has come, each once it stands in the journal.
 
         Raises:
             RemoteProtocolError: a role cannot have heard what it says that it has.
         """
         sender, event = arrival.sender, arrival.event
         life = self._endpoint.life_of(sender) if isinstance(event, Message) else -1
-        if type(event) is Resume:
-            self._resume(sender, life, event.heard)
-            return False
+        if self.ended and type(event) is not Resume:
+            return
         if self._kinds and self._journal.long and sender != STORE:  # whose answer comes amid the effects of what is noted already
             self._journal.begin(self._remember())
-        self._journal.note(sender, life, event)
-        self._count(sender, life, event)
-        return True
+        before = self._sessions.get(sender, (life,))[0]
+        if before < life and before > self._over.get(sender, -1):  # nobody has told of its death
+            yield self._noted(Arrival(sender, Lost(f"{sender} came again, as incarnation {life}", before)), -1)
+        if type(event) is Resume:
+            self._resume(sender, life, event.heard)
+        else:
+            yield self._noted(arrival, life)
+
+    def _noted(self, arrival: Arrival, life: int) -> Arrival:
+        self._journal.note(arrival.sender, life, arrival.event)
+        self._count(arrival.sender, life, arrival.event)
+        return arrival
 
     def replay(self) -> Iterator[Entry]:
         """Have the coordinator be what it was when its journal was begun, and go through what it was told since.
 
         At the end, all whom it knew, and who live as far as it knows, are to come back.
         """
-        self.replays = True
+        self._replays = True
         if self._journal.memory:
             self._recall(self._journal.memory)
         for entry in self._journal.entries():
             self._count(*entry)
             yield entry
-        self.replays = False
+        self._replays = False
         self._awaited = {role: life for role, (life, _) in self._sessions.items() if life > self._over.get(role, -1)}
 
     def missing(self) -> list[tuple[str, int]]:
-        """Who has not come back, and which life of it."""
-        return list(self._awaited.items())
+        """Who has not come back, and which life of it, of those whose deaths nobody else tells of."""
+        return [(role, life) for role, life in self._awaited.items() if role not in self._watched]
 
     def _remember(self) -> bytes:
         sessions = [[role, life, one.heard, one.said, list(map(wire.encode, one.kept))] for role, (life, one) in self._sessions.items()]
@@ -211,11 +226,11 @@ class Host:
         if isinstance(event, Lost):
             known = self._sessions.get(sender, (-1,))[0]
             self._over[sender] = max(self._over.get(sender, -1), event.incarnation if event.incarnation >= 0 else known)
-            if sender in self._awaited and self._awaited[sender] <= self._over[sender]:
-                del self._awaited[sender]
+            if known <= self._over[sender]:  # what was said to it is nobody's any more
+                self._sessions.pop(sender, None)
+                self._awaited.pop(sender, None)
         elif isinstance(event, Woke):
-            asked = [wake for wake in self.wakes if wake.what == event.what]
-            self.wakes.remove(asked[0])
+            self.wakes.remove(next(wake for wake in self.wakes if wake.what == event.what))
         elif life >= 0:
             self._session(sender, life).heard += 1
 

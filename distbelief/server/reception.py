@@ -60,7 +60,9 @@ class Reception:
     def initialiser(self) -> str | None:
         """Who is to send the shards their first parameters: who had begun to, else the first replica that waits."""
         if self._astray:
-            return self._astray.pop()
+            first = min(self._astray)
+            self._astray.discard(first)
+            return first
         first = next((role for role in self._new if roles.is_replica(role) and not self.members), None)
         if first:
             self._new.remove(first)

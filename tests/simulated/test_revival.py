@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +11,21 @@ import torch
 from torch import nn
 
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import events, records, roles, upkeep
+from distbelief.cluster.simulation import Simulation
+from distbelief.core import events, messages, records, roles, upkeep
+from distbelief.core.effects import Arrival
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
+from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.record.journal import Journal
 from distbelief.runtime import lasting
+from distbelief.runtime.clock import VirtualClock
+from distbelief.server.coordinator import Coordinator
 from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Partition
+from distbelief.transport.virtual import VirtualNetwork
 
 SAMPLES = 43
 STRATEGIES: dict[str, Strategy] = {
@@ -57,8 +63,8 @@ class Count:
 
 def told(run: Observed) -> list[Record]:
     """What was written down that may not be written twice, or never."""
-    kinds = (records.Started, records.EpochDone, records.Ending, records.Finished, records.Rewound, records.Checkpointed, records.Iterated)
-    return sorted((record for record in run.records if isinstance(record, kinds)), key=repr)
+    kinds = (records.Started, records.EpochDone, records.Ending, records.Finished, records.Rewound)
+    return [record for record in run.records if isinstance(record, kinds)]
 
 
 @pytest.mark.usefixtures("_memory")
@@ -72,13 +78,14 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
     for message in range(1, count.said + 1):
         run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3)).run()
         assert run.simulation.killed == [roles.COORDINATOR], f"message {message}: another had to die"
+        assert run.simulation.network.endpoints[roles.COORDINATOR].incarnation == 1, f"message {message}: none came again"
         assert run.outcome == "done", f"message {message}"
         assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], f"message {message}"
         samples = {sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped) for one in (run, calm)}
         if not getattr(strategy, "backup_workers", 0) and name != "sandblaster":
             assert samples == {2 * SAMPLES}, f"message {message}"
-        for kind in (records.Started, records.EpochDone, records.Ending, records.Finished):
-            assert [r for r in told(run) if isinstance(r, kind)] == [r for r in told(calm) if isinstance(r, kind)], f"message {message}"
+        assert told(run) == told(calm), f"message {message}"
+        assert not [record for record in run.records if isinstance(record, records.Checkpointed) and record.error], f"message {message}"
 
 
 @pytest.mark.usefixtures("_memory")
@@ -124,23 +131,43 @@ def test_one_that_does_not_come_again_is_given_up(plain: SimpleNamespace) -> Non
     assert run.simulation.clock.now() < lasting.AWAY_SECONDS + 1
 
 
-def test_who_does_not_come_back_is_gone_and_another_life_of_it_begins(plain: SimpleNamespace) -> None:
-    cut = Partition(0.0, 60.0, ("replica 1",))
-    long = lasting.RETURN_SECONDS
-    run = observe(plain, Synchronous(2, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 12),)))
-    calm_links = run.simulation.network
+def test_a_guest_that_does_not_come_back_is_gone_and_one_whose_death_is_told_of_is_waited_for() -> None:
+    """Whoever starts a job tells of the deaths of those whom he has started; of a guest's, nobody does."""
+    files = io.BytesIO(), io.BytesIO()
+    for life in range(2):
+        network = VirtualNetwork(VirtualClock())
+        machine = Coordinator(Settings(replicas=1))
+        host = lasting.Host(network.endpoint(roles.COORDINATOR, life), machine, {}, Journal(*files), {"replica 0"})
+        if not life:
+            for role in ("replica 0", "replica 1"):
+                network.endpoint(role).connect(roles.COORDINATOR, "")
+                assert list(host.takes(Arrival(role, messages.Leave())))
+    assert len(list(host.replay())) == 2
+    assert host.missing() == [("replica 1", 0)]
 
-    def part(sender: str, to: str, message: Message) -> None:
-        before(sender, to, message)
-        if calm_links.endpoints[roles.COORDINATOR].closed:
-            calm_links.partitions = [(0.0, 60.0, frozenset(cut.side))]
 
-    before, calm_links.before_send = calm_links.before_send, part
+@pytest.mark.usefixtures("_memory")
+@pytest.mark.parametrize("strategy", [Downpour(2, 2), Synchronous(2, 2), Hogwild(2)], ids=lambda s: s.name)
+def test_the_next_life_of_a_guest_says_that_the_one_before_is_gone(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+) -> None:
+    """It dies while the coordinator is away, and nobody tells of it; what it held is dealt again."""
+    monkeypatch.setattr(Simulation, "_tell_lost", lambda *_: None)
+    run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, 14),), restart_seconds=0.3), snapshot_every="0")
+    simulation = run.simulation
+    kill = simulation.kill
+
+    def kill_both(role: str) -> None:
+        kill(role)
+        if role == roles.COORDINATOR:
+            simulation.clock.call_later(0.2, kill, "replica 1")
+
+    monkeypatch.setattr(simulation, "kill", kill_both)
     run.run()
+    assert run.simulation.killed == [roles.COORDINATOR, "replica 1"]
     assert run.outcome == "done"
-    gone = [record for record in run.records if isinstance(record, records.Gone) and record.died]
-    assert [record.role for record in gone] == ["replica 1"]
-    assert gone[0].reason == f"it did not come back to the coordinator within {long:.0f} s"
+    [gone] = [record for record in run.records if isinstance(record, records.Gone) and record.died]
+    assert gone.reason == "replica 1 came again, as incarnation 1"
 
 
 def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
