@@ -48,7 +48,7 @@ class Racing(Simulation):
         self._play_story(role, peer.story(incarnation), incarnation, peer, self._store)
 
     def _add_evaluator(self) -> None:
-        flat = FlatModule(self._model(), rows=True)
+        flat = self._flat(self._model())
         self._play_story(roles.EVALUATOR, Evaluator(flat).story(), 0, _Reader(self, flat))
 
     def _kill(self, role: str) -> None:
@@ -169,7 +169,7 @@ class _Computing(_Peer):
         job, settings, model = racing.job, racing.settings, racing._model()
         cast.check_model(settings, model)
         self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm)
-        self._mapped = Mapped(FlatModule(model, rows=True), roles.index_of(role))
+        self._mapped = Mapped(racing._flat(model), roles.index_of(role))
 
     def layout(self) -> Layout:
         return self._mapped.flat.layout

@@ -92,13 +92,20 @@ class Simulation:
             for role in self._stories():
                 if self.driver.plays(role):
                     self.driver.begin(role)
-            self.driver.run_while(lambda: self.stopped() is None)
+            self._play(lambda: self.stopped() is None)
             if reason := self.stopped():
                 self._interrupt = reason
                 self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(reason))
-                self.driver.run_while(lambda: True)
+                self._play(lambda: True)
         finally:
             torch.set_num_threads(threads)
+
+    def _play(self, condition: Callable[[], bool]) -> None:
+        """Take turns while a condition holds and somebody is played, or is about to come again."""
+        self.driver.run_while(condition)
+        while not self._over and self.clock.pending and condition():
+            self.clock.turn()
+            self.driver.run_while(condition)
 
     def _stories(self) -> list[str]:
         return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]

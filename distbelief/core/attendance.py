@@ -65,6 +65,8 @@ class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     round: int
     of: Squares
+    whole: bool = False
+    """Whether it is told what they add up to, as the ruler of before did."""
 
 
 # coordinator to shard

@@ -82,8 +82,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is {self.epochs}")
         if not 0 < self.lr_power < math.inf:
             raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
-        if not 0 <= self.lr_gamma < math.inf:
-            raise UsageError(f"--lr-gamma {self.lr_gamma}: must be more than 0, and finite")
+        if not 0 <= self.lr_gamma <= 1:
+            raise UsageError(f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: from 0 (as the schedule has it) to 1")
 
     def factor(self, samples: int, of_epoch: int, batch: int) -> float:
         """The factor on the base rate.
@@ -105,7 +105,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 GAMMAS = {"step": 0.1, "backoff": 0.9}
-"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: Niu et al. 2011)."""
+"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: as in the experiments of Niu et al. 2011,
+after every pass; the paper's analysis has phases that grow as the rate falls)."""
 
 
 def _gamma(rate: LearningRate) -> float:

@@ -108,8 +108,9 @@ class Exchange:
         return sends
 
     def again(self) -> list[Send]:
-        """What a new ruler is to be told."""
-        return [Send(self._ruler, norms) for norms in self._said]
+        """What a new ruler is to be told: what this shard has said, and what the ruler before it had added up, whoever has said it."""
+        known = [Norms(norms.round, norms.of, whole=True) for norms in self._whole.values()]
+        return [Send(self._ruler, norms) for norms in (*self._said, *known)]
 
     def take(self, sender: str, norms: Norms) -> list[Send]:
         """A shard has said what it adds; or the one that rules has told what all do.
@@ -127,6 +128,8 @@ class Exchange:
         if norms.round in self._whole:
             return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
         heard = self._heard.setdefault(norms.round, {})
+        if norms.whole:
+            return self._tell(Norms(norms.round, norms.of))
         heard[sender] = norms
         if any(roles.shard(part) not in heard for part in self._parts):
             return []
@@ -135,10 +138,12 @@ class Exchange:
             for layer, weights, moves in heard[roles.shard(part)].of:
                 before = sums.get(layer, (0.0, 0.0))
                 sums[layer] = before[0] + weights, before[1] + moves
-        del self._heard[norms.round]
-        whole = Norms(norms.round, tuple((layer, *both) for layer, both in sums.items()))
+        return self._tell(Norms(norms.round, tuple((layer, *both) for layer, both in sums.items())))
+
+    def _tell(self, whole: Norms) -> list[Send]:
+        """Tell all who have said what they add what it adds up to."""
         self._keep(whole)
-        return [Send(other, whole) for other in heard if other != self._own]
+        return [Send(other, whole) for other in self._heard.pop(whole.round) if other != self._own]
 
     def _keep(self, norms: Norms) -> None:
         self._whole[norms.round] = norms

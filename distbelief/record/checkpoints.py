@@ -111,20 +111,11 @@ class Checkpoints:
             CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the last good one stays.
         """
         making, final = self._making(number), self.folder / f"{number:06d}"
-        if not making.exists() and self._holds(final, number, position, samples):
-            return final  # by a coordinator that died before it was told
-        with self._whole_or_nothing(number):
-            parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
-            write_model(making / MODEL, plan, [making / part.file for part in parts])
-            manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL))
-            body = msgspec.json.encode(manifest)
-            write_atomically(making / MANIFEST, msgspec.json.encode(_Sealed(zlib.crc32(body), msgspec.Raw(body))))
-            known = {MODEL, MANIFEST, *(part.file for part in parts)}
-            for path in making.iterdir():
-                if path.name not in known:
-                    path.unlink()
-            sync(making)
-            self._install(making, final)
+        again = not making.exists() and self._holds(final, number, position, samples)  # by a coordinator that died before it was told
+        if not again:
+            with self._whole_or_nothing(number):
+                self._make(making, number, plan, position, samples)
+                self._install(making, final)
         try:
             sync(self.folder)
         except OSError as error:
@@ -132,6 +123,19 @@ class Checkpoints:
         self._tidy(number, max(plan.settings.keep_checkpoints, 1))
         self._place(final / MODEL)
         return final
+
+    def _make(self, making: Path, number: int, plan: Plan, position: Position, samples: int) -> None:
+        """Make a whole checkpoint of the parts that are in a folder."""
+        parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
+        write_model(making / MODEL, plan, [making / part.file for part in parts])
+        manifest = Manifest(FORMAT, number, samples, position, plan, parts, sealed(making / MODEL))
+        body = msgspec.json.encode(manifest)
+        write_atomically(making / MANIFEST, msgspec.json.encode(_Sealed(zlib.crc32(body), msgspec.Raw(body))))
+        known = {MODEL, MANIFEST, *(part.file for part in parts)}
+        for path in making.iterdir():
+            if path.name not in known:
+                path.unlink()
+        sync(making)
 
     @staticmethod
     def _holds(final: Path, number: int, position: Position, samples: int) -> bool:

@@ -79,12 +79,12 @@ class Hogwild:
     def _train(self, plan: Plan) -> Steps:
         """One minibatch after another: compute, and update."""
         while (batch := (yield from self._next_batch())) is not None:
+            while self._holding:  # a forward pass writes buffers: it is not begun either
+                yield from self._wait()
             computed: Computed = yield Compute(batch)
             if computed.loss is not None:
                 check_loss(self.role, computed.loss, batch, self.step, "loss", plan.settings.optimizer.lr)
                 self._work.count(computed.loss)
-            while self._holding:
-                yield from self._wait()
             yield from self._update(computed)
             self._unheard += computed.seconds
             if self._work.seconds >= REPORT_SECONDS:

@@ -33,6 +33,8 @@ class _Piece(NamedTuple):
     within: slice | None
     start: int
     """The byte of the vector at which they begin."""
+    group: int
+    """The parameter group of the model that they are of."""
 
 
 def lie_of(layout: Layout, settings: Settings) -> Lie:
@@ -89,15 +91,15 @@ class Mapped:
             item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.start + entry.tensor.size)
             start, stop = max(part.start, whole.start), min(part.stop, whole.stop)
             if (start, stop) == (whole.start, whole.stop):
-                yield _Piece(source, source, None, start)
+                yield _Piece(source, source, None, start, entry.tensor.group)
             elif start < stop:
                 view = self._vector[start:stop].view(source.dtype)
-                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item), start)
+                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item), start, entry.tensor.group)
 
     def _rows(self) -> Iterator[tuple[Entry, _Piece]]:
         """The parameters whose gradients are some of their rows."""
         for entry, source in self._entries(sparse=True):
-            yield entry, _Piece(source, source, None, entry.start)
+            yield entry, _Piece(source, source, None, entry.start, entry.tensor.group)
 
     def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
@@ -106,21 +108,30 @@ class Mapped:
 
     def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
         """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""
-        optimizer = optimizers.build(self._plan.settings.optimizer, [{"params": [piece.parameter for piece in pieces]}], rows)
-        for parameter, _, _, start in pieces:
+        optimizer = optimizers.build(self._plan.settings.optimizer, self._groups(pieces), rows)
+        for parameter, _, _, start, _ in pieces:
             if self._key:
                 state = optimizer.state[parameter]
                 state[self._key] = self._state[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
                 if self._key == "sum":
                     state["step"] = self._steps[self._made]
                     self._made += 1
-        stepper, group, rate = optimizers.stepper(optimizer), optimizer.param_groups[0], optimizer.param_groups[0]["lr"]
+        stepper, rates = optimizers.stepper(optimizer), [(group, group["lr"]) for group in optimizer.param_groups]
 
         def step() -> None:
-            group["lr"] = rate * self._factor
+            for group, rate in rates:
+                group["lr"] = rate * self._factor
             stepper()
 
         return step if self._scheduled else stepper
+
+    def _groups(self, pieces: list[_Piece]) -> list[dict[str, Any]]:
+        """The pieces by the parameter groups of the model, with what those set for themselves."""
+        groups: dict[int, dict[str, Any]] = {}
+        for piece in pieces:
+            own = {option: value for option, value in self._plan.layout.groups[piece.group].items() if option != "rows"}
+            groups.setdefault(piece.group, {**own, "params": []})["params"].append(piece.parameter)
+        return list(groups.values())
 
     # a step
 

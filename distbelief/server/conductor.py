@@ -354,7 +354,7 @@ class Conductor(Answering):
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._groups.here]
         dealt = self._groups.dealt
         applied = [Record(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
-        return [*stops, *applied, Record(records.Finished(outcome, reason)), End(reason)]
+        return [*applied, Record(records.Finished(outcome, reason)), *stops, End(reason)]
 
     # death
 

@@ -326,7 +326,7 @@ class Coordinator(Answering):
     def _end(self, outcome: str, reason: str) -> list[Effect]:
         everybody = [*self._muster.roles, *self._standbys.present, *self._reception.everybody, *self._evaluations.watchers]
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
-        return [*stops, Record(records.Finished(outcome, reason)), End(reason)]
+        return [Record(records.Finished(outcome, reason)), *stops, End(reason)]
 
     def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
         if not self._reception.heeds(sender) and not event.for_good:  # all have gone back, and it does not know that there is work again

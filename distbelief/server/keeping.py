@@ -80,6 +80,8 @@ class Keeping(Coordinator):
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; what it was asked for, another is."""
         self._done.discard(role)
+        described = role in self._describing
+        self._describing.discard(role)
         effects: list[Effect] = []
         if role == self._filler:
             self._filler = ""
@@ -88,7 +90,7 @@ class Keeping(Coordinator):
         if saving:
             effects += self._give_up(f"{role} is gone ({reason})")
             self._again = self._saving.stage == "sealing"
-        if self.phase == "closing" and others and (saving or role in self._describing):
+        if self.phase == "closing" and others and (saving or described):
             self._describing.clear()
             self._closing = [*(["save"] if saving else []), "describe", "stop"]
         return [*effects, *super()._without_replica(role, reason, died)]

@@ -60,9 +60,8 @@ class Reception:
     def initialiser(self) -> str | None:
         """Who is to send the shards their first parameters: who had begun to, else the first replica that waits."""
         if self._astray:
-            first = min(self._astray)
-            self._astray.discard(first)
-            return first
+            self._astray.remove(astray := min(self._astray))
+            return astray
         first = next((role for role in self._new if roles.is_replica(role) and not self.members), None)
         if first:
             self._new.remove(first)

@@ -181,4 +181,4 @@ def _reserve(size: int) -> torch.Tensor:
 def silence_of(connection: socket.socket) -> float:
     """Seconds since anything came from the host at the other end of a connection, be it only an acknowledgement."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    return min(_INFO.unpack(told)) / 1000
+    return float(min(_INFO.unpack(told))) / 1000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import Downpour, Hogwild, Locking
 from distbelief.tasks import Task, TensorData
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import Observed, draw_pace, draw_revivals, draw_weather
 from distbelief.transport.virtual import Weather
 
 SLOW = Weather(reduction=1e-5)
@@ -290,3 +292,41 @@ def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, op
 def test_a_phantom_knows_no_rows() -> None:
     with pytest.raises(UsageError, match="which rows an update writes to"):
         Observed(Job(task=bags(), strategy=Hogwild(), batch_size=4), Simulated(phantom=True)).run()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_last_replica_may_die_at_any_message_of_the_end(plain: SimpleNamespace, replicas: int) -> None:
+    message, died = 0, True
+    while died:
+        message += 1
+        crashes = tuple(Crash(f"replica {i}", message) for i in range(replicas))
+        run = Observed(Job(task=plain.classes(plain.mlp), strategy=Hogwild(replicas, restarts=0), batch_size=4), Simulated(crashes=crashes)).run()
+        died = bool(run.simulation.killed)
+        assert run.outcome in ("done", "failed"), f"message {message}"
+    assert message > 5
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_no_fault_leaves_anybody_waiting(plain: SimpleNamespace, first: int) -> None:
+    """Seeds x deaths, late messages and partitions: every job ends, and each minibatch that counts was made."""
+    for seed in range(first, first + 50):
+        chance = random.Random(f"hogwild {seed}")
+        replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
+        make = chance.choice((Hogwild, Locking))
+        own = {"locks": chance.choice(("global", "shard", "none"))} if make is Locking else {}
+        dying = chance.sample(range(replicas), chance.randint(0, replicas))
+        crashes = tuple(Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts)))
+        crashes += draw_revivals(chance, restarts)
+        weather = msgspec.structs.replace(draw_weather(chance), reduction=chance.choice((0.0, 1e-6)))
+        cluster = Simulated(weather, draw_pace(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5)))
+        job = Job(task=plain.classes(plain.mlp, samples=30), strategy=make(replicas, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
+                  checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip
+        run = Observed(job, cluster)
+        run.simulation.run()
+        died = [role for role in run.simulation.killed if role != "coordinator"]
+        reason = next(record.reason for record in run.records if isinstance(record, records.Finished))
+        # one that dies as the job closes does not come again: where that was the last, nobody is left to save
+        gone = run.outcome == "failed" and len(set(died)) == replicas and "every replica is gone" in reason
+        assert run.outcome == "done" or gone, f"seed {seed}: {run.outcome} ({reason}), {run.simulation.killed}"
+        samples = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+        assert run.outcome != "done" or samples == 60 or died, f"seed {seed}"

@@ -78,7 +78,8 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
     for message in range(1, count.said + 1):
         run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3)).run()
         assert run.simulation.killed == [roles.COORDINATOR], f"message {message}: another had to die"
-        assert run.simulation.network.endpoints[roles.COORDINATOR].incarnation == 1, f"message {message}: none came again"
+        stops = message > count.said - len(run.simulation.network.endpoints)  # once it has said how the job ended, it need not come again
+        assert run.simulation.network.endpoints[roles.COORDINATOR].incarnation == 1 or stops, f"message {message}: none came again"
         assert run.outcome == "done", f"message {message}"
         assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], f"message {message}"
         samples = {sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped) for one in (run, calm)}
