@@ -368,3 +368,20 @@ def test_a_manifest_that_names_more_parts_than_shards_is_corrupt(tmp_path: Path)
     manifest.write_bytes(b'{"crc32":%d,"manifest":%s}' % (zlib.crc32(body), body))
     with pytest.raises(CheckpointError, match="names 3 parts of 2 shards"):
         load_part(manifest.parent, plan, 0)
+
+
+def test_what_a_coordinator_did_as_it_died_the_next_one_may_do_again(tmp_path: Path) -> None:
+    """It had put the checkpoint into its place, and perhaps no more: the model is placed, older ones are cleared away, and none is lost."""
+    store, plan = Checkpoints(tmp_path), plan_of(2, keep=1)
+    for number in (1, 2):
+        final, *_ = saved(tmp_path, plan, number=number, seed=number)
+    model = tmp_path / "model.safetensors"
+    newest = model.read_bytes()
+    model.unlink()
+    left = tmp_path / "checkpoints" / "000001"
+    left.mkdir()
+    assert store.commit(2, plan, POSITION, 70) == final
+    assert (model.read_bytes(), left.exists()) == (newest, False)
+    assert read_manifest(final).number == 2
+    with pytest.raises(CheckpointError, match="checkpoint 2 was not written"):
+        store.commit(2, plan, POSITION, 71)  # another one has parts of its own
