@@ -83,7 +83,7 @@ def _traced(error: BaseException, script: str = "") -> str:
     return "".join(told.format()).rstrip()
 
 
-class Player(Protocol):
+class Shown(Protocol):
     """Who plays a role, as far as a status shows it."""
 
     def waits(self) -> str:
@@ -96,7 +96,7 @@ class Player(Protocol):
 
 
 class _Process:
-    player: Player | None = None
+    player: Shown | None = None
 
     def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel

@@ -62,10 +62,16 @@ class Caller:
 
     def open(self) -> None:
         """Open the link, at once or as soon as the coordinator is there."""
+        if error := self._reach():
+            self._seek(Lost(error))
+
+    def _reach(self) -> str:
+        """Open the link; returns why it could not be."""
         try:
             self._endpoint.connect(COORDINATOR, self._where())
         except JobFailed as error:
-            self._seek(Lost(str(error)))
+            return str(error)
+        return ""
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; one for a coordinator that is away is kept for it."""
@@ -99,18 +105,14 @@ class Caller:
         self._clock.call_later(SEEK_SECONDS, self._try, None)
 
     def _try(self, _: None) -> None:
-        if not self.waits:
+        if self.away is None or self.ended:
             return
-        try:
-            self._endpoint.connect(COORDINATOR, self._where())
-        except JobFailed:
-            assert self.away is not None
-            if self._clock.now() > self.away + AWAY_SECONDS:
-                self._give_up()
-            else:
-                self._clock.call_later(SEEK_SECONDS, self._try, None)
-        else:  # whoever listens there answers, or is lost again
+        if not self._reach():  # whoever listens there answers, or is lost again
             self._endpoint.send(COORDINATOR, Resume(self._session.heard))
+        elif self._clock.now() > self.away + AWAY_SECONDS:
+            self._give_up()
+        else:
+            self._clock.call_later(SEEK_SECONDS, self._try, None)
 
     def _resumed(self, heard: int) -> None:
         try:
