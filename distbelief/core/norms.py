@@ -64,7 +64,7 @@ class Exchange:
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))
     >>> ruler.say(0, ((0, 16.0, 3.0),)), ruler.take("shard 1", said.message), ruler.whole(0)
-    ([], [Send(to='shard 1', message=Norms(round=0, of=((0, 25.0, 4.0),)), payload=None)], ((0, 25.0, 4.0),))
+    ([], [Send(to='shard 1', message=Norms(round=0, of=((0, 25.0, 4.0),), whole=False), payload=None)], ((0, 25.0, 4.0),))
     """
 
     def __init__(self, plan: Plan, index: int) -> None:
