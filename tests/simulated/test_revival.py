@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.simulation import Simulation
@@ -43,7 +42,7 @@ def _memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def observe(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> Observed:
-    task = plain.classes(lambda: nn.Linear(6, 3), samples=SAMPLES)
+    task = plain.classes(plain.mlp, samples=SAMPLES)
     fit = {"batch_size": 4, "epochs": 2} if strategy.name != "sandblaster" else {}
     return Observed(Job(task=task, strategy=strategy, **{"snapshot_every": "3", **fit, **options}), cluster)
 
@@ -87,6 +86,26 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
             assert samples == {2 * SAMPLES}, f"message {message}"
         assert told(run) == told(calm), f"message {message}"
         assert not [record for record in run.records if isinstance(record, records.Checkpointed) and record.error], f"message {message}"
+
+
+@pytest.mark.usefixtures("_memory")
+@pytest.mark.parametrize("strategy", [Downpour(2, 2, standby=1), Synchronous(2, 2, standby=1)], ids=lambda s: s.name)
+def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(plain: SimpleNamespace, strategy: Strategy) -> None:
+    """Also where its word to succeed is on its way; all go back only where the shard died before its standby held everything."""
+    shard, count = Crash("shard 0", 30), Count()
+    calm = observe(plain, strategy, Simulated(crashes=(shard,), restart_seconds=0.3))
+    calm.watch(count)
+    assert calm.run().outcome == "done"
+    taken_over = 0
+    for message in range(1, count.said + 1):
+        run = observe(plain, strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3)).run()
+        assert run.outcome == "done", f"message {message}"
+        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES, f"message {message}"
+        notes = [record.text for record in run.records if isinstance(record, records.Note) and "shard 0" in record.text]
+        succeeded = any("its standby takes its place" in note for note in notes)
+        assert succeeded or not notes[0].startswith("standby 0 holds all"), f"message {message}: {notes}"
+        taken_over += succeeded
+    assert taken_over > count.said / 2
 
 
 @pytest.mark.usefixtures("_memory")
