@@ -1,12 +1,13 @@
-"""Training loops of plain PyTorch, each in processes of its own: two independent ones, DDP over gloo, and lock-free Hogwild."""
+"""Training loops of plain PyTorch, each in processes of its own: independent ones, ones in lockstep, DDP over gloo, and lock-free Hogwild."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,12 @@ def independent(course: Course, processes: int, threads: int = 1) -> float:
         return sum(race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
 
 
+def lockstep(course: Course, processes: int) -> float:
+    """As `independent`, but nobody begins a step before all have ended the one before: what waiting alone costs, without a byte sent."""
+    with Peers() as peers, _memory(8 * processes) as memory:
+        return sum(race([peers.start("lockstep", 1, _in_step, course, os.getpid(), memory, rank) for rank in range(processes)]))
+
+
 def ddp(course: Course, processes: int) -> float:
     """Samples per second of `DistributedDataParallel` over gloo; each process takes its own minibatches."""
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
@@ -50,13 +57,28 @@ def ddp(course: Course, processes: int) -> float:
 
 def hogwild(course: Course, processes: int) -> float:
     """Samples per second of processes that step parameters which they share, without a lock."""
-    with Peers() as peers:
-        memory = os.memfd_create("distbelief bench")
-        try:
-            os.ftruncate(memory, sum(p.numel() * 4 for p in resolve(course.task).model().parameters()))
-            return sum(race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
-        finally:
-            os.close(memory)
+    with Peers() as peers, _memory(sum(p.numel() * 4 for p in resolve(course.task).model().parameters())) as memory:
+        return sum(race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
+
+
+@contextlib.contextmanager
+def _memory(size: int) -> Iterator[int]:
+    """Memory of this process, that others map by its descriptor here."""
+    memory = os.memfd_create("distbelief bench")
+    try:
+        os.ftruncate(memory, size)
+        yield memory
+    finally:
+        os.close(memory)
+
+
+def _map(process: int, memory: int) -> mmap.mmap:
+    """The memory of another process."""
+    descriptor = os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
 
 
 def race(peers: list[Peer]) -> list[float]:
@@ -103,6 +125,20 @@ def _alone(connection: Connection, course: Course) -> None:
     _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr))
 
 
+def _in_step(connection: Connection, course: Course, supervisor: int, memory: int, rank: int) -> None:
+    task = resolve(course.task)
+    model = build_model(task, 0, "cpu")
+    sgd, done = _sgd(model, course.lr), memoryview(_map(supervisor, memory)).cast("q")
+
+    def step() -> None:
+        sgd()
+        done[rank] += 1
+        while min(done) < done[rank]:
+            os.sched_yield()
+
+    _run(connection, course, Trainer(task, model, course.batch_size, 0), step)
+
+
 def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     task = resolve(course.task)
@@ -113,8 +149,7 @@ def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: i
 def _hogwild(connection: Connection, course: Course, supervisor: int, memory: int, rank: int) -> None:
     task = resolve(course.task)
     model = build_model(task, 0, "cpu")
-    descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
-    shared = torch.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), dtype=torch.float32)
+    shared = torch.frombuffer(_map(supervisor, memory), dtype=torch.float32)
     position = 0
     for parameter in model.parameters():
         own = shared[position : position + parameter.numel()].view_as(parameter)

@@ -25,6 +25,7 @@ TASKS = {
 RATE = 0.01
 """Learning rate of every contender: plain SGD, slow enough that nobody diverges on a crowded machine."""
 PAIR = "two independent singles"
+LOCKSTEP = "two singles in lockstep"
 SYNCHRONOUS = "synchronous, 2 replicas"
 ALLREDUCE = "allreduce, 2 replicas"
 
@@ -91,6 +92,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
         "single, 1 thread": job(Single(optimizer=Optimizer("sgd", RATE))),
         "single, 2 threads": job(Single(optimizer=Optimizer("sgd", RATE)), threads=2),
         PAIR: partial(loops.independent, alone, 2),
+        LOCKSTEP: partial(loops.lockstep, alone, 2),
         **{
             f"downpour, {replicas} replicas, prefetch {prefetch}": downpour(replicas, prefetch)
             for replicas in options.replicas
