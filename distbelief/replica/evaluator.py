@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import Any
 
 from distbelief.core import events, messages, roles
@@ -11,6 +11,10 @@ from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.links import Links, refusal
 from distbelief.replica.vectors import Vectors
+
+
+TRIES = 20
+"""How often shards that are a round behind others are asked again, at most: parts of a checkpoint that is not exact stay different."""
 
 
 class Evaluator:
@@ -24,6 +28,7 @@ class Evaluator:
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
         self._links = Links(roles.EVALUATOR)
+        self._updates: dict[str, int] = {}
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
@@ -43,22 +48,26 @@ class Evaluator:
         yield Attach(plan, 0, 1)
         yield from self._links.reach(event)
         yield from self._fetch(plan, frozen=True)
-        number: int | None = None
+        number, tries = None, 0
         while True:
             arrival: Arrival = yield RECEIVE
             event = _expected(arrival)
             if isinstance(event, messages.Stop):
                 return
             if isinstance(event, messages.Evaluate):
-                number = event.number
+                number, tries = event.number, TRIES if plan.settings.in_rounds else 0
                 yield from self._fetch(plan, frozen=False)
             elif isinstance(event, messages.Fetched) and not self._links.stale(arrival):
                 self._links.answered(arrival.sender, event)
+                self._updates[arrival.sender] = event.version.updates
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)
             elif isinstance(event, messages.Welcome):
                 for shard in (yield from self._links.reach(event)):
                     yield from self._links.again(shard)
+            if number is not None and not self._links.missing and tries and (behind := self._behind(plan)):
+                tries -= 1
+                yield from self._fetch(plan, frozen=False, of=behind)
             if number is not None and not self._links.missing:
                 self.vectors.swap(0)
                 measured: Measured = yield Measure()
@@ -66,9 +75,16 @@ class Evaluator:
                 number = None
             yield from self._links.seek()
 
-    def _fetch(self, plan: Plan, frozen: bool) -> Generator[Effect, Any, None]:
-        """Ask every shard for its slice; where there are none, the worker reads what it measures."""
+    def _behind(self, plan: Plan) -> list[int]:
+        """The shards whose slices are of an earlier round than those of others."""
+        made = {i: self._updates.get(roles.shard(i), 0) for i, assignment in enumerate(plan.assignments) if assignment.moving.size}
+        return [i for i, updates in made.items() if updates < max(made.values())]
+
+    def _fetch(self, plan: Plan, frozen: bool, of: Collection[int] | None = None) -> Generator[Effect, Any, None]:
+        """Ask every shard (or some) for its slice; where there are none, the worker reads what it measures."""
         for index, assignment in enumerate(() if plan.settings.mapped else plan.assignments):
+            if of is not None and index not in of:
+                continue
             for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
                 if part.size:
                     yield self._links.ask(roles.shard(index), messages.Fetch(0, part.start, part.stop))

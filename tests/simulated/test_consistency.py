@@ -16,7 +16,8 @@ from torch import nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, records, upkeep
+from distbelief.core import messages, records, roles, upkeep
+from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.summary import Summary
@@ -575,3 +576,27 @@ def test_replay(plain: SimpleNamespace) -> None:
     seed = int(os.environ["DISTBELIEF_SEED"])
     print(draw(seed))
     hold(plain, seed)
+
+
+def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace) -> None:
+    """A slice that is a round behind the others is fetched again before anything is measured."""
+    weather, made, measured = Weather(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2), dict[str, int](), list[set[int]]()
+
+    class Watch:
+        def sent(self, sender: str, to: str, message: Message) -> None:
+            if isinstance(message, messages.Evaluated):
+                measured.append({*made.values()})
+
+        def delivered(self, sender: str, to: str, message: Message) -> None:
+            if to == roles.EVALUATOR and isinstance(message, messages.Fetched):
+                asked.append(sender)
+                made[sender] = message.version.updates
+
+    asked: list[str] = []
+    job = Job(task=plain.classes(plain.mlp), strategy=Synchronous(2, 3), epochs=20, batch_size=2)
+    run = Observed(job, Simulated(weather=weather, pace=Pace(step=1e-3)))
+    run.watch(Watch())
+    assert run.run().outcome == "done"
+    assert len(measured) >= 15
+    assert all(len(rounds) == 1 for rounds in measured), measured
+    assert len(asked) > len(made) * (len(measured) + 1), "no slice was a round behind: this run shows nothing"
