@@ -12,7 +12,6 @@ from distbelief.errors import JobFailed
 from distbelief.replica.links import Links, refusal
 from distbelief.replica.vectors import Vectors
 
-
 TRIES = 20
 """How often shards that are a round behind others are asked again, at most: parts of a checkpoint that is not exact stay different."""
 
