@@ -23,7 +23,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.hogwild import Hogwild
-from distbelief.runtime.mapped import Mapped, Stroke, lie_of
+from distbelief.runtime.mapped import MappedModel, Stroke
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
@@ -70,7 +70,7 @@ class Racing(Simulation):
     def mapping(self, plan: Plan) -> torch.Tensor:
         """The mapping, which is there once the first replica has a plan."""
         if self.memory is None:
-            self.memory, self.plan = torch.zeros(lie_of(plan.layout, plan.settings).length, dtype=torch.uint8), plan
+            self.memory, self.plan = torch.zeros(mapping.lie_of(plan.layout, plan.settings).length, dtype=torch.uint8), plan
         return self.memory
 
 
@@ -169,7 +169,7 @@ class _Computing(_Peer):
         job, settings, model = racing.job, racing.settings, racing._model()
         cast.check_model(settings, model)
         self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm)
-        self._mapped = Mapped(racing._flat(model), roles.index_of(role))
+        self._mapped = MappedModel(racing._flat(model), roles.index_of(role))
 
     def layout(self) -> Layout:
         return self._mapped.flat.layout
@@ -213,7 +213,7 @@ class _Phantom(_Peer):
         self._settings, racing = plan.settings, self._racing
         count = {"none": PARTS, "shard": plan.settings.shards, "global": 1}[plan.settings.locks]
         self._cut = mapping.ranges(plan.layout, min(count, plan.layout.parameters))
-        lie = lie_of(plan.layout, plan.settings)
+        lie = mapping.lie_of(plan.layout, plan.settings)
         memory = racing.mapping(plan)[lie.counts : lie.length].numpy().data.cast("q")
         self.counts = Counts(memory, plan.settings.replicas, roles.index_of(self._role))
 

@@ -10,7 +10,6 @@ import torch
 from distbelief.core import mapping
 from distbelief.core.counts import SAMPLES, Counts
 from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
-from distbelief.core.mapping import Lie
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
@@ -37,12 +36,7 @@ class _Piece(NamedTuple):
     """The parameter group of the model that they are of."""
 
 
-def lie_of(layout: Layout, settings: Settings) -> Lie:
-    """Where everything lies in the mapping of a job."""
-    return mapping.lie_of(layout, settings, len(mapping.trained(layout)) + settings.shards)
-
-
-class Mapped:
+class MappedModel:
     """One replica's model, optimizer and counts in a mapping.
 
     Args:
@@ -60,12 +54,12 @@ class Mapped:
 
         Args:
             plan: of the job.
-            memory: 1-D uint8, `lie_of(...).length` bytes.
+            memory: 1-D uint8, `mapping.lie_of(...).length` bytes.
             cut: parts in which an update is made where nothing is locked; one where none are given.
         """
         self._plan, layout, settings = plan, plan.layout, plan.settings
         check(layout, settings)
-        self._lie, self._key = lie_of(layout, settings), mapping.state_of(settings)
+        self._lie, self._key = mapping.lie_of(layout, settings), mapping.state_of(settings)
         self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
         self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
         self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)

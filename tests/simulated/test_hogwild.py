@@ -153,18 +153,22 @@ def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -
     torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
 
 
-def test_back_off_multiplies_the_rate_after_each_epoch(plain: SimpleNamespace) -> None:
+BACKED_OFF = (0.1, 0.05, 0.05, 0.025)
+"""The rates of four epochs: one, then two at half the rate, then four at a quarter."""
+
+
+def test_back_off_has_phases_that_grow_as_the_rate_falls(plain: SimpleNamespace) -> None:
     task = plain.classes(plain.mlp)
-    _, simulation = race(task, Hogwild(replicas=1), epochs=3, lr_schedule="backoff", lr_gamma=0.5)
-    expected = sequential(plain, task, torch.optim.SGD, 3, lambda epoch: 0.1 * 0.5**epoch)
+    _, simulation = race(task, Hogwild(replicas=1), epochs=4, lr_schedule="backoff", lr_gamma=0.5)
+    expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
     for ours, theirs in zip(weights(simulation), expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
     task = plain.classes(plain.mlp)
-    run = Observed(Job(task=task, strategy=Downpour(replicas=1, shards=1), epochs=3, batch_size=4, lr_schedule="backoff", lr_gamma=0.5)).run()
-    expected = sequential(plain, task, torch.optim.SGD, 3, lambda epoch: 0.1 * 0.5**epoch)
+    run = Observed(Job(task=task, strategy=Downpour(replicas=1, shards=1), epochs=4, batch_size=4, lr_schedule="backoff", lr_gamma=0.5)).run()
+    expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
     assert run.vector() == torch.cat([value.view(-1) for value in expected]).numpy().tobytes()
 
 
@@ -265,7 +269,9 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
         (Hogwild(optimizer=optim("adam")), {}, "--optimizer adam: its step needs several numbers of one moment"),
         (Hogwild(optimizer=optim("momentum", dampening=0.5)), {}, "dampening"),
         (Locking(locks="row"), {}, "--locks"),
-        (Locking(locks="global", shards=4), {}, "--shards 4: says how many ranges"),
+        (Locking(locks="global", shards=4), {}, "--shards 4 with --locks global: says how many ranges"),
+        (Locking(locks="none", shards=8), {}, "--shards 8 with --locks none: says how many ranges"),
+        (Locking(locks="shard", shards=-1), {}, "--shards -1: must be 1 or more"),
         (Locking(locks="shard", shards=104), {}, "--shards 104 is more than the model's 103 parameters"),
         (Hogwild(), {"device": "cuda"}, "--device cuda: strategy hogwild computes in memory that all replicas share"),
     ],
