@@ -46,8 +46,8 @@ class Job:
     """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three quarters of all), with backoff the
     first (none: 1)."""
     lr_gamma: float = field(default=0.0, kw_only=True)
-    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after each phase (0.37), the next of which is
-    longer by as much."""
+    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after each phase (0.37), by which the next
+    is longer."""
     lr_power: float = field(default=2.0, kw_only=True)
     """With --lr-schedule polynomial, its power."""
     warmup_epochs: float = field(default=0.0, kw_only=True)

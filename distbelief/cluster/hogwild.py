@@ -201,7 +201,7 @@ class _Phantom(_Peer):
 
     def layout(self) -> Layout:
         layout = self._racing._layout()
-        if any(mapping.is_sparse(layout, entry) for entry in mapping.trained(layout)):
+        if any(layout.is_sparse(entry) for entry in mapping.trained(layout)):
             raise UsageError("--phantom computes no gradients, and which rows an update writes to is in them: leave it off")
         return layout
 

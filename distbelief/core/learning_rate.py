@@ -42,7 +42,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     lr_power: float = 2.0
     """The power of polynomial."""
     warmup: str = "gradual"
-    """From the rate of the base batch (from none, before the first update, where it is not scaled) to the whole one in equal steps, or constant: in one."""
+    """From the rate of the base batch (from none, before the first update, where it is not scaled) to the whole one in equal steps, or
+    constant: in one."""
     warmup_epochs: float = 0.0
     lr_scaling: str = "none"
     """How the rate grows with the global batch."""

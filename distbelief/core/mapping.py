@@ -48,7 +48,7 @@ def check(settings: Settings) -> None:
         raise unknown("--locks", settings.locks, LOCKS)
     if settings.locks != "shard" and settings.shards != 1:
         raise UsageError(
-            f"--shards {settings.shards} with --locks {settings.locks}: says how many ranges have a lock of their own, which they have with --locks shard"
+            f"--shards {settings.shards} with --locks {settings.locks}: says how many ranges have a lock of their own; they do with --locks shard"
         )
 
 
@@ -82,11 +82,6 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
 def trained(layout: Layout) -> list[Entry]:
     """The parameters that are trained, in their order."""
     return [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
-
-
-def is_sparse(layout: Layout, entry: Entry) -> bool:
-    """Whether a parameter's gradients are some of its rows."""
-    return bool(layout.groups[entry.tensor.group].get("rows"))
 
 
 class Lie(msgspec.Struct, frozen=True):

@@ -98,7 +98,7 @@ class MappedModel:
     def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
         pairs = zip(mapping.trained(layout), self.flat.trained, strict=True)
-        return [(entry, source) for entry, source in pairs if mapping.is_sparse(layout, entry) == sparse]
+        return [(entry, source) for entry, source in pairs if layout.is_sparse(entry) == sparse]
 
     def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
         """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""
@@ -123,8 +123,7 @@ class MappedModel:
         """The pieces by the parameter groups of the model, with what those set for themselves."""
         groups: dict[int, dict[str, Any]] = {}
         for piece in pieces:
-            own = {option: value for option, value in self._plan.layout.groups[piece.group].items() if option != "rows"}
-            groups.setdefault(piece.group, {**own, "params": []})["params"].append(piece.parameter)
+            groups.setdefault(piece.group, {**self._plan.layout.stepped(piece.group), "params": []})["params"].append(piece.parameter)
         return list(groups.values())
 
     # a step
@@ -174,7 +173,7 @@ class MappedModel:
                 value.copy_(arrays[name])
             elif initial and name.endswith(".sum"):
                 value.fill_(float(initial))  # type: ignore[arg-type]
-        self._steps.fill_(float(self._steps[0]))
+        self._steps.fill_(float(self._steps.max()))
 
     def live(self) -> None:
         """Have the model's tensors be those of the mapping."""
@@ -189,7 +188,7 @@ class MappedModel:
             if section.kind == "parameter" and self._key:
                 arrays[f"state.{number}.{self._key}"] = self._state[section.start : section.stop].view(getattr(torch, section.dtype))
                 if self._key == "sum":
-                    arrays[f"state.{number}.step"] = self._steps[0]
+                    arrays[f"state.{number}.step"] = self._steps[number]  # of one piece, as each of them counts; a file shares no memory
         return arrays
 
 
@@ -219,13 +218,24 @@ def check(layout: Layout, settings: Settings) -> None:
     Raises:
         UsageError: naming what, and the remedy.
     """
-    name, optimizer = settings.consistency, settings.optimizer
     for entry in mapping.trained(layout):
         if entry.tensor.dtype in ("bfloat16", "float16"):
             raise UsageError(
-                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {name} has none; use float32"
+                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {settings.consistency} has none;"
+                " use float32"
             )
-        if not mapping.is_sparse(layout, entry):
+    check_rows(layout, settings)
+
+
+def check_rows(layout: Layout, settings: Settings) -> None:
+    """Refuse what cannot be done with gradients that are some rows of a parameter.
+
+    Raises:
+        UsageError: naming what, and the remedy.
+    """
+    optimizer = settings.optimizer
+    for entry in mapping.trained(layout):
+        if not layout.is_sparse(entry):
             continue
         extra = next((option for option in ("momentum", "weight_decay", "nesterov", "maximize") if optimizer.options.get(option)), "")
         if optimizer.name not in mapping.SPARSE or extra:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.single import SingleLoop
 from distbelief.core import records, upkeep
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Hogwild, Locking
+from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.strategy import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
 from distbelief.tasks import Task, TensorData
+from distbelief.tasks.worker import build_model
 from distbelief.testing.simulations import Observed, draw_pace, draw_revivals, draw_weather
 from distbelief.transport.virtual import Weather
 
@@ -118,6 +124,68 @@ def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str,
     found = {value.shape: value for value in weights(simulation)}
     for theirs in expected:
         assert torch.equal(found[theirs.shape], theirs)
+    if way == "hogwild":
+        for ours, theirs in zip(alone(Single(optim(optimizer, lr=0.05)), "", 3).parameters(), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def alone(strategy: Single, folder: str, epochs: int, checkpoint: Path | None = None) -> nn.Module:
+    """The model of the plain loop at its end, from a checkpoint or from the beginning."""
+    job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0)
+    model = build_model(bags(), 0, "cpu")
+    loop = SingleLoop(bags(), model, job.settings(), lambda _: None, lambda: None, folder)
+    if checkpoint is None:
+        loop.run()
+    else:
+        manifest = read_manifest(checkpoint)
+        loop.run(str(checkpoint), manifest.position, manifest.samples, manifest.number + 1)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_checkpoint_of_sparse_gradients_goes_on_anywhere(tmp_path: Path, optimizer: str) -> None:
+    """Hogwild, alone, and back: the same bits as alone all the way; a server goes on from it too."""
+    stepped = optim(optimizer, lr=0.05)
+    for epochs, strategy in enumerate((Hogwild(1, stepped), Single(stepped), Hogwild(1, stepped)), 1):
+        if isinstance(strategy, Single):
+            alone(strategy, str(tmp_path), epochs, Checkpoints(tmp_path).latest())
+        else:
+            job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=epochs > 1)
+            Simulated().run(job)
+    expected = alone(Single(stepped), "", 3).state_dict()
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(value, expected[name])
+    job = Job(bags(), Downpour(2, 3, stepped), epochs=4, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=True)
+    assert Simulated().run(job)["samples"] == 4 * 22
+
+
+DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchronous(1, 2), Allreduce(1)]
+
+
+@pytest.mark.parametrize("strategy", DENSE, ids=lambda strategy: f"{strategy.name} {strategy.shards}")
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
+    """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any optimizer, and with clipping."""
+    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=0.05)})
+    clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
+    job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
+    run = Observed(job, Simulated(weather=SLOW, pace=STEADY))
+    run.run()
+    dense = dataclasses.replace(bags(), model=lambda: Bag(sparse=False))
+    options = {
+        "push_every": getattr(strategy, "push_every", 1),
+        "groups": lambda model: [{"params": list(part.parameters())} for part in model.children()],
+    }
+    expected = plain.sequential(dense, optimizer, lr=0.05, epochs=2, clip_norm=clip, **options)
+    simulation: Any = run.simulation
+    if isinstance(strategy, Allreduce):
+        found = simulation.peers["replica 0"].whole.flat.module.state_dict()
+    else:
+        vector = torch.cat([shard.held.moving() for shard in simulation.shards])
+        entries = simulation.coordinator.plan.layout.entries
+        found = {e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float32).view(e.tensor.shape) for e in entries}
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 def test_a_sparse_update_writes_to_its_rows_only() -> None:
@@ -287,12 +355,17 @@ def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, o
         (Hogwild(optimizer=optim("momentum")), {}, "--optimizer momentum: the gradients of 'rows.weight' are some of its rows"),
         (Hogwild(optimizer=optim("sgd", weight_decay=0.1)), {}, "option weight_decay"),
         (Hogwild(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
-        (Downpour(), {}, "train with hogwild or locking"),
+        (Single(optim("adam")), {}, "--optimizer adam: the gradients of 'rows.weight' are some of its rows"),
+        (Single(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
     ],
 )
 def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
+    job = Job(task=bags(), strategy=strategy, batch_size=4, **options)
     with pytest.raises(UsageError, match=said):
-        Observed(Job(task=bags(), strategy=strategy, batch_size=4, **options)).run()
+        if isinstance(strategy, Single):
+            SingleLoop(bags(), build_model(bags(), 0, "cpu"), job.settings(), lambda _: None, lambda: None)
+        else:
+            Observed(job).run()
 
 
 def test_a_phantom_knows_no_rows() -> None:
