@@ -361,11 +361,15 @@ def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, o
 )
 def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
     job = Job(task=bags(), strategy=strategy, batch_size=4, **options)
-    with pytest.raises(UsageError, match=said):
+
+    def begin() -> None:
         if isinstance(strategy, Single):
             SingleLoop(bags(), build_model(bags(), 0, "cpu"), job.settings(), lambda _: None, lambda: None)
         else:
             Observed(job).run()
+
+    with pytest.raises(UsageError, match=said):
+        begin()
 
 
 def test_a_phantom_knows_no_rows() -> None:
