@@ -189,8 +189,7 @@ class _Computing(_Peer):
         self._mapped.begin(arrays, facts)
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        self._mapped.live()
-        self.counts.look()
+        self._mapped.look()
         computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
         self._racing.clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
         return None

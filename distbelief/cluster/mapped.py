@@ -46,7 +46,6 @@ class MappedReplica:
         self.mapped = MappedModel(flat, roles.index_of(role), os.getpid())
         self._locks = Locks(self._descriptor, lambda process: self.mapped.counts.holder(process))
         self._left: list[Stroke] | None = None
-        self._live = False
         self.store = Store(spec.run)
 
     def story(self, incarnation: int) -> Hogwild:
@@ -66,10 +65,7 @@ class MappedReplica:
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         """The gradient of a minibatch at the parameters as they are."""
-        if not self._live:
-            self.mapped.live()
-            self._live = True
-        self.mapped.counts.look()
+        self.mapped.look()
         return self._compute(batch)
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:

@@ -47,7 +47,7 @@ class MappedModel:
 
     def __init__(self, flat: FlatModule, index: int, process: int = 0) -> None:
         self.flat, self._index, self._process = flat, index, process
-        self._factor = 1.0
+        self._factor, self._live = 1.0, False
 
     def bind(self, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
         """Have the model live in a mapping from here on.
@@ -74,6 +74,12 @@ class MappedModel:
         self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
         self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
         self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
+        named = dict(self.flat.module.named_buffers()) if self._locks != "none" else {}
+        self._buffers = [
+            (named[e.tensor.name], self._vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape))
+            for e in layout.entries
+            if e.tensor.kind == "buffer" and named
+        ]
         if self._sparse:
             torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
 
@@ -140,9 +146,16 @@ class MappedModel:
             if source.grad is not None:
                 locks, size = self._touched(entry, source.grad)
                 found.append(Stroke(locks, size, step))
+        if self._buffers:
+            found.append(Stroke((0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry))
         if self._locks == "global":
             return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
         return found
+
+    def _carry(self) -> None:
+        """Have the buffers that the forward pass has written be those of the mapping."""
+        for own, there in self._buffers:
+            there.copy_(own)
 
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
         """The ranges that a gradient's rows lie in, where these are locked, and the bytes of the rows."""
@@ -175,10 +188,17 @@ class MappedModel:
                 value.fill_(float(initial))  # type: ignore[arg-type]
         self._steps.fill_(float(self._steps.max()))
 
-    def live(self) -> None:
-        """Have the model's tensors be those of the mapping."""
-        self.flat.swap(0)
-        self.counts.sign(self._process)
+    def look(self) -> None:
+        """Begin a step: the model's tensors are those of the mapping, but for buffers where there are locks, which are a copy of them as they are."""
+        if not self._live:
+            self.flat.swap(0)
+            self.counts.sign(self._process)
+            for own, there in self._buffers:
+                own.data = there.clone()
+            self._live = True
+        for own, there in self._buffers:
+            own.copy_(there)
+        self.counts.look()
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """`vector.moving`, `vector.frozen` and `state.<section>.<key>`, as views."""

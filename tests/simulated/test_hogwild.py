@@ -20,6 +20,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.single import SingleLoop
 from distbelief.core import records, upkeep
+from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -108,6 +109,38 @@ def test_one_replica_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, way: 
     _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
     for ours, theirs in zip(weights(simulation), sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Tanh(), nn.Linear(10, 3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNamespace, way: str) -> None:
+    task = plain.classes(normalised, samples=20)
+    run, simulation = race(task, WAYS[way](replicas=1), epochs=3)
+    vector = simulation.vector()
+    for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
+        t, expected = entry.tensor, plain.sequential(task, "sgd", lr=0.1, epochs=3)
+        assert torch.equal(vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape), expected[t.name]), t.name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(plain: SimpleNamespace, way: str) -> None:
+    """Under locks they are written with the update, under the lock of the first range or the one of all."""
+    _, simulation = race(plain.classes(normalised), WAYS[way](replicas=2), epochs=1)
+    peer, (start, stop) = simulation.peers["replica 0"], (simulation.plan.layout.trained.stop, simulation.plan.layout.moving)  # type: ignore[union-attr]
+    before = simulation.vector()[start:stop].clone()
+    peer._mapped.look()  # type: ignore[attr-defined]
+    peer._trainer.compute(Batch(0, 0))  # type: ignore[attr-defined]
+    written = not torch.equal(simulation.vector()[start:stop], before)
+    assert written == (way in ("hogwild", "none"))
+    if not written:
+        last = peer.strokes()[-1]
+        with torch.no_grad():
+            last.act()
+        assert last.locks == (0,)
+        assert not torch.equal(simulation.vector()[start:stop], before)
 
 
 @pytest.mark.parametrize("way", WAYS)
