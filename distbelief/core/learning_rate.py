@@ -73,7 +73,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             needs = "is what --lr-scaling linear or sqrt scales from: give both or neither"
             raise UsageError(f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is for {needs}")
         if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
-            raise UsageError("--warmup constant keeps the rate of the base batch for --warmup-epochs: set these, --base-batch and --lr-scaling")
+            needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
+            raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
         for name, words in OWN.items():
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:
