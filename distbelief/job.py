@@ -41,15 +41,17 @@ class Job:
     """Samples in a minibatch of one replica."""
     lr_schedule: str = "constant"
     """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or backoff (smaller after
-    each epoch)."""
+    phases that grow)."""
     lr_steps: tuple[float, ...] = field(default=(), kw_only=True)
-    """With --lr-schedule step, the epochs after which the rate becomes smaller; none: half and three quarters of all."""
+    """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three quarters of all), with backoff the
+    first (none: 1)."""
     lr_gamma: float = field(default=0.0, kw_only=True)
-    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after every one (0.9)."""
+    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after each phase (0.37), by which the next
+    is longer."""
     lr_power: float = field(default=2.0, kw_only=True)
     """With --lr-schedule polynomial, its power."""
     warmup_epochs: float = field(default=0.0, kw_only=True)
-    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from 0."""
+    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from none."""
     warmup: str = field(default="gradual", kw_only=True)
     """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
     clip_norm: float = 0.0

@@ -92,7 +92,7 @@ def check_model(settings: Settings, model: nn.Module) -> None:
         UsageError: naming the part of it, and the remedy.
     """
     if settings.mapped:
-        check(layout_of(model, rows=True), settings)
+        check(layout_of(model), settings)
     if settings.descent is None:
         return
     for name, part in model.named_modules():

@@ -41,7 +41,7 @@ def evaluate(run: str | Path, data_dir: str | None = None, device: str = "cpu") 
         raise DataError(why)
     task = resolve(reference, data_dir)
     model = build_model(task, int(job.get("seed", 0)), device)
-    model.load_state_dict(load_weights(folder.model, layout_of(model, rows=True)))
+    model.load_state_dict(load_weights(folder.model, layout_of(model)))
     measured = measure(task, model)
     assert task.test is not None
     return {

@@ -23,7 +23,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.hogwild import Hogwild
-from distbelief.runtime.mapped import Mapped, Stroke, lie_of
+from distbelief.runtime.mapped import MappedModel, Stroke
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
@@ -70,7 +70,7 @@ class Racing(Simulation):
     def mapping(self, plan: Plan) -> torch.Tensor:
         """The mapping, which is there once the first replica has a plan."""
         if self.memory is None:
-            self.memory, self.plan = torch.zeros(lie_of(plan.layout, plan.settings).length, dtype=torch.uint8), plan
+            self.memory, self.plan = torch.zeros(mapping.lie_of(plan.layout, plan.settings).length, dtype=torch.uint8), plan
         return self.memory
 
 
@@ -169,7 +169,7 @@ class _Computing(_Peer):
         job, settings, model = racing.job, racing.settings, racing._model()
         cast.check_model(settings, model)
         self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm)
-        self._mapped = Mapped(racing._flat(model), roles.index_of(role))
+        self._mapped = MappedModel(racing._flat(model), roles.index_of(role))
 
     def layout(self) -> Layout:
         return self._mapped.flat.layout
@@ -189,8 +189,7 @@ class _Computing(_Peer):
         self._mapped.begin(arrays, facts)
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        self._mapped.live()
-        self.counts.look()
+        self._mapped.look()
         computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
         self._racing.clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
         return None
@@ -201,7 +200,7 @@ class _Phantom(_Peer):
 
     def layout(self) -> Layout:
         layout = self._racing._layout()
-        if any(mapping.is_sparse(layout, entry) for entry in mapping.trained(layout)):
+        if any(layout.is_sparse(entry) for entry in mapping.trained(layout)):
             raise UsageError("--phantom computes no gradients, and which rows an update writes to is in them: leave it off")
         return layout
 
@@ -213,7 +212,7 @@ class _Phantom(_Peer):
         self._settings, racing = plan.settings, self._racing
         count = {"none": PARTS, "shard": plan.settings.shards, "global": 1}[plan.settings.locks]
         self._cut = mapping.ranges(plan.layout, min(count, plan.layout.parameters))
-        lie = lie_of(plan.layout, plan.settings)
+        lie = mapping.lie_of(plan.layout, plan.settings)
         memory = racing.mapping(plan)[lie.counts : lie.length].numpy().data.cast("q")
         self.counts = Counts(memory, plan.settings.replicas, roles.index_of(self._role))
 

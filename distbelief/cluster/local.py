@@ -213,7 +213,7 @@ def _check_cut(task: Task, settings: Settings) -> None:
     from distbelief.tasks.worker import build_model
 
     with torch.random.fork_rng(devices=[]):
-        cut(layout_of(build_model(task, settings.seed, "cpu"), rows=settings.mapped), settings.shards)
+        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
 
 
 def listen_at(bind: str, role: str) -> str:

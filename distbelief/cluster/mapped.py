@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from distbelief.cluster.spec import Spec
-from distbelief.core import roles
+from distbelief.core import mapping, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.record.restore import Store
 from distbelief.replica.hogwild import Hogwild
-from distbelief.runtime.mapped import Mapped, Stroke, lie_of
+from distbelief.runtime.mapped import MappedModel, Stroke
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
@@ -43,10 +43,9 @@ class MappedReplica:
         self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, settings.clip_norm)
         self._compute = padded(self._trainer.compute)
         self._descriptor = open_memory(spec)
-        self.mapped = Mapped(flat, roles.index_of(role), os.getpid())
+        self.mapped = MappedModel(flat, roles.index_of(role), os.getpid())
         self._locks = Locks(self._descriptor, lambda process: self.mapped.counts.holder(process))
         self._left: list[Stroke] | None = None
-        self._live = False
         self.store = Store(spec.run)
 
     def story(self, incarnation: int) -> Hogwild:
@@ -66,10 +65,7 @@ class MappedReplica:
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         """The gradient of a minibatch at the parameters as they are."""
-        if not self._live:
-            self.mapped.live()
-            self._live = True
-        self.mapped.counts.look()
+        self.mapped.look()
         return self._compute(batch)
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
@@ -121,7 +117,7 @@ def open_memory(spec: Spec) -> int:
 
 def memory_of(descriptor: int, plan: Plan) -> torch.Tensor:
     """The mapping of a job (1-D uint8), as long as it must be."""
-    length = lie_of(plan.layout, plan.settings).length
+    length = mapping.lie_of(plan.layout, plan.settings).length
     if os.fstat(descriptor).st_size < length:
         os.ftruncate(descriptor, length)
     return torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)

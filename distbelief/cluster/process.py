@@ -295,7 +295,7 @@ class _Process:
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
         if self.spec.init_from:
-            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model, rows=True)))
+            model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
         return model
 
     def _flat(self, model: nn.Module) -> FlatModule:

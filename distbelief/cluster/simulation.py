@@ -186,7 +186,7 @@ class Simulation:
     def _model(self) -> nn.Module:
         model = build_model(self.task, self.job.seed, self.job.device)
         if self.job.init_from:
-            model.load_state_dict(load_weights(self.job.init_from, layout_of(model, rows=True)))
+            model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
         return model
 
     def _add_shard(self, index: int, incarnation: int = 0) -> None:

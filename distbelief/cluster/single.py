@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbelief.core import records, roles
+from distbelief.core import mapping, records, roles
 from distbelief.core.effects import Batch
 from distbelief.core.layout import Layout
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import START, Dealer, Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
@@ -24,6 +25,7 @@ from distbelief.errors import CheckpointError, TrainingError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
+from distbelief.runtime.mapped import check_rows
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
@@ -60,10 +62,10 @@ class SingleLoop:
         self.task, self.model, self.settings, self._note, self._stopped = task, model, settings, note, stopped
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
         groups = groups_of(model, settings.optimizer)
-        self._flat = FlatModule(model, groups)
-        trained = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups or [{"params": model.parameters()}]]
-        self._optimizer = optimizers.build(settings.optimizer, trained)
-        self._update = torch.no_grad()(optimizers.stepper(self._optimizer))
+        self._flat = FlatModule(model, groups, rows=True)
+        check_rows(self._flat.layout, settings)
+        self._optimizers = _build(settings.optimizer, self._flat, groups or [{"params": list(model.parameters())}])
+        self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
         self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
         self._steps = self._samples = 0
@@ -123,9 +125,11 @@ class SingleLoop:
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )
         factor = self._plan.factor(self._samples)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.optimizer.lr * factor
-        self._update()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.settings.optimizer.lr * factor
+        for update in self._update:
+            update()
         self._steps += 1
         self._samples += computed.samples
         since = self._since
@@ -163,7 +167,7 @@ class SingleLoop:
         error = ""
         facts = {"updates": self._steps, "samples": self._samples, "staleness": {"0": self._steps}}
         try:
-            self._store.save_part(self._number, "shard-0", _arrays(self._flat, self._optimizer), facts)
+            self._store.save_part(self._number, "shard-0", _arrays(self._flat, self._optimizers), facts)
             self._store.commit(self._number, self._plan, self._dealer.position(), self._samples)
         except CheckpointError as failed:
             error = str(failed)
@@ -181,7 +185,19 @@ class SingleLoop:
                 members = [tensors[name] for name in names]
                 for parameter, part in zip(members, _parts(arrays[f"state.{number}.{key}"], members), strict=True):
                     states.setdefault(parameter, {})[key] = part
-        _restore(self._optimizer, states)
+        for optimizer in self._optimizers:
+            _restore(optimizer, states)
+
+
+def _build(settings: Optimizer, flat: FlatModule, groups: Sequence[Mapping[str, Any]]) -> list[torch.optim.Optimizer]:
+    """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not take; one of them, or both."""
+    layout = flat.layout
+    rows = {id(p) for entry, p in zip(mapping.trained(layout), flat.trained, strict=True) if layout.is_sparse(entry)}
+    both = [
+        [{**group, "params": [p for p in group["params"] if p.requires_grad and (id(p) in rows) == sparse]} for group in groups]
+        for sparse in (False, True)
+    ]
+    return [optimizers.build(settings, own, sparse) for own, sparse in zip(both, (False, True), strict=True) if any(g["params"] for g in own)]
 
 
 def _members(layout: Layout) -> dict[int, list[str]]:
@@ -190,9 +206,10 @@ def _members(layout: Layout) -> dict[int, list[str]]:
     return {i: [e.tensor.name for e in layout.entries if s.start <= e.start < s.stop and e.tensor.kind == "parameter"] for i, s in sections}
 
 
-def _arrays(flat: FlatModule, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
     """The model and the optimizer's state as the arrays of one shard, which has float32 masters and states of parameters of a lower precision."""
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
+    made = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
     vector = torch.zeros(layout.total, dtype=torch.uint8)
     flat.write(vector)
     arrays = {"vector.moving": vector[: layout.moving], "vector.frozen": vector[layout.moving :]}
@@ -201,7 +218,7 @@ def _arrays(flat: FlatModule, optimizer: torch.optim.Optimizer) -> dict[str, tor
         dtype = getattr(torch, section.dtype)
         if dtype in MASTERED:
             arrays[f"master.{number}"] = vector[section.start : section.stop].view(dtype).float()
-        states: list[dict[str, Any]] = [optimizer.state.get(tensors[name], {}) for name in names]
+        states: list[dict[str, Any]] = [made.get(tensors[name], {}) for name in names]
         for key in dict.fromkeys(key for state in states for key in state):
             known = {name: state[key] for name, state in zip(names, states, strict=True) if state.get(key) is not None}
             if known and all(isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for name, v in known.items()):

@@ -87,7 +87,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
     sections: tuple[Section, ...]
     groups: tuple[dict[str, float], ...]
-    """What each parameter group sets for itself (`lr`, `weight_decay`), by group number."""
+    """What each parameter group sets for itself (`lr`, `weight_decay`), by group number, and `rows` where gradients may be some rows."""
     aliases: dict[str, str]
     """Other names of tied tensors, to the name under which they are laid out."""
     moving: int
@@ -104,6 +104,14 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     def trained(self) -> Range:
         """The bytes of the trained parameters, without buffers."""
         return Range(0, max((s.stop for s in self.sections if s.kind == "parameter"), default=0))
+
+    def is_sparse(self, entry: Entry) -> bool:
+        """Whether a parameter's gradients may be some of its rows."""
+        return "rows" in self.groups[entry.tensor.group]
+
+    def stepped(self, group: int) -> dict[str, float]:
+        """What a parameter group sets for the optimizer."""
+        return {option: value for option, value in self.groups[group].items() if option != "rows"}
 
     def pieces(self, within: Range) -> tuple[Section, ...]:
         """The parts of sections that lie in a range, in order."""

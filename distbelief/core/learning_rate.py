@@ -36,13 +36,14 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 1
     lr_schedule: str = "constant"
     lr_steps: tuple[float, ...] = ()
-    """The epochs after which step makes the rate smaller; none: half and three quarters of all."""
+    """The epochs after which step makes the rate smaller; none: half and three quarters of all. Of backoff: the first of them; none: 1."""
     lr_gamma: float = 0.0
-    """What step multiplies the rate with at each, and backoff after every epoch; 0: as `GAMMAS` has it."""
+    """What step and backoff multiply the rate with at each; 0: as `GAMMAS` has it."""
     lr_power: float = 2.0
     """The power of polynomial."""
     warmup: str = "gradual"
-    """From the rate of the base batch (from 0 where it is not scaled) to the whole one in equal steps, or constant: in one."""
+    """From the rate of the base batch (from none, before the first update, where it is not scaled) to the whole one in equal steps, or
+    constant: in one."""
     warmup_epochs: float = 0.0
     lr_scaling: str = "none"
     """How the rate grows with the global batch."""
@@ -72,7 +73,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             needs = "is what --lr-scaling linear or sqrt scales from: give both or neither"
             raise UsageError(f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is for {needs}")
         if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
-            raise UsageError("--warmup constant keeps the rate of the base batch for --warmup-epochs: set these, --base-batch and --lr-scaling")
+            needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
+            raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
         for name, words in OWN.items():
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:
@@ -80,33 +82,36 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(f"--{name.replace('_', '-')} {value}: belongs to --lr-schedule {whose}, and this one is {self.lr_schedule}")
         if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < epoch < self.epochs for epoch in self.lr_steps):
             raise UsageError(f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is {self.epochs}")
+        if self.lr_schedule == "backoff" and len(self.lr_steps) > 1:
+            raise UsageError(f"--lr-steps {self.lr_steps}: --lr-schedule backoff needs the first only, the others follow from --lr-gamma")
         if not 0 < self.lr_power < math.inf:
             raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
         if not 0 <= self.lr_gamma <= 1:
             raise UsageError(f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: from 0 (as the schedule has it) to 1")
 
     def factor(self, samples: int, of_epoch: int, batch: int) -> float:
-        """The factor on the base rate.
+        """The factor on the base rate, for one update.
 
         Args:
-            samples: that have been applied.
+            samples: that have been applied before it.
             of_epoch: samples in an epoch.
-            batch: samples in an update.
+            batch: samples in it.
         """
         if of_epoch < 1:
             raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
         total, warming = of_epoch * self.epochs, self.warmup_epochs * of_epoch
         scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
         if samples < warming:
-            start = 1.0 if self.base_batch else 0.0
-            return start + (scale - start) * samples / warming if self.warmup == "gradual" else start
+            if self.warmup == "constant":
+                return 1.0
+            # the first update is made at the rate of the base batch, or, as torch's LinearLR has it, at one step from none, since none moves nothing
+            return 1.0 + (scale - 1.0) * samples / warming if self.base_batch else min(1.0, (samples + batch) / warming)
         since = (samples - warming) / (total - warming) if total > warming else 1.0
         return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since)))
 
 
-GAMMAS = {"step": 0.1, "backoff": 0.9}
-"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: as in the experiments of Niu et al. 2011,
-after every pass; the paper's analysis has phases that grow as the rate falls)."""
+GAMMAS = {"step": 0.1, "backoff": 0.37}
+"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: what Niu et al. 2011 find best)."""
 
 
 def _gamma(rate: LearningRate) -> float:
@@ -118,15 +123,25 @@ def _step(rate: LearningRate, at: Moment) -> float:
     return math.prod(_gamma(rate) for epoch in steps if at.epoch >= epoch)
 
 
+def _backoff(rate: LearningRate, at: Moment) -> float:
+    """Phases that grow as the rate falls: K epochs at the rate, K / gamma at gamma times the rate, and so on (Niu et al. 2011, section 4)."""
+    gamma, first = _gamma(rate), rate.lr_steps[0] if rate.lr_steps else 1.0
+    if gamma == 1.0:
+        return 1.0
+    # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; the last digits of a logarithm decide nothing
+    phase = math.log1p(min(at.epoch, rate.epochs) / first * (1.0 / gamma - 1.0)) / -math.log(gamma)
+    return gamma ** int(phase + 1e-9)
+
+
 SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
     "constant": lambda _, _at: 1.0,
     "linear": lambda _, at: 1.0 - at.since,
     "polynomial": lambda rate, at: (1.0 - at.since) ** rate.lr_power,
     "cosine": lambda _, at: 0.5 * (1.0 + math.cos(math.pi * at.since)),
     "step": _step,
-    "backoff": lambda rate, at: _gamma(rate) ** int(min(at.epoch, rate.epochs)),
+    "backoff": _backoff,
 }
 """The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up."""
 
-OWN = {"lr_steps": ("step",), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
+OWN = {"lr_steps": tuple(GAMMAS), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
 """The settings of some schedules only."""

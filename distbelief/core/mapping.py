@@ -46,8 +46,10 @@ def check(settings: Settings) -> None:
         )
     if settings.locks not in LOCKS:
         raise unknown("--locks", settings.locks, LOCKS)
-    if settings.locks != "shard" and settings.shards not in (1, RANGES):
-        raise UsageError(f"--shards {settings.shards}: says how many ranges have a lock of their own, which they have with --locks shard")
+    if settings.locks != "shard" and settings.shards != 1:
+        raise UsageError(
+            f"--shards {settings.shards} with --locks {settings.locks}: says how many ranges have a lock of their own; they do with --locks shard"
+        )
 
 
 def state_of(settings: Settings) -> str:
@@ -82,11 +84,6 @@ def trained(layout: Layout) -> list[Entry]:
     return [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
 
 
-def is_sparse(layout: Layout, entry: Entry) -> bool:
-    """Whether a parameter's gradients are some of its rows."""
-    return bool(layout.groups[entry.tensor.group].get("rows"))
-
-
 class Lie(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
@@ -104,13 +101,14 @@ class Lie(msgspec.Struct, frozen=True):
     length: int
 
 
-def lie_of(layout: Layout, settings: Settings, pieces: int = 1) -> Lie:
-    """Where everything lies, for a job's layout and settings; the optimizer steps the vector in at most so many pieces."""
+def lie_of(layout: Layout, settings: Settings) -> Lie:
+    """Where everything lies, for a job's layout and settings."""
 
     def after(start: int, size: int) -> int:
         return -(-(start + size) // ALIGNMENT) * ALIGNMENT
 
     state = after(0, layout.total)
     steps = after(state, layout.moving if state_of(settings) else 0)
+    pieces = len(trained(layout)) + settings.shards  # in at most so many the optimizer steps the vector
     counts = after(steps, pieces * ITEM_SIZES["float32"])
     return Lie(state, steps, counts, counts + 8 * size_of(settings.replicas))

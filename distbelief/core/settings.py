@@ -140,8 +140,9 @@ class Settings(LearningRate, frozen=True):
 
     @property
     def global_batch(self) -> int:
-        """Samples in an update of a job in rounds, when all take part."""
-        return (self.replicas - self.backup_workers) * self.batch_size * self.push_every
+        """Samples in an update, when all take part."""
+        together = self.replicas - self.backup_workers if self.in_rounds or self.among_themselves else 1
+        return (self.replicas // self.n if self.consistency == "softsync" else together) * self.batch_size * self.push_every
 
     @property
     def attends(self) -> bool:

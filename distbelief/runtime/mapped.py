@@ -10,7 +10,6 @@ import torch
 from distbelief.core import mapping
 from distbelief.core.counts import SAMPLES, Counts
 from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
-from distbelief.core.mapping import Lie
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
@@ -37,12 +36,7 @@ class _Piece(NamedTuple):
     """The parameter group of the model that they are of."""
 
 
-def lie_of(layout: Layout, settings: Settings) -> Lie:
-    """Where everything lies in the mapping of a job."""
-    return mapping.lie_of(layout, settings, len(mapping.trained(layout)) + settings.shards)
-
-
-class Mapped:
+class MappedModel:
     """One replica's model, optimizer and counts in a mapping.
 
     Args:
@@ -53,19 +47,19 @@ class Mapped:
 
     def __init__(self, flat: FlatModule, index: int, process: int = 0) -> None:
         self.flat, self._index, self._process = flat, index, process
-        self._factor = 1.0
+        self._factor, self._live = 1.0, False
 
     def bind(self, plan: Plan, memory: torch.Tensor, cut: Sequence[Range] = ()) -> None:
         """Have the model live in a mapping from here on.
 
         Args:
             plan: of the job.
-            memory: 1-D uint8, `lie_of(...).length` bytes.
+            memory: 1-D uint8, `mapping.lie_of(...).length` bytes.
             cut: parts in which an update is made where nothing is locked; one where none are given.
         """
         self._plan, layout, settings = plan, plan.layout, plan.settings
         check(layout, settings)
-        self._lie, self._key = lie_of(layout, settings), mapping.state_of(settings)
+        self._lie, self._key = mapping.lie_of(layout, settings), mapping.state_of(settings)
         self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
         self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
         self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)
@@ -80,6 +74,12 @@ class Mapped:
         self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
         self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
         self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
+        named = dict(self.flat.module.named_buffers()) if self._locks != "none" else {}
+        self._buffers = [
+            (named[e.tensor.name], self._vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape))
+            for e in layout.entries
+            if e.tensor.kind == "buffer" and named
+        ]
         if self._sparse:
             torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
 
@@ -104,7 +104,7 @@ class Mapped:
     def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
         pairs = zip(mapping.trained(layout), self.flat.trained, strict=True)
-        return [(entry, source) for entry, source in pairs if mapping.is_sparse(layout, entry) == sparse]
+        return [(entry, source) for entry, source in pairs if layout.is_sparse(entry) == sparse]
 
     def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
         """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""
@@ -129,8 +129,7 @@ class Mapped:
         """The pieces by the parameter groups of the model, with what those set for themselves."""
         groups: dict[int, dict[str, Any]] = {}
         for piece in pieces:
-            own = {option: value for option, value in self._plan.layout.groups[piece.group].items() if option != "rows"}
-            groups.setdefault(piece.group, {**own, "params": []})["params"].append(piece.parameter)
+            groups.setdefault(piece.group, {**self._plan.layout.stepped(piece.group), "params": []})["params"].append(piece.parameter)
         return list(groups.values())
 
     # a step
@@ -147,9 +146,16 @@ class Mapped:
             if source.grad is not None:
                 locks, size = self._touched(entry, source.grad)
                 found.append(Stroke(locks, size, step))
+        if self._buffers:
+            found.append(Stroke((0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry))
         if self._locks == "global":
             return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
         return found
+
+    def _carry(self) -> None:
+        """Have the buffers that the forward pass has written be those of the mapping."""
+        for own, there in self._buffers:
+            there.copy_(own)
 
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
         """The ranges that a gradient's rows lie in, where these are locked, and the bytes of the rows."""
@@ -180,12 +186,19 @@ class Mapped:
                 value.copy_(arrays[name])
             elif initial and name.endswith(".sum"):
                 value.fill_(float(initial))  # type: ignore[arg-type]
-        self._steps.fill_(float(self._steps[0]))
+        self._steps.fill_(float(self._steps.max()))
 
-    def live(self) -> None:
-        """Have the model's tensors be those of the mapping."""
-        self.flat.swap(0)
-        self.counts.sign(self._process)
+    def look(self) -> None:
+        """Begin a step: the model's tensors are those of the mapping, but for buffers where there are locks, which are a copy of them as they are."""
+        if not self._live:
+            self.flat.swap(0)
+            self.counts.sign(self._process)
+            for own, there in self._buffers:
+                own.data = there.clone()
+            self._live = True
+        for own, there in self._buffers:
+            own.copy_(there)
+        self.counts.look()
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """`vector.moving`, `vector.frozen` and `state.<section>.<key>`, as views."""
@@ -195,7 +208,7 @@ class Mapped:
             if section.kind == "parameter" and self._key:
                 arrays[f"state.{number}.{self._key}"] = self._state[section.start : section.stop].view(getattr(torch, section.dtype))
                 if self._key == "sum":
-                    arrays[f"state.{number}.step"] = self._steps[0]
+                    arrays[f"state.{number}.step"] = self._steps[number]  # of one piece, as each of them counts; a file shares no memory
         return arrays
 
 
@@ -225,13 +238,24 @@ def check(layout: Layout, settings: Settings) -> None:
     Raises:
         UsageError: naming what, and the remedy.
     """
-    name, optimizer = settings.consistency, settings.optimizer
     for entry in mapping.trained(layout):
         if entry.tensor.dtype in ("bfloat16", "float16"):
             raise UsageError(
-                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {name} has none; use float32"
+                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {settings.consistency} has none;"
+                " use float32"
             )
-        if not mapping.is_sparse(layout, entry):
+    check_rows(layout, settings)
+
+
+def check_rows(layout: Layout, settings: Settings) -> None:
+    """Refuse what cannot be done with gradients that are some rows of a parameter.
+
+    Raises:
+        UsageError: naming what, and the remedy.
+    """
+    optimizer = settings.optimizer
+    for entry in mapping.trained(layout):
+        if not layout.is_sparse(entry):
             continue
         extra = next((option for option in ("momentum", "weight_decay", "nesterov", "maximize") if optimizer.options.get(option)), "")
         if optimizer.name not in mapping.SPARSE or extra:

@@ -52,5 +52,10 @@ class Locking(Mapped):
 
     locks: str = "global"
     """What an update locks: global (everything), shard (each range that it writes to) or none (nothing: as hogwild)."""
-    shards: int = RANGES
-    """With --locks shard, ranges of the parameters that have a lock of their own."""
+    shards: int = 0
+    """With --locks shard, ranges of the parameters that have a lock of their own; 0: 8."""
+
+    @property
+    def implied(self) -> dict[str, int]:
+        """What the settings call otherwise: the ranges of the mapping."""
+        return {"shards": self.shards or (RANGES if self.locks == "shard" else 1)}

@@ -18,17 +18,18 @@ GROUP_OPTIONS = ("lr", "weight_decay")
 """What a parameter group may set for itself."""
 
 
-def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False) -> Layout:
+def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> Layout:
     """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies once, under its first name.
+
+    Embeddings with sparse gradients, of some of their rows, are a group of their own beside that which they are in, and it says so.
 
     Args:
         module: any module whose parameters are dense and materialised.
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where None.
-        rows: whether parameters may have sparse gradients, of some of their rows: then these are a group of their own, which says so.
 
     Raises:
-        UsageError: a dtype that cannot be trained, a module that makes sparse gradients or has no shapes yet, two tensors with elements in one
-            memory, a parameter group that names a foreign parameter, an option that a group cannot set.
+        UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one memory, a parameter group that
+            names a foreign parameter, an option that a group cannot set.
 
     >>> layout_of(nn.Linear(3, 2)).parameters
     8
@@ -38,14 +39,10 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     first: dict[int, str] = {}
     own: dict[str, torch.Tensor] = {}
     options, member = _groups(module, groups)
-    sparse = [(f"{type(part).__name__} {name!r}", part.weight) for name, part in module.named_modules() if _makes_rows(part)]
-    if sparse and not rows:
-        raise UsageError(
-            f"{sparse[0][0]} makes sparse gradients, and the flat vector is dense: make it with sparse=False, or train with hogwild or locking"
-        )
-    if sparse:
-        member = {**member, **{id(weight): len(options) for _, weight in sparse}}
-        options = [*options, {"rows": 1.0}]
+    sparse = {id(part.weight): member.get(id(part.weight), 0) for part in sparse_parts(module)}
+    split = {group: len(options) + number for number, group in enumerate(dict.fromkeys(sparse.values()))}
+    options = [*options, *({**options[group], "rows": 1.0} for group in split)]
+    member = {**member, **{weight: split[group] for weight, group in sparse.items()}}
     for kind, name, tensor in _named(module):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
@@ -61,8 +58,9 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     return lay_out(tensors, options, aliases)
 
 
-def _makes_rows(part: nn.Module) -> bool:
-    return isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad
+def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
+    """The embeddings of a module whose gradients are sparse."""
+    return [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad]
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -145,12 +143,14 @@ class FlatModule:
     Args:
         module: already on its device.
         groups: parameter groups, as for `layout_of`.
-        rows: whether parameters may have sparse gradients.
+        rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False) -> None:
         self.module = module
-        self.layout = layout_of(module, groups, rows)
+        self.layout = layout_of(module, groups)
+        for part in [] if rows else sparse_parts(module):
+            part.sparse = False
         self.device = next(module.parameters()).device
         tensors = {name: tensor for _, name, tensor in _named(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]

@@ -124,7 +124,7 @@ def signs(output: Tensor, target: Tensor) -> Tensor:
 
 
 def sparse_svm() -> Task:
-    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients: for `hogwild` and `locking`.
+    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients in `hogwild`, `locking` and `single`.
 
     >>> sum(p.numel() for p in sparse_svm().model().parameters())
     47236

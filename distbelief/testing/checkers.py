@@ -244,7 +244,7 @@ class _Twin:
             parameter = None
             if section.kind == "parameter":
                 parameter = torch.nn.Parameter(self.values[where].view(dtype).clone().to(_stepped(dtype)))
-                groups.append({"params": [parameter], **plan.layout.groups[section.group]})
+                groups.append({"params": [parameter], **plan.layout.stepped(section.group)})
             self.pieces.append(_Piece(where, dtype, parameter))
         self.optimizer = optimizer(groups) if groups else None
         self.history = [self.values.clone()]

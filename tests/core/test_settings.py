@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
         ({"lr_gamma": 0.5, "lr_schedule": "cosine"}, "--lr-gamma 0.5: belongs to --lr-schedule step"),
         ({"lr_steps": (3.0, 2.0), "lr_schedule": "step", "epochs": 9}, "--lr-steps .*: are epochs in rising order"),
         ({"lr_steps": (9.0,), "lr_schedule": "step", "epochs": 9}, "--lr-steps .* before --epochs, which is 9"),
+        ({"lr_steps": (1.0, 3.0), "lr_schedule": "backoff", "epochs": 9}, "--lr-steps .* backoff needs the first only"),
         ({"lr_power": -1.0, "lr_schedule": "polynomial"}, "--lr-power -1.0: must be more than 0"),
         ({"optimizer": Optimizer(decay_exempt=True)}, "--decay-exempt leaves .* there is none: set --weight-decay"),
         *[({"optimizer": Optimizer(name), "consistency": kind}, f"--optimizer {name} needs the norms of whole layers, .* or --shards 1")
@@ -120,8 +122,12 @@ def test_a_schedule_begins_at_the_base_rate_and_never_rises(name: str, of_epoch:
         ({"lr_schedule": "step"}, [1, 0.1, 0.01, 0.01]),
         ({"lr_schedule": "step", "lr_gamma": 0.5}, [1, 0.5, 0.25, 0.25]),
         ({"lr_schedule": "step", "lr_steps": (1.0, 3.5)}, [0.1, 0.1, 0.1, 0.01]),
-        ({"warmup_epochs": 2.0}, [0.5, 1, 1, 1]),
-        ({"warmup_epochs": 2.0, "lr_schedule": "linear"}, [0.5, 1, 0.5, 0]),
+        ({"lr_schedule": "backoff"}, [0.37, 0.37, 0.37, 0.1369]),
+        ({"lr_schedule": "backoff", "lr_gamma": 0.5}, [0.5, 0.5, 0.25, 0.25]),
+        ({"lr_schedule": "backoff", "lr_gamma": 0.5, "lr_steps": (0.5,)}, [0.5, 0.25, 0.25, 0.125]),
+        ({"lr_schedule": "backoff", "lr_gamma": 1.0}, [1, 1, 1, 1]),
+        ({"warmup_epochs": 2.0}, [0.55, 1, 1, 1]),
+        ({"warmup_epochs": 2.0, "lr_schedule": "linear"}, [0.55, 1, 0.5, 0]),
         ({"lr_scaling": "linear", "base_batch": 2}, [4, 4, 4, 4]),
         ({"lr_scaling": "sqrt", "base_batch": 2}, [2, 2, 2, 2]),
         ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0}, [2.5, 4, 4, 4]),
@@ -139,14 +145,51 @@ def test_the_learning_rate_is_what_its_options_say(options: dict[str, Any], valu
 
 
 def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one() -> None:
-    rate = Settings(replicas=4, batch_size=8, push_every=2, epochs=10, lr_scaling="linear", base_batch=16, warmup_epochs=5.0)
+    rounds = {"consistency": "synchronous", "replicas": 4, "batch_size": 8, "push_every": 2}
+    rate = Settings(**rounds, epochs=10, lr_scaling="linear", base_batch=16, warmup_epochs=5.0)
     plan = Plan(rate, LAYOUT, cut(LAYOUT, 1), samples=64)
     factors = [plan.factor(update * 64) for update in range(8)]
     assert factors == pytest.approx([1, 1.6, 2.2, 2.8, 3.4, 4, 4, 4])
 
 
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        ({"replicas": 1}, 8), ({"replicas": 4}, 8), ({"replicas": 4, "push_every": 2}, 16), ({"replicas": 4, "consistency": "hogwild"}, 8),
+        ({"replicas": 5, "consistency": "softsync", "n": 2}, 16), ({"replicas": 2, "push_every": 4, "consistency": "allreduce"}, 64),
+        ({"replicas": 5, "backup_workers": 1, "push_every": 3, "consistency": "synchronous"}, 96),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rate_that_is_not_scaled_is_warmed_up_as_torchs_linear_lr_does(options: dict[str, Any], batch: int) -> None:
+    """From one step above none, with the first update, by the same amount with every update, however large that is."""
+    settings = Settings(batch_size=8, epochs=4, warmup_epochs=2.0, **options)
+    plan, updates = Plan(settings, LAYOUT, cut(LAYOUT, 1), samples=10 * batch), 20
+    stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule, theirs = torch.optim.lr_scheduler.LinearLR(stepped, start_factor=1 / updates, total_iters=updates - 1), []
+    for _ in range(updates + 5):
+        theirs.append(stepped.param_groups[0]["lr"])
+        stepped.step()
+        schedule.step()
+    assert [plan.factor(update * batch) for update in range(updates + 5)] == pytest.approx(theirs)
+    assert theirs[0] == 1 / 20
+
+
+@given(st.floats(0.05, 1.0), st.floats(0.1, 5.0), st.integers(1, 40))
+def test_back_off_has_phases_that_grow_as_the_rate_falls(gamma: float, first: float, epochs: int) -> None:
+    """K updates, then K / gamma at gamma times the rate, and so on (Niu et al. 2011, section 4)."""
+    rate = learning_rate.LearningRate(lr_schedule="backoff", lr_gamma=gamma, lr_steps=(first,), epochs=epochs)
+    factor, stop, length = 1.0, first * 1000, first * 1000
+    for sample in range(0, 1000 * epochs, 100):
+        while sample > stop and length < 1e9:
+            factor, length = factor * gamma, length / gamma
+            stop += length
+        if abs(sample - stop) > 1e-3 and abs(sample - stop + length) > 1e-3:
+            assert rate.factor(sample, 1000, 1) == pytest.approx(factor)
+
+
 def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> None:
-    assert Settings(replicas=5, backup_workers=1, batch_size=8, push_every=3).global_batch == 96
+    assert Settings(consistency="synchronous", replicas=5, backup_workers=1, batch_size=8, push_every=3).global_batch == 96
 
 
 def test_a_schedule_needs_to_know_where_it_ends() -> None:

@@ -54,10 +54,11 @@ def test_one_replica_makes_what_the_simulated_one_does(tmp_path: Path, kind: Any
 
 
 @pytest.mark.parametrize("strategy", LOCKED, ids=["global", "shard"])
-def test_under_locks_no_update_is_lost(tmp_path: Path, strategy: Locking) -> None:
+def test_under_locks_no_update_is_lost_and_buffers_are_whole(tmp_path: Path, strategy: Locking) -> None:
     result = jobs.run(tmp_path / "run", Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}), task="jobs:counting", epochs=3)
     assert result["updates"] == 63
     assert weights(tmp_path / "run")["count"].unique().tolist() == [-63.0]
+    assert weights(tmp_path / "run")["seen"].unique().numel() == 1
 
 
 @pytest.mark.parametrize("strategy", [Hogwild(replicas=2), Locking(replicas=2, locks="shard")], ids=["hogwild", "shard"])

@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 
 import jobs
+import pytest
 
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
-from distbelief.strategy import Downpour
+from distbelief.strategy import Downpour, Hogwild
 
 
-def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", [Downpour(replicas=2), Hogwild(replicas=2)])
+def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Path, strategy: Downpour | Hogwild) -> None:
     pace = Pace(step=0.01, spread="constant", slow={1: 20.0})
-    result = jobs.run(tmp_path, Downpour(replicas=2), Local(pace=pace), epochs=6, evaluate_every=0)
+    result = jobs.run(tmp_path, strategy, Local(pace=pace), epochs=6, evaluate_every=0)
     fast, slow = (one["steps"] for one in result["per_replica"])
     assert fast + slow == result["steps"] == 6 * 21
     assert slow < fast / 2

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.single import SingleLoop
 from distbelief.core import records, upkeep
+from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Hogwild, Locking
+from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.strategy import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
 from distbelief.tasks import Task, TensorData
+from distbelief.tasks.worker import build_model
 from distbelief.testing.simulations import Observed, draw_pace, draw_revivals, draw_weather
 from distbelief.transport.virtual import Weather
 
@@ -104,6 +111,38 @@ def test_one_replica_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, way: 
         assert torch.equal(ours, theirs)
 
 
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Tanh(), nn.Linear(10, 3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNamespace, way: str) -> None:
+    task = plain.classes(normalised, samples=20)
+    run, simulation = race(task, WAYS[way](replicas=1), epochs=3)
+    vector = simulation.vector()
+    for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
+        t, expected = entry.tensor, plain.sequential(task, "sgd", lr=0.1, epochs=3)
+        assert torch.equal(vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape), expected[t.name]), t.name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(plain: SimpleNamespace, way: str) -> None:
+    """Under locks they are written with the update, under the lock of the first range or the one of all."""
+    _, simulation = race(plain.classes(normalised), WAYS[way](replicas=2), epochs=1)
+    peer, (start, stop) = simulation.peers["replica 0"], (simulation.plan.layout.trained.stop, simulation.plan.layout.moving)  # type: ignore[union-attr]
+    before = simulation.vector()[start:stop].clone()
+    peer._mapped.look()  # type: ignore[attr-defined]
+    peer._trainer.compute(Batch(0, 0))  # type: ignore[attr-defined]
+    written = not torch.equal(simulation.vector()[start:stop], before)
+    assert written == (way in ("hogwild", "none"))
+    if not written:
+        last = peer.strokes()[-1]
+        with torch.no_grad():
+            last.act()
+        assert last.locks == (0,)
+        assert not torch.equal(simulation.vector()[start:stop], before)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str, optimizer: str) -> None:
@@ -118,6 +157,68 @@ def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str,
     found = {value.shape: value for value in weights(simulation)}
     for theirs in expected:
         assert torch.equal(found[theirs.shape], theirs)
+    if way == "hogwild":
+        for ours, theirs in zip(alone(Single(optim(optimizer, lr=0.05)), "", 3).parameters(), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def alone(strategy: Single, folder: str, epochs: int, checkpoint: Path | None = None) -> nn.Module:
+    """The model of the plain loop at its end, from a checkpoint or from the beginning."""
+    job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0)
+    model = build_model(bags(), 0, "cpu")
+    loop = SingleLoop(bags(), model, job.settings(), lambda _: None, lambda: None, folder)
+    if checkpoint is None:
+        loop.run()
+    else:
+        manifest = read_manifest(checkpoint)
+        loop.run(str(checkpoint), manifest.position, manifest.samples, manifest.number + 1)
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_checkpoint_of_sparse_gradients_goes_on_anywhere(tmp_path: Path, optimizer: str) -> None:
+    """Hogwild, alone, and back: the same bits as alone all the way; a server goes on from it too."""
+    stepped = optim(optimizer, lr=0.05)
+    for epochs, strategy in enumerate((Hogwild(1, stepped), Single(stepped), Hogwild(1, stepped)), 1):
+        if isinstance(strategy, Single):
+            alone(strategy, str(tmp_path), epochs, Checkpoints(tmp_path).latest())
+        else:
+            job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=epochs > 1)
+            Simulated().run(job)
+    expected = alone(Single(stepped), "", 3).state_dict()
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(value, expected[name])
+    job = Job(bags(), Downpour(2, 3, stepped), epochs=4, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=True)
+    assert Simulated().run(job)["samples"] == 4 * 22
+
+
+DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchronous(1, 2), Allreduce(1)]
+
+
+@pytest.mark.parametrize("strategy", DENSE, ids=lambda strategy: f"{strategy.name} {strategy.shards}")
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
+    """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any optimizer, and with clipping."""
+    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=0.05)})
+    clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
+    job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
+    run = Observed(job, Simulated(weather=SLOW, pace=STEADY))
+    run.run()
+    dense = dataclasses.replace(bags(), model=lambda: Bag(sparse=False))
+    options = {
+        "push_every": getattr(strategy, "push_every", 1),
+        "groups": lambda model: [{"params": list(part.parameters())} for part in model.children()],
+    }
+    expected = plain.sequential(dense, optimizer, lr=0.05, epochs=2, clip_norm=clip, **options)
+    simulation: Any = run.simulation
+    if isinstance(strategy, Allreduce):
+        found = simulation.peers["replica 0"].whole.flat.module.state_dict()
+    else:
+        vector = torch.cat([shard.held.moving() for shard in simulation.shards])
+        entries = simulation.coordinator.plan.layout.entries
+        found = {e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float32).view(e.tensor.shape) for e in entries}
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 def test_a_sparse_update_writes_to_its_rows_only() -> None:
@@ -153,18 +254,22 @@ def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -
     torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
 
 
-def test_back_off_multiplies_the_rate_after_each_epoch(plain: SimpleNamespace) -> None:
+BACKED_OFF = (0.1, 0.05, 0.05, 0.025)
+"""The rates of four epochs: one, then two at half the rate, then four at a quarter."""
+
+
+def test_back_off_has_phases_that_grow_as_the_rate_falls(plain: SimpleNamespace) -> None:
     task = plain.classes(plain.mlp)
-    _, simulation = race(task, Hogwild(replicas=1), epochs=3, lr_schedule="backoff", lr_gamma=0.5)
-    expected = sequential(plain, task, torch.optim.SGD, 3, lambda epoch: 0.1 * 0.5**epoch)
+    _, simulation = race(task, Hogwild(replicas=1), epochs=4, lr_schedule="backoff", lr_gamma=0.5)
+    expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
     for ours, theirs in zip(weights(simulation), expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
     task = plain.classes(plain.mlp)
-    run = Observed(Job(task=task, strategy=Downpour(replicas=1, shards=1), epochs=3, batch_size=4, lr_schedule="backoff", lr_gamma=0.5)).run()
-    expected = sequential(plain, task, torch.optim.SGD, 3, lambda epoch: 0.1 * 0.5**epoch)
+    run = Observed(Job(task=task, strategy=Downpour(replicas=1, shards=1), epochs=4, batch_size=4, lr_schedule="backoff", lr_gamma=0.5)).run()
+    expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
     assert run.vector() == torch.cat([value.view(-1) for value in expected]).numpy().tobytes()
 
 
@@ -265,7 +370,9 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
         (Hogwild(optimizer=optim("adam")), {}, "--optimizer adam: its step needs several numbers of one moment"),
         (Hogwild(optimizer=optim("momentum", dampening=0.5)), {}, "dampening"),
         (Locking(locks="row"), {}, "--locks"),
-        (Locking(locks="global", shards=4), {}, "--shards 4: says how many ranges"),
+        (Locking(locks="global", shards=4), {}, "--shards 4 with --locks global: says how many ranges"),
+        (Locking(locks="none", shards=8), {}, "--shards 8 with --locks none: says how many ranges"),
+        (Locking(locks="shard", shards=-1), {}, "--shards -1: must be 1 or more"),
         (Locking(locks="shard", shards=104), {}, "--shards 104 is more than the model's 103 parameters"),
         (Hogwild(), {"device": "cuda"}, "--device cuda: strategy hogwild computes in memory that all replicas share"),
     ],
@@ -281,12 +388,21 @@ def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, o
         (Hogwild(optimizer=optim("momentum")), {}, "--optimizer momentum: the gradients of 'rows.weight' are some of its rows"),
         (Hogwild(optimizer=optim("sgd", weight_decay=0.1)), {}, "option weight_decay"),
         (Hogwild(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
-        (Downpour(), {}, "train with hogwild or locking"),
+        (Single(optim("adam")), {}, "--optimizer adam: the gradients of 'rows.weight' are some of its rows"),
+        (Single(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
     ],
 )
 def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
+    job = Job(task=bags(), strategy=strategy, batch_size=4, **options)
+
+    def begin() -> None:
+        if isinstance(strategy, Single):
+            SingleLoop(bags(), build_model(bags(), 0, "cpu"), job.settings(), lambda _: None, lambda: None)
+        else:
+            Observed(job).run()
+
     with pytest.raises(UsageError, match=said):
-        Observed(Job(task=bags(), strategy=strategy, batch_size=4, **options)).run()
+        begin()
 
 
 def test_a_phantom_knows_no_rows() -> None:

@@ -65,6 +65,7 @@ CHANGES = [
     {"push_every": 2}, {"fetch_every": 2}, {"fetch_every": 2, "local_lr": 0.1}, {"prefetch": 1}, {"warm_start_steps": 5},
     {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"warmup_epochs": 0.5},
     {"lr_schedule": "step", "lr_steps": (0.5,)}, {"lr_schedule": "step", "lr_gamma": 0.5}, {"lr_schedule": "polynomial", "lr_power": 3.0},
+    {"lr_schedule": "backoff", "lr_steps": (0.5,)},
     {"seed": 1},
 ]  # fmt: skip
 """One change of one option each, that changes the parameters; where it belongs to another, against that without it."""

@@ -1,0 +1,109 @@
+"""Every option of `hogwild` and `locking` does something: each of these fails if the option does nothing. (Those of locks are in test_hogwild.)"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from distbelief.cluster.hogwild import Racing
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import records
+from distbelief.core.optimizer import optim
+from distbelief.job import Job
+from distbelief.strategy import Hogwild, Locking
+from distbelief.testing.simulations import Observed
+
+
+def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, torch.Tensor]:
+    """A job of two replicas, and its parameters at its end."""
+    own = {"replicas": 2, **{name: options.pop(name) for name in ("replicas", "optimizer", "restarts") if name in options}}
+    job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": Hogwild(**own), "batch_size": 4, **options})
+    run = Observed(job, cluster or Simulated(pace=Pace(spread="constant")))
+    run.run()
+    assert isinstance(run.simulation, Racing)
+    return run, run.simulation.vector().clone()
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *[({}, change) for change in (
+        {"replicas": 3}, {"optimizer": optim("adagrad")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
+        {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1}, {"warmup_epochs": 0.5},
+    )],
+    *[({"optimizer": optim(name)}, {"optimizer": optim(name, **options)}) for name, options in (
+        ("momentum", {"momentum": 0.5}), ("adagrad", {"initial_accumulator_value": 0.5}), ("adagrad", {"lr_decay": 0.1}), ("adagrad", {"eps": 0.1}),
+    )],
+    ({"optimizer": optim("sgd", weight_decay=0.5)}, {"optimizer": optim("sgd", weight_decay=0.5, decay_exempt=True)}),
+    ({"lr_schedule": "step"}, {"lr_steps": (0.25,)}), ({"lr_schedule": "step"}, {"lr_gamma": 0.5}),
+    ({"lr_schedule": "polynomial"}, {"lr_power": 3.0}),
+    ({"lr_schedule": "backoff", "epochs": 2}, {"lr_steps": (0.5,)}), ({"lr_schedule": "backoff", "epochs": 2}, {"lr_gamma": 0.5}),
+]  # fmt: skip
+"""What is beside an option, and one change of that option, which changes the parameters."""
+
+
+@pytest.mark.parametrize(("beside", "change"), CHANGES, ids=str)
+def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, beside: dict[str, Any], change: dict[str, Any]) -> None:
+    assert not torch.equal(play(plain, **{**beside, **change})[1], play(plain, **beside)[1])
+
+
+def test_every_option_of_training_that_there_is_has_its_change() -> None:
+    changed = {name for _, change in CHANGES for name in change}
+    elsewhere = {"locks", "shards"}  # in test_hogwild.py
+    below = {"evaluate_every", "target_accuracy", "checkpoint_every", "snapshot_every", "keep_checkpoints", "init_from", "restarts"}
+    offered = {field.name for kind in (Job, Hogwild, Locking) for field in dataclasses.fields(kind)}
+    shared = {"task", "strategy", "device", "threads", "data_dir", "out", "resume", "warmup"}  # whose last needs a rate that is scaled
+    assert offered == changed | elsewhere | below | shared
+
+
+@pytest.mark.parametrize("options", [{"initial_accumulator_value": 0.5}, {"lr_decay": 0.1}, {"eps": 0.1}], ids=str)
+def test_the_options_of_adagrad_are_torchs(plain: SimpleNamespace, options: dict[str, float]) -> None:
+    task = plain.classes(plain.mlp, samples=40)
+    theirs = plain.sequential(task, "adagrad", lr=0.05, epochs=2, **options)
+    run, ours = play(plain, replicas=1, optimizer=optim("adagrad", lr=0.05, **options), epochs=2)
+    for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
+        found = ours[entry.start : entry.start + entry.tensor.size].view(torch.float32).view(entry.tensor.shape)
+        assert torch.equal(found, theirs[entry.tensor.name])
+
+
+def test_a_replica_comes_back_as_often_as_it_may(plain: SimpleNamespace) -> None:
+    crashes = (Crash("replica 0", 4), Crash("replica 1", 4))
+    outcomes = [play(plain, Simulated(crashes=crashes, restart_seconds=0.001), restarts=n, epochs=20)[0].outcome for n in (0, 1)]
+    assert outcomes == ["failed", "done"]
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (0, [])])
+def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, every: int, epochs: list[int]) -> None:
+    run, _ = play(plain, epochs=4, evaluate_every=every)
+    assert [record.epoch for record in run.records if isinstance(record, records.Tested)] == epochs
+    if every:
+        assert play(plain, epochs=4, evaluate_every=every, target_accuracy=1e-9)[0].outcome == "target"
+
+
+def made(run: Observed) -> int:
+    """The checkpoints of a job."""
+    return sum(isinstance(record, records.Checkpointed) for record in run.records)
+
+
+def test_checkpoints_are_made_as_often_as_they_are_asked_for(plain: SimpleNamespace) -> None:
+    """Beside the first, where there are any while an epoch is made."""
+    assert [made(play(plain, epochs=4, checkpoint_every=n, snapshot_every="0")[0]) for n in (1, 2, 0)] == [4, 2, 1]
+    assert made(play(plain, epochs=4, checkpoint_every=0, snapshot_every="5")[0]) > made(play(plain, epochs=4, checkpoint_every=0)[0]) + 2
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_so_many_checkpoints_are_kept(plain: SimpleNamespace, tmp_path: Path, keep: int) -> None:
+    job = Job(plain.classes(plain.mlp), Hogwild(), epochs=5, batch_size=4, keep_checkpoints=keep, out=str(tmp_path))
+    Simulated().run(job)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == keep
+
+
+def test_init_from_is_where_it_begins(plain: SimpleNamespace, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    save_file(plain.mlp().state_dict(), tmp_path / "start.safetensors")
+    assert not torch.equal(play(plain, init_from=str(tmp_path / "start.safetensors"))[1], play(plain)[1])
