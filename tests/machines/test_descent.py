@@ -54,7 +54,7 @@ def shard() -> DescentShard:
 
 
 def do(one: DescentShard, *commands: Any) -> tuple[float, ...]:
-    effects = one.handle("coordinator", Operate(7, commands), None)
+    effects = one.handle("coordinator", Operate(one._newest.number + 1, commands), None)
     told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Operated)]
     return told[0].scalars if told else ()
 
@@ -154,7 +154,7 @@ def test_parameters_are_sent_once_their_evaluation_has_begun() -> None:
     one = shard()
     assert one.handle("replica 1", messages.Fetch(0, 0, MOVING, 1), None) == []
     assert one.waiting() == {"replica 1": "evaluation 1 has not begun"}
-    effects = one.handle("coordinator", Operate(1, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
+    effects = one.handle("coordinator", Operate(9, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
     [fetched] = [effect for effect in effects if isinstance(effect, Send)]
     assert isinstance(fetched.message, messages.Fetched)
     assert (fetched.to, fetched.message.version) == ("replica 1", Version(0, 1))
@@ -176,14 +176,14 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
 
 
 WRONG: dict[str, tuple[str, Any]] = {
-    "there is no vector 'nobody'": ("coordinator", Operate(1, (Copy("nobody", "x"),))),
-    "has no say in Operate": ("replica 0", Operate(1, ())),
+    "there is no vector 'nobody'": ("coordinator", Operate(9, (Copy("nobody", "x"),))),
+    "has no say in Operate": ("replica 0", Operate(9, ())),
     "a shard has no answer to Push": ("replica 0", messages.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
     "which does not hold that": ("replica 0", operations.Contribute(0, 0, 4, 0, 1, 0, 0)),
     "of evaluation 9; shard 0 is at 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 9, 0, 0)),
     "part 1, of evaluation 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 1)),
     "bundle -1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, -1, 0)),
-    "evaluation 1 is to begin after 1": ("coordinator", Operate(1, (Gather(1, ("g",)),))),
+    "evaluation 1 is to begin after 1": ("coordinator", Operate(9, (Gather(1, ("g",)),))),
 }
 
 
@@ -198,7 +198,7 @@ def test_a_wrong_word_is_the_senders_error(reason: str) -> None:
 
 def test_a_shard_without_its_range_refuses() -> None:
     one = DescentShard(0, TorchVectorSlice)
-    for sender, message in (("coordinator", Operate(1, (Zero("x"),))), ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0))):
+    for sender, message in (("coordinator", Operate(9, (Zero("x"),))), ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0))):
         with pytest.raises(RemoteProtocolError):
             one.handle(sender, message, numbers(1))
 
@@ -240,9 +240,29 @@ def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> No
 
 def test_a_bundle_says_what_it_is_of() -> None:
     one = coordinator()
-    effects = one.handle("replica 0", messages.Rejoin(), None)  # it has dropped what it was dealt
+    one.handle("replica 0", events.Lost("it died", 0), None)
+    effects = one.handle("replica 0", messages.Join(1, LAYOUT, 100), None)
     assigned = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Assign)]
     assert assigned == [operations.Assign(1, number, Bundle(Portion(0, number, 1))) for number in (0, 1)]
+
+
+def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
+    one = coordinator()
+    effects = one.handle("replica 0", messages.Rejoin(), None)
+    assert [type(e.message) for e in effects if isinstance(e, Send)] == [messages.Welcome]
+
+
+def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
+    one = coordinator()
+    one._standbys._standing["standby 0"] = "mirrors"
+    one._standbys._places["standby 0"] = messages.Place("there", 0)
+    one.handle("replica 0", done(0), None)
+    [asked] = [e.message for e in one.handle("replica 0", done(1), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    one.handle("shard 0", events.Lost("it died", 0), None)
+    one.handle("shard 0", upkeep.Here(1, "there"), None)
+    told = [e.message for e in one.handle("shard 0", upkeep.Restored(loaded=True), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    assert [message.number for message in told] == [asked.number - 1, asked.number]
+    assert told[-1] == asked
 
 
 @pytest.mark.parametrize(
