@@ -4,7 +4,7 @@ python recipes/figure4.py docs/figure4.png
 
 Left, real processes on this machine, two replicas each. Right, the virtual cluster with the paper's numbers of replicas: 1, 20, 200 and 2000. There a
 sample takes each replica the same time, so what is compared is how far a method gets with so many machines; MNIST is small for 2000 of them, which
-compute 30 samples of a batch each, and spend more on fetching parameters. It takes some 40 minutes on two cores, and 11 GB; a second word scales the
+compute 30 samples of a batch each, and spend more on fetching parameters. It takes some 40 minutes on two cores, and 14 GB; a second word scales the
 numbers of replicas down, a third is the epochs of the SGD methods, and a tenth of Sandblaster's iterations.
 """
 
