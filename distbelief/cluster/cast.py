@@ -25,7 +25,7 @@ from distbelief.sandblaster.coordinator import Sandblaster
 from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.dealing import Dealing
-from distbelief.server.descent import DescentShard
+from distbelief.server.descent import DescentShard, DescentStandby
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.grouping import Grouping
 from distbelief.server.keeping import Keeping
@@ -34,6 +34,7 @@ from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.standby import Standby
 from distbelief.server.standbys import Standbys
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.tasks.flat import layout_of
@@ -68,6 +69,11 @@ def watched(settings: Settings) -> set[str]:
 def shard(settings: Settings, index: int, make: Callable[[Plan, int], Any], incarnation: int) -> Shard:
     """A shard of a job; `make` makes what `torch_slice` or `phantom_slice` does."""
     return (DescentShard if settings.descent else Shard)(index, make, incarnation)
+
+
+def standby(settings: Settings, index: int, make: Callable[[Plan, int], Any], incarnation: int) -> Standby:
+    """The standby of a shard."""
+    return (DescentStandby if settings.descent else Standby)(index, make, incarnation)
 
 
 def torch_slice(plan: Plan, index: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> TorchSlice:

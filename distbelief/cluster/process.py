@@ -46,7 +46,6 @@ from distbelief.runtime.player import Worker
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
-from distbelief.server.standby import Standby
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -199,7 +198,7 @@ class _Process:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) == "standby":
-            self.player = standby = Standby(index, cast.torch_slice, self.incarnation)
+            self.player = standby = cast.standby(self.spec.settings, index, cast.torch_slice, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
             self.player = shard = cast.shard(self.spec.settings, index, self._slice, self.incarnation)

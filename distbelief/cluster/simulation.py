@@ -35,7 +35,6 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
-from distbelief.server.standby import Standby
 from distbelief.tasks import Data, Task, as_data, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -208,7 +207,7 @@ class Simulation:
     def _add_standby(self, index: int, incarnation: int = 0) -> None:
         role = roles.standby(index)
         endpoint = self.network.endpoint(role, incarnation)
-        self.driver.add_machine(role, Standby(index, self._slice, incarnation), endpoint, become=self._become)
+        self.driver.add_machine(role, cast.standby(self.settings, index, self._slice, incarnation), endpoint, become=self._become)
         self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:

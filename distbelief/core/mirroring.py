@@ -1,16 +1,20 @@
 """Mirroring: the messages by which a standby holds all that its shard has acknowledged, and takes its place.
 
 A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate with which it applied it;
-in rounds it sends the aggregate, once. It acknowledges to replicas what its standby has confirmed. Whatever is numbered is confirmed by `Confirmed`.
+in rounds it sends the aggregate, once; of a descent, every operation and every bundle. It acknowledges what its standby has confirmed. Whatever is
+numbered is confirmed by `Confirmed`.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from distbelief.core.attendance import Norms, Ruling, Squares
 from distbelief.core.consistency import Key
 from distbelief.core.messages import Bulk, Message, Place
+from distbelief.core.operations import Operate
 from distbelief.core.settings import Plan
 
 # coordinator to standby
@@ -82,6 +86,19 @@ class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     offset: int
 
 
+class Summing(msgspec.Struct, frozen=True, array_like=True):
+    """How far a shard that descends is: its newest operation and the scalars of that, and the sum of its newest evaluation."""
+
+    operation: int
+    scalars: tuple[float, ...]
+    into: tuple[str, ...]
+    ordered: bool
+    taken: tuple[int, ...]
+    """The bundles that it took, of which those that wait for their turn were sent before."""
+    next: int
+    """The bundle whose turn it is, where they are summed in order."""
+
+
 class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
     """That was all of its state but these counts; of `clocks`, see `core/ledger`."""
 
@@ -94,6 +111,7 @@ class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
     floor: int
     rulings: tuple[Ruling, ...]
     norms: tuple[Norms, ...] = ()
+    summing: Summing | None = None
 
 
 class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
@@ -126,6 +144,24 @@ class Told(Message, frozen=True, array_like=True, tag=True, gc=False):
     floor: int = 0
 
 
+class Did(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Operations on named vectors that it has done, and the scalars that it found."""
+
+    life: int
+    number: int
+    operate: Operate
+    scalars: tuple[float, ...]
+
+
+class Took(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """A bundle of its newest evaluation that it has taken."""
+
+    life: int
+    number: int
+    bundle: int
+    part: int
+
+
 # standby to shard
 
 
@@ -137,5 +173,5 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
-Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | StatePart | Whole | Copied | Told | Confirmed
+Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | StatePart | Whole | Copied | Told | Did | Took | Confirmed
 """Every message of this file."""

@@ -39,6 +39,8 @@ SPEAKERS: Mapping[type, tuple[str, ...]] = {
     mirroring.Whole: ("shard",),
     mirroring.Copied: ("shard",),
     mirroring.Told: ("shard",),
+    mirroring.Did: ("shard",),
+    mirroring.Took: ("shard",),
     upkeep.Here: ("shard", "standby"),
     upkeep.Restored: ("shard",),
     upkeep.SnapshotDone: ("shard",),

@@ -1,7 +1,8 @@
 """The story of a Sandblaster replica: Algorithm 1.2's ProcessPortion.
 
 It fetches the parameters once for an evaluation, sums the gradients of a bundle's portions, and sends the sum to all shards. What it was dealt of an
-evaluation that is over, or what another has done, it drops, also in the midst of it.
+evaluation that is over, or what another has done, it drops, also in the midst of it. A standby in its shard's place is sent again what that had not
+acknowledged; where there is none all go back, and a replica begins anew.
 """
 
 from __future__ import annotations
@@ -11,32 +12,36 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core import operations
+from distbelief.core import messages, operations
 from distbelief.core.effects import GLANCE, Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.roles import COORDINATOR
 from distbelief.core.settings import Plan
-from distbelief.replica.downpour import AllBack, Downpour, Steps
+from distbelief.replica.downpour import Downpour, Steps
 
 
 class _Sent:
-    """A bundle on its way to the shards."""
+    """A bundle on its way to the shards: what was sent to those that have not acknowledged it."""
 
-    def __init__(self, assigned: operations.Assign, loss: float, owing: set[str]) -> None:
+    def __init__(self, assigned: operations.Assign, loss: float, owing: dict[str, Send]) -> None:
         self.assigned, self.loss, self.owing = assigned, loss, owing
 
 
 class Sandblaster(Downpour):
     """One replica; it joins, reaches the shards and leaves as Downpour's does."""
 
+    _newest = 0
+    """The evaluation of which it has heard last."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._assigned: deque[operations.Assign] = deque()
+
     def _start(self, plan: Plan) -> None:
         super()._start(plan)
-        self._assigned: deque[operations.Assign] = deque()
         self._computing: operations.Assign | None = None
         """What it computes, as long as anybody wants it."""
         self._evaluation = 0
         """Of which it holds the parameters."""
-        self._newest = 0
-        """Of which it has heard."""
         self._sent: list[_Sent | None] = [None] * self._settings.slots
 
     def _train(self) -> Steps:
@@ -92,10 +97,13 @@ class Sandblaster(Downpour):
     def _contribute(self, assigned: operations.Assign, loss: float) -> Steps:
         """Send a bundle to all shards; does not wait."""
         slot = self._slot
-        self._sent[slot] = _Sent(assigned, loss, {role for role, _ in self._parts})
-        for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
-            named = self.incarnation, assigned.evaluation, assigned.number, assigned.bundle.part
-            yield Send(role, operations.Contribute(slot, part.start, part.stop, *named), payload)
+        named = self.incarnation, assigned.evaluation, assigned.number, assigned.bundle.part
+        sends = {
+            role: Send(role, operations.Contribute(slot, part.start, part.stop, *named), payload)
+            for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True)
+        }
+        self._sent[slot] = _Sent(assigned, loss, sends)
+        yield from list(sends.values())
         self._slot = (slot + 1) % self._settings.slots
 
     # what arrives
@@ -108,9 +116,14 @@ class Sandblaster(Downpour):
         """Take what has arrived, and go on."""
         while (arrival := (yield GLANCE)) is not None:
             self._take(arrival)
-        if self._links.lost:
-            raise AllBack
+        if self._welcome is not None:
+            yield from self._reunite(self._welcome)
+        yield from self._links.seek()
         yield from self._report()
+
+    def _return(self, shard: str) -> Steps:
+        """Send a shard that has come again what the one before had not acknowledged."""
+        yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
     def _report(self) -> Steps:
         """Tell of the bundles that are in the sum at every shard."""
@@ -133,10 +146,13 @@ class Sandblaster(Downpour):
             if self._computing and (self._computing.evaluation, self._computing.number) == named:
                 self._computing = None
         elif isinstance(event, operations.Contributed):
-            for sent in self._sent:
-                if sent and (sent.assigned.evaluation, sent.assigned.number) == (event.evaluation, event.number):
-                    sent.owing -= {arrival.sender} if event.incarnation == self.incarnation else set()
+            named = event.evaluation, event.number
+            for sent in self._sent if event.incarnation == self.incarnation else ():
+                if sent and (sent.assigned.evaluation, sent.assigned.number) == named:
+                    sent.owing.pop(arrival.sender, None)
         else:
+            if isinstance(event, messages.Welcome) and event.course > self._course:
+                self._assigned.clear()  # what it is dealt from here on is of the new course
             super()._take(arrival)
 
     def waits(self) -> str:

@@ -1,7 +1,7 @@
 """The coordinator of Sandblaster: it plays the story of a batch method, has replicas compute bundles of portions, and shards operate on vectors.
 
 It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters, the history and, as the
-position, the few numbers that the story goes on with. When a shard dies, all go back to the newest.
+position, the few numbers that the story goes on with. When a shard dies and has no standby, all go back to the newest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distbelief.core import messages, operations, records, roles
+from distbelief.core import messages, operations, records, roles, upkeep
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.operations import AnyCommand, Copy
 from distbelief.core.portions import START, Position
@@ -38,6 +38,8 @@ class Sandblaster(Coordinator):
         self._served: set[str] = set()
         """The replicas that hold the shards' parameters, and may be dealt bundles."""
         self._operation = 0
+        self._told: list[operations.Operate] = []
+        """What not every shard is known to have done: the next life of one is told again."""
         self._kinds: tuple[str, ...] = ()
         self._scalars: dict[str, tuple[float, ...]] = {}
 
@@ -52,7 +54,7 @@ class Sandblaster(Coordinator):
         work = Evaluating(plan, self._saving.position, self._saving.samples, last)
         self._story = Descend(plan.settings.descent, plan.settings.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
-        self._kinds = ()  # what shards that have fallen still answer is nobody's
+        self._kinds, self._told = (), []  # what shards that have fallen still answer is nobody's
         self._served.clear()
         return work
 
@@ -92,7 +94,15 @@ class Sandblaster(Coordinator):
     def _operate(self, commands: Sequence[AnyCommand]) -> list[Effect]:
         self._operation += 1
         self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
-        return [Send(shard, operations.Operate(self._operation, tuple(commands))) for shard in self._muster.roles]
+        unready = self._muster.unready  # they are told later
+        self._told.append(told := operations.Operate(self._operation, tuple(commands)))
+        return [Send(shard, told) for shard in self._muster.roles if shard not in unready]
+
+    def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
+        awaited = sender in self._muster.unready
+        again: list[Effect] = [Send(sender, told) for told in self._told]
+        effects = super()._on_restored(sender, event)
+        return again + effects if awaited and sender not in self._muster.unready else effects
 
     def _iterated(self, done: Iterated) -> list[Effect]:
         """At rest between two iterations: write down, measure, save."""
@@ -113,14 +123,14 @@ class Sandblaster(Coordinator):
     def _on_operated(self, sender: str, event: operations.Operated) -> list[Effect]:
         if event.number != self._operation or not self._kinds or self.phase != "training":
             return []  # of before all went back, or before the end
-        if sender not in self._muster.roles or sender in self._scalars or len(event.scalars) != len(self._kinds):
+        if sender not in self._muster.roles or len(event.scalars) != len(self._kinds):
             raise RemoteProtocolError(f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard")
-        self._scalars[sender] = event.scalars
+        self._scalars[sender] = event.scalars  # one that has come again may answer again, with the same
         if len(self._scalars) < len(self._muster.roles):
             return []
         shares = [self._scalars[role] for role in self._muster.roles]
         self._answer = [max(share) if kind == "max" else sum(share) for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)]
-        self._waits, self._kinds = False, ()
+        self._waits, self._kinds, self._told = False, (), []
         return self._deal()
 
     def _on_done(self, sender: str, event: operations.Done) -> list[Effect]:
@@ -150,7 +160,6 @@ class Sandblaster(Coordinator):
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         if roles.is_replica(role):
-            self._work.lost(role)  # one that comes again has dropped what it was dealt
             self._served.add(role)
         return super()._greet_one(role, initialise)
 

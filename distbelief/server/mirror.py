@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -65,18 +65,20 @@ class Mirror:
         self.vectors = event.vectors
         return []
 
-    def begin(self, place: Place, arrays: dict[str, Any], whole: Whole) -> list[Effect]:
+    def begin(self, place: Place, arrays: dict[str, Any], whole: Whole, beside: Iterable[tuple[Make, Payload]] = ()) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
         Args:
             place: where it is.
             arrays: that the shard holds; they are copied.
             whole: what else it holds, said last, whatever number that has then.
+            beside: said before it, each with its bytes.
         """
         said = self.end()
         self.place, self._life, self._free = place, whole.life, list(range(SLOTS))
         self._floor = self._told = whole.floor
         sent = [effect for part in pack(arrays, self._size) for effect in self._send(partial(_piece, whole.life, part), part.data)]
+        sent += [effect for make, payload in beside for effect in self._send(make, payload)]
         sent += self._send(lambda number, _: msgspec.structs.replace(whole, number=number))
         self._whole = self._number
         return [*said, Connect(self.standby, place), *sent]
@@ -113,15 +115,23 @@ class Mirror:
         norms: Squares = (),
     ) -> list[Effect]:
         """Send the standby a push, or the sum of several; its bytes stay as they are until it has confirmed them."""
+        of = keys, staleness, samples
+
+        def copied(number: int, slot: int) -> Message:
+            return Copied(slot, 0, payload.nbytes, self._life, number, what, *of, factor, weight, floor, norms)
+
+        return self.repeat(copied, payload, floor)
+
+    def repeat(self, make: Make, payload: Payload | None = None, floor: int = 0) -> list[Effect]:
+        """Have the standby do what the shard does, which `make` tells; the floor of the policy is this, after that."""
         if self.place is None:
             return []
         self._rise(floor)
-        of = keys, staleness, samples
-        return self._send(lambda number, slot: Copied(slot, 0, payload.nbytes, self._life, number, what, *of, factor, weight, floor, norms), payload)
+        return self._send(make, payload)
 
     def tell(self, **what: Any) -> list[Effect]:
         """Tell the standby what has no bytes: the fields of a `Told`."""
-        return self._send(lambda number, _: Told(self._life, number, **what)) if self.place is not None else []
+        return self.repeat(lambda number, _: Told(self._life, number, **what))
 
     def tell_floor(self, floor: int) -> list[Effect]:
         """Tell the standby that the floor of the policy has risen, unless it knows."""

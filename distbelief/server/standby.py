@@ -13,7 +13,7 @@ from distbelief.core import attendance, events, messages, mirroring, roles
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
-from distbelief.core.messages import Version
+from distbelief.core.messages import Bulk, Message, Version
 from distbelief.core.norms import KEPT
 from distbelief.core.rounds import History
 from distbelief.core.settings import Plan
@@ -24,7 +24,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 
 STATE_LIMIT = 16
-"""Most bytes of a shard's state, for each byte of its slice, with `STATE_LEAST` beside."""
+"""Most bytes of a shard's state, for each byte of its slice, with `STATE_LEAST` beside; one that descends has its vectors more."""
 STATE_LEAST = 1 << 16
 
 
@@ -72,24 +72,32 @@ class Standby:
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
         """Begin with nothing; whatever life of the shard it followed before."""
         self._life, self._whole, self._plan = event.life, False, event.plan
-        self._shard = Shard(self.index, self._make)
+        self._shard = self._born()
         held = self._shard.hold(event.plan)
         own = event.plan.assignments[self.index]
-        self._state = Unpacking(STATE_LEAST + STATE_LIMIT * (own.moving.size + own.frozen.size))
+        self._state = Unpacking(STATE_LEAST + self._limit * (own.moving.size + own.frozen.size))
         self._held, self._history, self._floor = held, History(), 0
         self._gathered = self._gathered_samples = 0
         self._norms: deque[attendance.Norms] = deque(maxlen=KEPT)
         return [Send(roles.COORDINATOR, mirroring.Stands(event.life))]
 
-    def _keep(self, event: mirroring.StatePart | mirroring.Whole | mirroring.Copied | mirroring.Told) -> Effect:
-        slot = event.slot if isinstance(event, mirroring.StatePart | mirroring.Copied) else -1
-        return Send(roles.shard(self.index), mirroring.Confirmed(self.incarnation, event.number, slot))
+    def _born(self) -> Shard:
+        """The shard that it may be."""
+        return Shard(self.index, self._make)
+
+    @property
+    def _limit(self) -> int:
+        """Most bytes of a shard's state, for each byte of its slice."""
+        return STATE_LIMIT
+
+    def _keep(self, number: int, event: Message) -> Effect:
+        return Send(roles.shard(self.index), mirroring.Confirmed(self.incarnation, number, event.slot if isinstance(event, Bulk) else -1))
 
     def _piece(self, sender: str, event: mirroring.StatePart, payload: Payload | None) -> list[Effect]:
         if event.life != self._life:
             return []  # on its way since a life that is gone
         self._state.take(event, payload)
-        return [self._keep(event)]
+        return [self._keep(event.number, event)]
 
     def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
         if event.life != self._life:
@@ -105,7 +113,7 @@ class Standby:
             self._history.add(ruled)
             for key in ruled.dropped:
                 shard.ledger.drop(*key)
-        return [self._keep(event)]
+        return [self._keep(event.number, event)]
 
     def _copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> list[Effect]:
         if event.life != self._life:
@@ -128,7 +136,7 @@ class Standby:
         for key, staleness in zip(event.keys, event.staleness, strict=True):
             self._note(key)
             self._shard.staleness[staleness] = self._shard.staleness.get(staleness, 0) + 1
-        return [self._keep(event)]
+        return [self._keep(event.number, event)]
 
     def _told(self, sender: str, event: mirroring.Told, payload: Payload | None) -> list[Effect]:
         if event.life != self._life:
@@ -141,7 +149,7 @@ class Standby:
         self._floor = max(self._floor, event.floor)
         if event.ruling is not None:
             self._history.add(event.ruling)
-        return [self._keep(event)]
+        return [self._keep(event.number, event)]
 
     def _step(self, samples: int, factor: float, weight: float) -> None:
         """Make an update with what was gathered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -35,6 +35,10 @@ class VectorSlice(Slice, Protocol):
 
     def accepted(self) -> Payload:
         """The bytes of the moving range as an evaluator is to see them."""
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        """As `arrays`, with every vector."""
+        ...
 
 
 class TorchVectorSlice(TorchSlice):
@@ -101,9 +105,7 @@ class TorchVectorSlice(TorchSlice):
         if command.into == PARAMETERS:
             self._publish()
         elif command.into == ACCEPTED:
-            for piece, value in zip(self._trained, self._named[ACCEPTED], strict=True):
-                if piece.master:
-                    piece.typed(self._accepted).copy_(value)
+            self._publish_accepted()
         return []
 
     def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
@@ -146,6 +148,11 @@ class TorchVectorSlice(TorchSlice):
             if piece.master:
                 piece.tensor.copy_(value)
 
+    def _publish_accepted(self) -> None:
+        for piece, value in zip(self._trained, self._named[ACCEPTED], strict=True):
+            if piece.master:
+                piece.typed(self._accepted).copy_(value)
+
     @torch.no_grad()
     def contribute(self, payload: Payload, into: str) -> None:
         """Add a bundle's gradient to a vector."""
@@ -164,21 +171,25 @@ class TorchVectorSlice(TorchSlice):
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """As any slice, and `state.<section>.history.<name>` for the vectors of the history."""
-        arrays = super().arrays()
-        for name, tensors in self._named.items():
-            if name.startswith(HISTORY):
-                arrays |= {f"state.{piece.number}.{name}": tensor for piece, tensor in zip(self._trained, tensors, strict=True)}
-        return arrays
+        return super().arrays() | self._vectors(name for name in self._named if name.startswith(HISTORY))
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        """As `arrays`, and `state.<section>.<name>` for all other vectors, the accepted parameters among them."""
+        return super().arrays() | self._vectors(name for name in self._named if name != PARAMETERS)
+
+    def _vectors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        return {f"state.{piece.number}.{name}": tensor for name in names for piece, tensor in zip(self._trained, self._named[name], strict=True)}
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
+        """Take back what `arrays` or `everything` gave."""
         super().load({name: value for name, value in arrays.items() if name.partition(".")[0] != "state"})
+        self._accept()
         for i, piece in enumerate(self._trained):
             prefix = f"state.{piece.number}."
             for name, value in arrays.items():
-                if name.startswith(prefix + HISTORY):
+                if name.startswith(prefix):
                     self.vector(name.removeprefix(prefix), made=True)[i].copy_(value)
-        self._accept()
+        self._publish_accepted()
 
 
 class PhantomVectorSlice(PhantomSlice):
@@ -198,3 +209,7 @@ class PhantomVectorSlice(PhantomSlice):
     def accepted(self) -> Payload:
         """A stand-in that knows its length."""
         return self.moving()
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        """Nothing to send."""
+        return {}

@@ -61,6 +61,9 @@ class Sandblaster:
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica that died is started anew."""
 
+    standby: int = field(default=0, kw_only=True)
+    """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes back."""
+
     @property
     def implied(self) -> dict[str, Any]:
         """The settings that these options make, beside those of their own names: an epoch is an iteration, a minibatch a portion."""
@@ -69,4 +72,5 @@ class Sandblaster:
 
     def cast(self) -> tuple[str, ...]:
         """The roles of a job, beside the evaluator."""
-        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)))
+        standbys = map(roles.standby, range(self.shards if self.standby else 0))
+        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)), *standbys)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.core import events, messages, operations, upkeep
+from distbelief.core import events, messages, mirroring, operations, upkeep
 from distbelief.core.descent import OVERLAPPING, Bundle, Descent
-from distbelief.core.effects import Effect, Save, Send
+from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.layout import Range, Tensor, lay_out
 from distbelief.core.messages import Version
 from distbelief.core.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
@@ -18,7 +18,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
 from distbelief.sandblaster.coordinator import Sandblaster
-from distbelief.server.descent import DescentShard
+from distbelief.server.descent import DescentShard, DescentStandby
 from distbelief.server.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
 
 LAYOUT = lay_out([
@@ -54,7 +54,7 @@ def shard() -> DescentShard:
 
 
 def do(one: DescentShard, *commands: Any) -> tuple[float, ...]:
-    effects = one.handle("coordinator", Operate(7, commands), None)
+    effects = one.handle("coordinator", Operate(one._newest.number + 1, commands), None)
     told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Operated)]
     return told[0].scalars if told else ()
 
@@ -154,7 +154,7 @@ def test_parameters_are_sent_once_their_evaluation_has_begun() -> None:
     one = shard()
     assert one.handle("replica 1", messages.Fetch(0, 0, MOVING, 1), None) == []
     assert one.waiting() == {"replica 1": "evaluation 1 has not begun"}
-    effects = one.handle("coordinator", Operate(1, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
+    effects = one.handle("coordinator", Operate(9, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
     [fetched] = [effect for effect in effects if isinstance(effect, Send)]
     assert isinstance(fetched.message, messages.Fetched)
     assert (fetched.to, fetched.message.version) == ("replica 1", Version(0, 1))
@@ -176,14 +176,14 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
 
 
 WRONG: dict[str, tuple[str, Any]] = {
-    "there is no vector 'nobody'": ("coordinator", Operate(1, (Copy("nobody", "x"),))),
-    "has no say in Operate": ("replica 0", Operate(1, ())),
+    "there is no vector 'nobody'": ("coordinator", Operate(9, (Copy("nobody", "x"),))),
+    "has no say in Operate": ("replica 0", Operate(9, ())),
     "a shard has no answer to Push": ("replica 0", messages.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
     "which does not hold that": ("replica 0", operations.Contribute(0, 0, 4, 0, 1, 0, 0)),
     "of evaluation 9; shard 0 is at 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 9, 0, 0)),
     "part 1, of evaluation 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 1)),
     "bundle -1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, -1, 0)),
-    "evaluation 1 is to begin after 1": ("coordinator", Operate(1, (Gather(1, ("g",)),))),
+    "evaluation 1 is to begin after 1": ("coordinator", Operate(9, (Gather(1, ("g",)),))),
 }
 
 
@@ -198,7 +198,7 @@ def test_a_wrong_word_is_the_senders_error(reason: str) -> None:
 
 def test_a_shard_without_its_range_refuses() -> None:
     one = DescentShard(0, TorchVectorSlice)
-    for sender, message in (("coordinator", Operate(1, (Zero("x"),))), ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0))):
+    for sender, message in (("coordinator", Operate(9, (Zero("x"),))), ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0))):
         with pytest.raises(RemoteProtocolError):
             one.handle(sender, message, numbers(1))
 
@@ -207,6 +207,97 @@ def test_a_phantom_answers_as_many_scalars() -> None:
     one = PhantomVectorSlice(PLAN, 0)
     assert one.operate(Dots((("a", "b"), ("b", "b")))) == [1.0, 1.0]
     assert one.operate(Zero("a")) == []
+
+
+# the standby
+
+
+class Pair:
+    """A shard and its standby, which hears of the shard when it is let."""
+
+    def __init__(self, one: DescentShard) -> None:
+        self.shard, self.standby = one, DescentStandby(0, TorchVectorSlice)
+        self.standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
+        self.said: list[Any] = []
+        self._ways: list[Send] = []
+        self.do(one.handle("coordinator", mirroring.Mirror(messages.Place("there", 0)), None))
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                (self._ways if effect.to == "standby 0" else self.said).append(effect)
+
+    def let(self) -> list[Any]:
+        """Let the standby hear all; returns what the shard says since this was last asked."""
+        while self._ways:
+            sent = self._ways.pop(0)
+            for answer in self.standby.handle("shard 0", sent.message, sent.payload):
+                assert isinstance(answer, Send)
+                self.do(self.shard.handle("standby 0", answer.message, None))
+        return self.heard()
+
+    def heard(self) -> list[Any]:
+        said, self.said = self.said, []
+        return [type(effect.message) for effect in said]
+
+    def succeed(self) -> DescentShard:
+        [become] = self.standby.handle("coordinator", mirroring.Succeed(1), None)
+        assert isinstance(become, Become)
+        heir: Any = become.machine
+        heir.handle("coordinator", upkeep.Restore(PLAN, "", (("replica 0", 0),)), None)
+        return heir  # type: ignore[no-any-return]
+
+
+def test_a_shard_says_nothing_that_its_standby_does_not_hold() -> None:
+    pair = Pair(shard())
+    assert pair.let() == [mirroring.Mirrored]
+    pair.do(pair.shard.handle("replica 0", messages.Fetch(0, 0, MOVING, 1), None))
+    pair.do(pair.shard.handle("coordinator", Operate(1, (Scale(2.0, "x"), Gather(1, ("g",)))), None))
+    assert pair.heard() == []
+    assert pair.let() == [messages.Fetched]
+    pair.do(contribute(pair.shard, 0, 10))
+    pair.do(contribute(pair.shard, 0, 10))
+    pair.do(pair.shard.handle("coordinator", Operate(2, (Dots((("g", "g"),)),)), None))
+    assert pair.heard() == []
+    assert pair.let() == [operations.Contributed, operations.Contributed, operations.Operated]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("moment", range(5))
+def test_an_heir_is_as_far_as_its_shard_whenever_its_standby_has_come(ordered: bool, moment: int) -> None:
+    one, pair = shard(), None
+    steps: list[Any] = [lambda: one.handle("coordinator", Operate(1, (Gather(1, ("g",), ordered),)), None)]
+    steps += [lambda number=number: contribute(one, number, number) for number in (2, 1, 0, 3)]
+    steps.append(lambda: one.handle("coordinator", Operate(2, (Scale(0.5, "g"), Dots((("g", "g"),)))), None))
+    for number, step in enumerate(steps):
+        if number == moment:
+            pair = Pair(one)
+        effects = step()
+        if pair:
+            pair.do(effects)
+    assert pair is not None
+    pair.let()
+    heir = pair.succeed()
+    torch.testing.assert_close(vector(heir, "g"), vector(one, "g"), rtol=0, atol=0)
+    again = heir.handle("coordinator", Operate(2, (Scale(0.5, "g"), Dots((("g", "g"),)))), None)
+    assert again == [Send("coordinator", one._newest)], "what was told again is answered again, and not done again"
+    torch.testing.assert_close(vector(heir, "g"), vector(one, "g"), rtol=0, atol=0)
+    assert contribute(heir, 2, 2) == [Send("replica 0", operations.Contributed(0, 1, 2))]
+    torch.testing.assert_close(vector(heir, "g"), vector(one, "g"), rtol=0, atol=0)
+    assert heir.version == Version(1, 1)
+
+
+def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
+    standby = DescentStandby(0, TorchVectorSlice)
+    standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
+    with pytest.raises(RemoteProtocolError, match="operations before the state"):
+        standby.handle("shard 0", mirroring.Did(0, 1, Operate(1, (Zero("g"),)), ()), None)
+    with pytest.raises(RemoteProtocolError, match="does not descend"):
+        standby.handle("shard 0", mirroring.Whole(0, 1, 0, 0, {}, {}, 0, ()), None)
+    for part, size in ((1, MOVING), (0, 8)):
+        with pytest.raises(RemoteProtocolError, match="none of its shard's"):
+            standby.handle("shard 0", mirroring.Took(0, 0, size, 0, 1, 0, part), torch.zeros(size, dtype=torch.uint8))
+    assert standby.handle("shard 0", mirroring.Did(7, 1, Operate(1, (Zero("g"),)), ()), None) == []
 
 
 # the coordinator
@@ -240,9 +331,29 @@ def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> No
 
 def test_a_bundle_says_what_it_is_of() -> None:
     one = coordinator()
-    effects = one.handle("replica 0", messages.Rejoin(), None)  # it has dropped what it was dealt
+    one.handle("replica 0", events.Lost("it died", 0), None)
+    effects = one.handle("replica 0", messages.Join(1, LAYOUT, 100), None)
     assigned = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Assign)]
     assert assigned == [operations.Assign(1, number, Bundle(Portion(0, number, 1))) for number in (0, 1)]
+
+
+def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
+    one = coordinator()
+    effects = one.handle("replica 0", messages.Rejoin(), None)
+    assert [type(e.message) for e in effects if isinstance(e, Send)] == [messages.Welcome]
+
+
+def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
+    one = coordinator()
+    one._standbys._standing["standby 0"] = "mirrors"
+    one._standbys._places["standby 0"] = messages.Place("there", 0)
+    one.handle("replica 0", done(0), None)
+    [asked] = [e.message for e in one.handle("replica 0", done(1), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    one.handle("shard 0", events.Lost("it died", 0), None)
+    one.handle("shard 0", upkeep.Here(1, "there"), None)
+    told = [e.message for e in one.handle("shard 0", upkeep.Restored(loaded=True), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    assert [message.number for message in told] == [asked.number - 1, asked.number]
+    assert told[-1] == asked
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sandblaster in real processes: whoever is killed, and wherever it is resumed, it ends with the bits of a run that nobody disturbed."""
 
+import json
 import os
 import random
 import signal
@@ -75,6 +76,27 @@ def test_whoever_is_killed_the_bits_are_the_same(tmp_path: Path, watch: jobs.Wat
     assert result["outcome"] == "done"
     assert any(role in one.text for one in watch.of(records.Note)) or any(one.role == role and one.died for one in watch.of(records.Gone))
     assert same(calm, tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", [Local(), Local("tcp", tls=True)], ids=["shared", "tls"])
+def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(tmp_path: Path, watch: jobs.Watch, calm: Path, place: Local) -> None:
+    killed: list[str] = []
+
+    def act(record: Record) -> None:
+        ready = [one.text for one in watch.of(records.Note) if "holds all that" in one.text]
+        if isinstance(record, records.Stepped) and len(ready) >= 2 + len(killed) and len(killed) < 2:
+            killed.append(f"shard {len(killed)}")
+            jobs.kill(killed[-1])
+
+    watch.act = act
+    result = run(tmp_path / "run", place, standby=1)
+    assert (result["outcome"], result["epochs"], result["forgotten"]) == ("done", ITERATIONS, 0)
+    assert [record.role for record in watch.of(records.Succeeded)] == killed == ["shard 0", "shard 1"]
+    assert not watch.of(records.Rewound)
+    assert not any(record.died for record in watch.of(records.Gone)), "a replica did not outlive its shard"
+    assert same(calm, tmp_path / "run")
+    losses = {row["epoch"]: row["train_loss"] for row in result["history"]}
+    assert losses == {row["epoch"]: row["train_loss"] for row in json.loads((calm / "result.json").read_text())["history"]}
 
 
 def test_a_coordinator_that_is_killed_goes_on_by_its_journal(tmp_path: Path, watch: jobs.Watch, calm: Path) -> None:

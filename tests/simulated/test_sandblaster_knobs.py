@@ -13,7 +13,7 @@ from torch import nn
 
 from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, operations, records
 from distbelief.core.bundles import RESERVE
 from distbelief.core.descent import Batches, Descent
@@ -81,7 +81,7 @@ CHANGES = [
     ({"line_search": "none", "damping": True, "step": 10.0}, {"line_search": "none", "step": 10.0}),
 ]  # fmt: skip
 """One change of one option each, that changes the parameters, and against what."""
-ELSEWHERE = {"replicas", "shards", "portion_size", "send_every", "backup_portions", "deterministic", "restarts"}
+ELSEWHERE = {"replicas", "shards", "portion_size", "send_every", "backup_portions", "deterministic", "restarts", "standby"}
 """Those that must not change the parameters, or hardly: what they do is measured below, in test_sandblaster_oracles and in the weather."""
 
 
@@ -149,11 +149,18 @@ def test_backup_portions_save_a_batch_from_a_straggler() -> None:
 
 
 def test_restarts_are_as_many_as_asked() -> None:
-    from distbelief.cluster.simulated import Crash
-
     crashes = Simulated(crashes=(Crash("replica 0", 5),), restart_seconds=0.0)
     once, never = (play(crashes, replicas=1, restarts=count)[0] for count in (1, 0))
     assert (once.outcome, never.outcome) == ("done", "failed")
+
+
+def test_a_standby_takes_its_shards_place() -> None:
+    crashes = Simulated(crashes=(Crash("shard 0", 60),), restart_seconds=0.0)
+    stood, fallen, calm = (play(crashes if dies else None, standby=there)[0] for dies, there in ((True, 1), (True, 0), (False, 0)))
+    assert [isinstance(record, records.Succeeded) for record in stood.records].count(True) == 1
+    assert not [record for record in stood.records if isinstance(record, records.Rewound)]
+    assert [isinstance(record, records.Rewound) for record in fallen.records].count(True) == 1
+    assert stood.vector() == fallen.vector() == calm.vector()
 
 
 def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so() -> None:

@@ -10,7 +10,7 @@ import functools
 import os
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -71,7 +71,9 @@ class Accounts:
             self.copies += key in self._taken
             self._taken.add(key)
         elif isinstance(message, operations.Operate) and message.commands and self._completes(message.commands[0]):
-            self._hold(int(to.split()[1]))
+            index = int(to.split()[1])
+            if message.number > self._run.simulation.shards[index]._newest.number:  # type: ignore[attr-defined]
+                self._hold(index)  # or it is told again, and was done by the life before
 
     @staticmethod
     def _completes(command: Any) -> bool:
@@ -130,13 +132,32 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
     if chance.random() < 0.5:
         fallen = chance.choices(range(shards), k=chance.randint(1, 3))
         crashes += tuple(Crash(f"shard {i}", chance.randint(1, 80)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts)
+    if (more := random.Random(f"standby {seed}")).random() < 0.5:
+        strategy = dataclasses.replace(strategy, standby=1)
+        fallen_roles = [crash.role for crash in crashes]
+        for role in more.choices([f"{kind} {i}" for kind in ("shard", "standby") for i in range(shards)], k=more.randint(1, 4)):
+            if fallen_roles.count(role) <= strategy.restarts:
+                fallen_roles.append(role)
+                crashes += (Crash(role, more.randint(1, more.choice((30, 120)))),)
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     options = {"snapshot_every": pick(("0", "3", "10ms", "1s")), "checkpoint_every": pick((0, 1, 2))}
     weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, shards, [crash.role for crash in crashes]))
     return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
 
 
-def hold(seed: int) -> tuple[str, int, list[str]]:
+class Held(NamedTuple):
+    """What a seed has shown."""
+
+    outcome: str
+    copies: int
+    died: list[str]
+    succeeded: int
+    """Shards whose places were taken by their standbys."""
+    rewound: int
+    """Times that all went back."""
+
+
+def hold(seed: int) -> Held:
     """Run a seed, and hold everything that must hold."""
     strategy, options, cluster = draw(seed)
     run, accounts = play(strategy, cluster, **options)
@@ -149,7 +170,8 @@ def hold(seed: int) -> tuple[str, int, list[str]]:
         mortal = [role for role in died if role.startswith("replica")]
         lasting = sum(died.count(role) > strategy.restarts for role in set(mortal))
         assert lasting == strategy.replicas or (len(mortal) < len(died) and "shard" in reason), f"{reason}; died: {died}"
-    return run.outcome, accounts.copies, died
+    counts = Counter(type(record) for record in run.records)
+    return Held(run.outcome, accounts.copies, died, counts[records.Succeeded], counts[records.Rewound])
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -157,15 +179,17 @@ def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(fi
     counts: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         try:
-            outcome, copies, died = hold(seed)
+            held = hold(seed)
         except BaseException as error:
             error.add_note(f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s")
             raise
-        fell = any(role.startswith("shard") for role in died)
-        counts.update({outcome: 1, "copies": copies, "done after a shard fell": fell and outcome == "done"})
+        done, fell = held.outcome == "done", any(role.startswith("shard") for role in held.died)
+        counts.update({held.outcome: 1, "copies": held.copies, "done after a shard fell": done and fell and held.rewound > 0})
+        counts["done, and a standby took its shard's place"] += done and held.succeeded > 0 and not held.rewound
     assert counts["done"] > 0.3 * CHUNK
     assert counts["copies"] > CHUNK, "nobody contributes what another has: the test does not try it"
     assert counts["done after a shard fell"]
+    assert counts["done, and a standby took its shard's place"]
 
 
 @pytest.mark.skipif("DISTBELIEF_SEED" not in os.environ, reason="replays DISTBELIEF_SEED")

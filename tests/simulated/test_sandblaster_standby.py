@@ -1,0 +1,151 @@
+"""Standbys of shards that descend: what they hold, and that a shard's death costs a job with one nothing, whenever it dies."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import messages, records
+from distbelief.core.messages import Message
+from distbelief.job import Job
+from distbelief.strategy import Sandblaster
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.simulations import Observed
+from distbelief.transport.virtual import Weather
+
+SAMPLES, ITERATIONS = 83, 5
+KINDS: list[dict[str, Any]] = [
+    {"deterministic": True}, {"deterministic": True, "batch_size": 40}, {"deterministic": True, "method": "cg", "line_search": "backtracking"},
+    {"deterministic": True, "method": "gradient", "line_search": "none", "step": 0.1}, {"deterministic": True, "backup_portions": 0},
+]  # fmt: skip
+
+
+def task(dtype: torch.dtype = torch.float64) -> Task:
+    chance = torch.Generator().manual_seed(7)
+    data = TensorData(torch.randn(SAMPLES, 6, generator=chance).to(dtype), torch.randint(0, 3, (SAMPLES,), generator=chance))
+    return Task(model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype), train=lambda: data)
+
+
+def stage(*crashes: Crash, task: Task | None = None, **options: Any) -> Observed:
+    strategy = Sandblaster(3, 2, ITERATIONS, portion_size=4, send_every=2, tolerance=0.0, **{"standby": 1, **options})
+    cluster = Simulated(crashes=crashes, weather=Weather(jitter=3.0), pace=Pace(spread="exponential"), restart_seconds=1e-3)
+    return Observed(Job(task=task or globals()["task"](), strategy=strategy, evaluate_every=0, checkpoint_every=0), cluster)
+
+
+def play(*crashes: Crash, **options: Any) -> Observed:
+    run = stage(*crashes, **options)
+    run.simulation.run()
+    return run
+
+
+@functools.cache
+def calm(kind: int) -> tuple[bytes, int]:
+    """The bits of a run without standbys and deaths, and how many messages its second shard sends."""
+    run, sent = stage(standby=0, **KINDS[kind]), []
+
+    class Count:
+        def sent(self, sender: str, to: str, message: Message) -> None:
+            if sender == "shard 1":
+                sent.append(message)
+
+        def delivered(self, sender: str, to: str, message: Message) -> None: ...
+
+    run.watch(Count())
+    run.simulation.run()
+    return run.vector(), len(sent)
+
+
+class Last:
+    """Keeps all that standbys hold when they are told to stop."""
+
+    def __init__(self, run: Observed) -> None:
+        self.run, self.held = run, dict[str, tuple[dict[str, Tensor], Any]]()
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None: ...
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        if isinstance(message, messages.Stop) and to.startswith("standby"):
+            standby: Any = self.run.simulation.driver._players[to].machine
+            self.held[to] = {name: value.clone() for name, value in standby._held.everything().items()}, standby._shard
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [*KINDS, {}, {"damping": True, "line_search": "none", "step": 3.0, "deterministic": False}], ids=str)
+def test_a_standby_holds_every_vector_of_its_shard_bit_for_bit(options: dict[str, Any], dtype: torch.dtype) -> None:
+    run = stage(task=task(dtype), **options)
+    last = Last(run)
+    run.simulation.run()
+    for index, shard in enumerate(run.simulation.shards):
+        arrays, twin = last.held[f"standby {index}"]
+        own = shard.vectors.everything()  # type: ignore[attr-defined]
+        assert arrays.keys() == own.keys()
+        assert len(arrays) > 5
+        assert all(torch.equal(arrays[name], own[name]) for name in own)
+        for name in ("_newest", "_taken", "_into", "_ordered", "_next"):
+            assert getattr(twin, name) == getattr(shard, name)
+        assert twin.version.updates == shard.version.updates > 2
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=lambda kind: str(KINDS[kind]))
+def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(kind: int) -> None:
+    """The messages with which it sends its standby what it holds are some of those at which it dies: then there is a checkpoint to go back to."""
+    bits, count = calm(kind)
+    stood = 0
+    for moment in range(1, count, 7):
+        run = play(Crash("shard 1", moment), **KINDS[kind])
+        died = run.simulation.killed == ["shard 1"]
+        if run.outcome == "failed":  # before the first checkpoint
+            reason = next(record.reason for record in run.records if isinstance(record, records.Finished))
+            assert "there is no checkpoint yet" in reason
+            continue
+        assert run.outcome == "done"
+        assert run.vector() == bits, f"it died at its message {moment}"
+        succeeded = [record for record in run.records if isinstance(record, records.Succeeded)]
+        rewound = [record for record in run.records if isinstance(record, records.Rewound)]
+        if not died or rewound:
+            continue
+        stood += len(succeeded)
+        iterations = [record.iteration for record in run.records if isinstance(record, records.Iterated)]
+        assert iterations == sorted(iterations)
+        if "batch_size" not in KINDS[kind]:
+            evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
+            counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+            assert counted == evaluations * SAMPLES, "a portion counted twice, or was lost"
+    assert stood > 0.7 * count / 7
+
+
+def test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn() -> None:
+    """A second death, right after the first: the standby of the heir has begun to follow while bundles were summed in order."""
+    bits, count = calm(0)
+    twice = 0
+    for first in range(20, count, 13):
+        for second in (12, 20, 28):
+            run = play(Crash("shard 1", first), Crash("shard 1", second), deterministic=True)
+            if run.outcome == "done":
+                assert run.vector() == bits, f"it died at messages {first} and {second}"
+                twice += [isinstance(record, records.Succeeded) for record in run.records].count(True) == 2
+    assert twice > 3
+
+
+def test_a_standby_that_dies_costs_nothing_and_another_comes() -> None:
+    run = play(Crash("standby 0", 30), Crash("shard 0", 90), deterministic=True)
+    assert run.vector() == calm(0)[0]
+    assert ("standby 0", 1) in [(record.role, record.incarnation) for record in run.records if isinstance(record, records.Vacant)]
+    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 0"]
+
+
+def test_phantoms_have_standbys_too() -> None:
+    strategy = Sandblaster(3, 2, ITERATIONS, portion_size=4, send_every=2, deterministic=True, standby=1)
+    job = Job(task=task(), strategy=strategy, evaluate_every=0)
+    run = Observed(job, Simulated(phantom=True, crashes=(Crash("shard 1", 60),)))
+    run.simulation.run()
+    assert run.outcome == "done"
+    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]
