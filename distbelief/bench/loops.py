@@ -21,6 +21,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.server import optimizers
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import Trainer, build_model
+from distbelief.transport.hook import Reduce, comm_hook
 
 WARM = 5
 """Steps before the clock starts."""
@@ -41,11 +42,11 @@ def independent(course: Course, processes: int, threads: int = 1) -> float:
         return sum(race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
 
 
-def ddp(course: Course, processes: int) -> float:
-    """Samples per second of `DistributedDataParallel` over gloo; each process takes its own minibatches."""
+def ddp(course: Course, processes: int, algorithm: str = "") -> float:
+    """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes its own minibatches."""
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
-        return sum(race([peers.start("ddp", 1, _ddp, course, store, rank, processes) for rank in range(processes)]))
+        return sum(race([peers.start("ddp", 1, _ddp, course, store, rank, processes, algorithm) for rank in range(processes)]))
 
 
 def hogwild(course: Course, processes: int) -> float:
@@ -103,10 +104,12 @@ def _alone(connection: Connection, course: Course) -> None:
     _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr))
 
 
-def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int) -> None:
+def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int, algorithm: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     task = resolve(course.task)
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
+    if algorithm:
+        model.register_comm_hook(Reduce(algorithm), comm_hook)
     _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr), rank)
 
 
