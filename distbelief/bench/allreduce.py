@@ -101,7 +101,7 @@ def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callabl
                 for peer in started:
                     peer.say(f"{how}|{size}|{times}")
                 taken = [[float(one) for one in peer.hear().split()] for peer in started]
-                return statistics.median([max(one) for one in zip(*taken, strict=True)])
+                return float(statistics.median([max(one) for one in zip(*taken, strict=True)]))
 
             for peer in started:
                 peer.hear()
