@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from distbelief.core import roles
-from distbelief.core.algorithms import ALGORITHMS, broadcast, by_host, schedule
+from distbelief.core.algorithms import broadcast, by_host, schedule
 from distbelief.core.assembly import Assemble
 from distbelief.core.buckets import Bucket
 from distbelief.core.collectives import Schedule
-from distbelief.core.cost import Link, cheapest
+from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.errors import JobFailed
 
 PART = 1 << 20
@@ -190,7 +190,7 @@ class Choice:
         if self._name == "native" or self._ranks == 1:
             return None
         hosts = self._hosts
-        best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, ALGORITHMS) if self._link else self._name
+        best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, CHOICES) if self._link else self._name
         return schedule(best, self._ranks, length, hosts if best.startswith("hierarchical") else ())
 
 

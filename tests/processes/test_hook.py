@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import distbelief as db
 from distbelief.core.algorithms import ALGORITHMS
+from distbelief.core.cost import CHOICES
 from distbelief.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def test_each_bucket_is_added_up_as_was_asked_for(saved: Saved, way: str) -> Non
     assert all(saved[3, way, rank][1] == chosen for rank in range(3))
     assert {item for _, item, _ in chosen} == {4, 8}  # both models
     names = {how and how[0] for _, _, how in chosen}
-    assert names == {None} if way == "native" else names <= set(ALGORITHMS) if way == "auto" else names == {way}
+    assert names == {None} if way == "native" else names <= set(CHOICES) if way == "auto" else names == {way}
     if way.startswith("hierarchical"):
         assert {how[1] for _, _, how in chosen} == {((0, 1), (2,))}
 
@@ -129,7 +130,7 @@ def test_the_script_of_the_document_runs_under_torchrun(tmp_path: Path) -> None:
     told = sorted(ended.stdout.splitlines())
     assert [line[:6] for line in told] == ["rank 0", "rank 1"]
     [ways] = {line.partition("added up by ")[2] for line in told}
-    assert any(name in ways for name in ALGORITHMS)
+    assert any(name in ways for name in CHOICES)
 
 
 @pytest.fixture
