@@ -70,6 +70,7 @@ class Hosts:
                 ip("-n", name, "link", "set", "lo", "up")
             like = ["--delay-ms", str(delay), "--rate-mbit", str(self._rate), "--loss", str(loss)]
             self._cable = subprocess.Popen([sys.executable, cable, *self.names, *like], stdout=subprocess.PIPE, text=True)
+            first(self._cable.pid)
             assert self._cable.stdout
             if select.select([self._cable.stdout], [], [], CABLE_SECONDS)[0]:
                 said = self._cable.stdout.readline().strip()
@@ -141,7 +142,7 @@ def enter(name: str) -> str:
     return next(one for one in INTERFACES if one in names)
 
 
-def first() -> None:
-    """Let this process, and what it starts, go before all others: it is to wait for its line, not for who else uses the processor."""
+def first(process: int = 0) -> None:
+    """Let a process (this one), and what it starts, go before all others: it is to wait for its line, not for who else uses the processor."""
     with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(1))
