@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distbelief.runtime.loop import join
     from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
+    from distbelief.transport.hook import Reduce, comm_hook
     from distbelief.transport.virtual import Partition, Weather
 
     __version__: str
@@ -38,6 +39,7 @@ _PLACES = {
     "View": "cluster.sitting",
     "Partition": "transport.virtual",
     "Weather": "transport.virtual",
+    **dict.fromkeys(("Reduce", "comm_hook"), "transport.hook"),
     "evaluate": "cluster.evaluate",
     "Job": "job",
     **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),
@@ -50,9 +52,8 @@ _PLACES = {
 
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Hogwild", "Job", "JobFailed", "Local",
-    "Locking", "Pace",
-    "Partition", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View",
-    "Weather", "__version__", "evaluate", "join", "optim", "run", "tasks",
+    "Locking", "Pace", "Partition", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData",
+    "TrainingError", "UsageError", "View", "Weather", "__version__", "comm_hook", "evaluate", "join", "optim", "run", "tasks",
 ]  # fmt: skip
 
 

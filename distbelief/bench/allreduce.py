@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from distbelief.bench import lines
 from distbelief.bench.peers import Peer, Peers
-from distbelief.bench.ranks import play
+from distbelief.bench.ranks import SWAPS, play
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
 from distbelief.core.cost import Link, price
@@ -23,6 +23,9 @@ MB = 1_000_000
 OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"
 RING = "our ring over gloo"
 LIMITED = (4_000, 64_000, MB, 16 * MB)
+TIMES, TURN_SECONDS = 15, 4.0
+"""Most times that each is measured between namespaces, and about how long."""
+CABLE = "2, by a cable"
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,13 @@ class AllreduceOptions:
     namespaces: tuple[int, ...] = ()
     """Network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there beside its price. Needs root and iproute2."""
     rate: int = 100
-    """Mbit/s of each namespace, both ways."""
+    """Mbit/s of each namespace, both ways, and of the cable."""
+    cable: str = ""
+    """A program that joins two namespaces by a slow cable, such as netem.py, called with NAME NAME --delay-ms --rate-mbit --loss; it prints up."""
+    delay: float = 5.0
+    """Milliseconds that the cable takes, one way."""
+    loss: float = 0.0
+    """What share of the packets the cable loses."""
     json: str | None = None
     """File to write the result to."""
     quick: bool = False
@@ -56,7 +65,10 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
     facts = machine()
     sizes, repeats = ((100_000,), 1) if options.quick else (options.sizes, options.repeats)
     measured = {str(ranks): _on_one_host(ranks, sizes, repeats) for ranks in ((2,) if options.quick else options.ranks)}
-    limited = {str(ranks): _limited(ranks, options.rate, (4_000,) if options.quick else LIMITED) for ranks in options.namespaces}
+    within = (4_000,) if options.quick else LIMITED
+    limited = {str(ranks): _limited(lines.hosts(ranks, options.rate), within) for ranks in options.namespaces}
+    if options.cable:
+        limited[CABLE] = _limited(lines.hosts(2, options.rate, options.cable, options.delay, options.loss), within)
     result = {"bench": "allreduce", "machine": facts, "repeats": repeats, "one_host": measured, "namespaces": limited,
               "figures": [*_figures(measured), *_of_prices(limited)]}  # fmt: skip
     if not options.quiet:
@@ -75,7 +87,7 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
 
 @contextmanager
 def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callable[[str, int, int], float]]:
-    """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time, of the slowest."""
+    """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median), of the slowest."""
     memory = os.memfd_create("distbelief bench")
     try:
         with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
@@ -88,7 +100,8 @@ def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callabl
             def measure(how: str, size: int, times: int) -> float:
                 for peer in started:
                     peer.say(f"{how}|{size}|{times}")
-                return max(float(peer.hear()) for peer in started)
+                taken = [[float(one) for one in peer.hear().split()] for peer in started]
+                return float(statistics.median([max(one) for one in zip(*taken, strict=True)]))
 
             for peer in started:
                 peer.hear()
@@ -129,23 +142,26 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return figures
 
 
-def _limited(ranks: int, rate: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+def _limited(place: AbstractContextManager[lines.Hosts], sizes: tuple[int, ...]) -> dict[str, Any]:
     """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured in this run."""
     found: dict[str, Any] = {}
-    with lines.hosts(ranks, rate) as hosts, _processes(ranks, hosts) as measure:
-        latency = min(measure("latency", 8, 5) for _ in range(9))  # what is more is somebody else's use of the processor
-        bandwidth = MB / max(min(measure("latency", MB, 2) for _ in range(3)) - latency, 1e-9)
-        link = Link(latency, bandwidth)
+    with place as hosts, _processes(len(hosts.names), hosts) as measure:
+        ranks, link = len(hosts.names), _probe(measure)
         for size in sizes:
             length = size // 4
             found[str(size)] = {}
             for name in ALGORITHMS:
                 made = schedule(name, ranks, length, by_host(ranks, 2) if name == "hierarchical" else ())
                 expected = price(made, 4, link)
-                times = max(1, min(10, int(0.5 / max(expected, 1e-3))))
-                seconds = statistics.median(measure(name, size, times) for _ in range(1 if expected > 1 else 5))
-                found[str(size)][name] = {"seconds": seconds, "price": expected}
+                times = max(1, min(TIMES, int(TURN_SECONDS / expected)))
+                found[str(size)][name] = {"seconds": measure(name, size, times), "price": expected}
     return found
+
+
+def _probe(measure: Callable[[str, int, int], float]) -> Link:
+    """The latency and the bandwidth between neighbours that all swap: of few bytes, and what more bytes cost more."""
+    few, some, many = (measure("latency", size, TIMES) / SWAPS for size in (8, MB // 4, MB))
+    return Link(few, (MB - MB // 4) / max(many - some, 1e-9))
 
 
 def _of_prices(limited: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
 from distbelief.errors import UsageError
 
 CLONE_NEWNET = 0x40000000
 IP_SECONDS = 20.0
-BURST = 16
-"""kB that a line lets pass at once; a tenth of what is measured at most."""
+BURST = 4
+"""kB that a line lets pass at once: what it has not used while nothing was sent, up to so much, costs nothing then."""
+PACKETS = 6000
+"""Bytes that a host hands to its line at a time, which who is behind them waits for: an acknowledgement."""
+CABLE_SECONDS = 10.0
+INTERFACES = ("line", "un0")
+"""By which a namespace reaches the others: on a bridge, and by a cable."""
 
 
 class Hosts:
-    """So many namespaces, each with the interface `line` on one bridge."""
+    """So many namespaces, each with the interface `line` on one bridge; or two that a cable joins."""
 
     def __init__(self, count: int, rate: int) -> None:
         self.names = [f"dbb{os.getpid()}x{number}" for number in range(count)]
         self._bridge, self._rate = f"dbb{os.getpid()}", rate
+        self._cable: subprocess.Popen[str] | None = None
 
     def build(self) -> None:
         """Make them.
@@ -39,7 +48,7 @@ class Hosts:
                 ip("link", "add", outer, "type", "veth", "peer", "name", "line", "netns", name)
                 ip("link", "set", outer, "master", self._bridge, "up")
                 ip("-n", name, "addr", "add", f"10.214.0.{number + 1}/24", "dev", "line")
-                ip("-n", name, "link", "set", "line", "up")
+                ip("-n", name, "link", "set", "line", "gso_max_size", str(PACKETS), "up")
                 _limit(["tc"], outer, self._rate)
                 _limit(["tc", "-n", name], "line", self._rate)
         except OSError as error:
@@ -48,8 +57,34 @@ class Hosts:
                 f"--namespaces {len(self.names)}: they cannot be made here ({error}); they need Linux, root, iproute2 and tbf"
             ) from error
 
+    def join(self, cable: str, delay: float, loss: float) -> None:
+        """Make two that are joined by a cable: a program that is given their names, what the cable is like, and prints `up`.
+
+        Raises:
+            UsageError: this machine or user may not, or there is no such program.
+        """
+        said = ""
+        try:
+            for name in self.names:
+                ip("netns", "add", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            like = ["--delay-ms", str(delay), "--rate-mbit", str(self._rate), "--loss", str(loss)]
+            self._cable = subprocess.Popen([sys.executable, cable, *self.names, *like], stdout=subprocess.PIPE, text=True)
+            first(self._cable.pid)
+            assert self._cable.stdout
+            if select.select([self._cable.stdout], [], [], CABLE_SECONDS)[0]:
+                said = self._cable.stdout.readline().strip()
+            if said != "up":
+                raise OSError(f"the program said {said!r}")
+        except OSError as error:
+            self.clear()
+            raise UsageError(f"--cable {cable}: it cannot be laid here ({error}); it needs Linux, root, iproute2 and /dev/net/tun") from error
+
     def clear(self) -> None:
         """Take them away."""
+        if self._cable:
+            self._cable.kill()
+            self._cable.communicate()
         for number, name in enumerate(self.names):
             for words in (("netns", "delete", name), ("link", "delete", f"{self._bridge}p{number}")):
                 with contextlib.suppress(OSError):
@@ -78,10 +113,13 @@ def _run(words: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: int) -> Iterator[Hosts]:
-    """So many hosts, for as long as they are needed."""
+def hosts(count: int, rate: int, cable: str = "", delay: float = 0.0, loss: float = 0.0) -> Iterator[Hosts]:
+    """So many hosts, for as long as they are needed; on a bridge, or by a cable with a delay (ms, one way) and a loss (0 to 1)."""
     made = Hosts(count, rate)
-    made.build()
+    if cable:
+        made.join(cable, delay, loss)
+    else:
+        made.build()
     try:
         yield made
     finally:
@@ -100,4 +138,11 @@ def enter(name: str) -> str:
             raise UsageError(f"cannot enter network namespace {name}: {os.strerror(ctypes.get_errno())}; run as root")
     finally:
         os.close(descriptor)
-    return "line"
+    names = {name for _, name in socket.if_nameindex()}
+    return next(one for one in INTERFACES if one in names)
+
+
+def first(process: int = 0) -> None:
+    """Let a process (this one), and what it starts, go before all others: it is to wait for its line, not for who else uses the processor."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(1))

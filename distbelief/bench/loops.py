@@ -22,6 +22,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.server import optimizers
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import Trainer, build_model
+from distbelief.transport.hook import Reduce, comm_hook
 
 WARM = 5
 """Steps before the clock starts."""
@@ -48,11 +49,11 @@ def lockstep(course: Course, processes: int) -> float:
         return sum(race([peers.start("lockstep", 1, _in_step, course, os.getpid(), memory, rank) for rank in range(processes)]))
 
 
-def ddp(course: Course, processes: int) -> float:
-    """Samples per second of `DistributedDataParallel` over gloo; each process takes its own minibatches."""
+def ddp(course: Course, processes: int, algorithm: str = "") -> float:
+    """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes its own minibatches."""
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
-        return sum(race([peers.start("ddp", 1, _ddp, course, store, rank, processes) for rank in range(processes)]))
+        return sum(race([peers.start("ddp", 1, _ddp, course, store, rank, processes, algorithm) for rank in range(processes)]))
 
 
 def hogwild(course: Course, processes: int) -> float:
@@ -139,10 +140,12 @@ def _in_step(connection: Connection, course: Course, supervisor: int, memory: in
     _run(connection, course, Trainer(task, model, course.batch_size, 0), step)
 
 
-def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int) -> None:
+def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int, algorithm: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     task = resolve(course.task)
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
+    if algorithm:
+        model.register_comm_hook(Reduce(algorithm), comm_hook)
     _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr), rank)
 
 

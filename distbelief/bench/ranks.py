@@ -18,13 +18,16 @@ from distbelief.transport.memory import Memory
 from distbelief.transport.process_group import Player
 
 SECONDS = 120.0
+LEAD_SECONDS = 0.05
+"""How long before it the moment is agreed on at which all begin; long enough for the slowest line."""
+SWAPS = 10
 
 
 def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: int, memory: int, where: str) -> None:
     """Serve until told to end.
 
     Args:
-        connection: to who asks: `how|bytes|times`.
+        connection: to who asks: `how|bytes|times`, and is told the mean; where a host is limited, the seconds of each, which all begin together.
         rank: of this process.
         ranks: how many there are.
         store: a file where they meet.
@@ -33,6 +36,8 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
         where: the network namespace to be in; "" for that of the supervisor.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = lines.enter(where) if where else "lo"
+    if where:
+        lines.first()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
     player = Player(rank, ranks, torch.device("cpu"))
     place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
@@ -56,15 +61,30 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
             shared[size].meet(groups, range(ranks))
         act = _act(how, size, ranks, rank, player, shared[size], *vectors[size])
         dist.barrier()
-        began = time.perf_counter()
-        for _ in range(times):
-            act()
-        taken = (time.perf_counter() - began) / times
-        connection.send_bytes(str(taken).encode())
+        taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
+        connection.send_bytes(" ".join(map(str, taken)).encode())
     player.leave()
     dist.barrier()
     dist.destroy_process_group()
     connection.send_bytes(b"over")
+
+
+def _mean(act: Callable[[], object], times: int) -> float:
+    """Seconds of each of several, one after the other."""
+    began = time.perf_counter()
+    for _ in range(times):
+        act()
+    return (time.perf_counter() - began) / times
+
+
+def _together(act: Callable[[], object]) -> float:
+    """Seconds from a moment that all ranks agree on; they have one clock."""
+    agreed = torch.tensor([time.monotonic() + LEAD_SECONDS], dtype=torch.float64)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    moment = float(agreed)
+    time.sleep(max(moment - time.monotonic(), 0.0))
+    act()
+    return time.monotonic() - moment
 
 
 def _act(
@@ -92,9 +112,9 @@ def _act(
 
 
 def _swap(tensor: torch.Tensor, rank: int, ranks: int) -> None:
-    """Send to the next, and receive from the one before."""
+    """Send to the next, and receive from the one before, some times."""
     there = torch.empty_like(tensor)
-    for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.irecv, there, (rank - 1) % ranks), dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)]
-    ):  # fmt: skip
-        work.wait()
+    for _ in range(SWAPS):
+        come, go = dist.P2POp(dist.irecv, there, (rank - 1) % ranks), dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)
+        for work in dist.batch_isend_irecv([come, go]):
+            work.wait()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.simulation import Simulation, with_data
 from distbelief.core import roles
-from distbelief.core.algorithms import ALGORITHMS, by_host
+from distbelief.core.algorithms import by_host
 from distbelief.core.buckets import Bucket, buckets, shares
-from distbelief.core.cost import Link, cheapest
+from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
@@ -20,10 +20,6 @@ from distbelief.runtime.whole import TorchWhole
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
-
-CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
-"""What auto chooses from: messages of one moment enter a port of the virtual network in the order in which they were sent, not in which they come,
-so that it charges `direct` more than its price."""
 
 
 class Assembled(Simulation):

@@ -14,6 +14,10 @@ import msgspec
 from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, schedule
 from distbelief.core.collectives import Schedule
 
+CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
+"""What auto chooses from where messages travel. Those of `direct` meet: on the virtual network they enter a port in the order in which they were
+sent, not in which they come, and on a real one they share it unevenly, so that it takes more than its price on both."""
+
 
 class Link(msgspec.Struct, frozen=True):
     """What a line between two ranks is like."""

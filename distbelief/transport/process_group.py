@@ -10,6 +10,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -18,11 +19,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from distbelief.core import roles
-from distbelief.core.algorithms import ALGORITHMS, broadcast, by_host, schedule
+from distbelief.core.algorithms import broadcast, by_host, schedule
 from distbelief.core.assembly import Assemble
 from distbelief.core.buckets import Bucket
 from distbelief.core.collectives import Schedule
-from distbelief.core.cost import Link, cheapest
+from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.errors import JobFailed
 
 PART = 1 << 20
@@ -42,16 +43,17 @@ Told = Callable[[], bool]
 
 
 class Player:
-    """Plays schedules on the default process group, one tensor after the other, in a thread.
+    """Plays schedules on a process group, one tensor after the other, in a thread.
 
     Args:
         rank: of this process.
         ranks: how many there are.
         device: where the tensors are.
+        group: whose ranks these are; the default one where none is given.
     """
 
-    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
-        self.rank, self.ranks, self.device = rank, ranks, device
+    def __init__(self, rank: int, ranks: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.ranks, self.device, self._group = rank, ranks, device, group
         self.left = False
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
@@ -61,7 +63,7 @@ class Player:
 
     def start(self, tensor: torch.Tensor, how: Schedule | None) -> torch.futures.Future[torch.Tensor]:
         """Add up a contiguous 1-D tensor in place, by a schedule or (None) by the library's own way; the future has it, or the error."""
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self.device] if self._stream else None)
         made = torch.cuda.current_stream(self.device).record_event() if self._stream else None
 
         def task() -> None:
@@ -70,24 +72,25 @@ class Player:
                     if self._stream and made:
                         self._stream.wait_event(made)
                     if how is None:
-                        dist.all_reduce(tensor)
+                        dist.all_reduce(tensor, group=self._group)
                     else:
                         self.play(tensor, how)
                     if self._stream:
                         self._stream.synchronize()
+                    done.set_result(tensor)  # with the stream on which it was made: whoever waits on another has that one wait
             except Exception as error:  # of a peer that is gone: told to whoever waits
+                traceback.clear_frames(error.__traceback__)  # they hold the group, which ends for the others when nobody does
                 done.set_exception(error)  # type: ignore[arg-type]
-            else:
-                done.set_result(tensor)
 
         self._queue.put(task)
         return done
 
     def leave(self) -> None:
         """Play nothing more; what is being played is given up."""
-        self.left = True
+        self.left, self._group = True, None
         self._queue.put(None)
-        self._thread.join(LEAVE_SECONDS)
+        if self._thread is not threading.current_thread():
+            self._thread.join(LEAVE_SECONDS)
 
     def _run(self) -> None:
         while not self.left and (task := self._queue.get()) is not None:
@@ -99,8 +102,8 @@ class Player:
         Raises:
             RuntimeError: a peer is gone.
         """
-        part = max(PART // tensor.itemsize, 1)
-        for turn in how.turns(self.rank):
+        part, group = max(PART // tensor.itemsize, 1), self._group
+        for turn in () if self.left else how.turns(self.rank):
             aside, room, taken = turn.aside, 0, []
             size = sum(got.length for got in turn.receives if got.adds or aside)
             scratch = self._room(tensor, size)
@@ -112,11 +115,12 @@ class Player:
                     there = scratch[room : room + got.length]
                     room += got.length
                 taken += [(a, b, got.adds, len(operations) + i) for i, (a, b) in enumerate(zip(here.split(part), there.split(part), strict=True))]
-                operations += [dist.P2POp(dist.irecv, piece, got.source) for piece in there.split(part)]
+                operations += [dist.P2POp(dist.irecv, piece, group=group, group_peer=got.source) for piece in there.split(part)]
             receiving = len(operations)
             for sent in turn.sends:
                 whole = tensor[sent.start : sent.stop]
-                operations += [dist.P2POp(dist.isend, piece, sent.target) for piece in (whole.clone() if aside else whole).split(part)]
+                pieces = (whole.clone() if aside else whole).split(part)
+                operations += [dist.P2POp(dist.isend, piece, group=group, group_peer=sent.target) for piece in pieces]
             works = dist.batch_isend_irecv(operations)
             each = len(works) == len(operations)  # NCCL has one work for all of them
             for work in () if each else works:
@@ -146,13 +150,48 @@ class Player:
         small, large = (torch.zeros(size, dtype=torch.uint8, device=self.device) for size in (8, PROBE_BYTES))
 
         def swap(tensor: torch.Tensor) -> None:
-            there = torch.empty_like(tensor)
-            for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, there, behind), dist.P2POp(dist.isend, tensor, ahead)]):
+            come = dist.P2POp(dist.irecv, torch.empty_like(tensor), group=self._group, group_peer=behind)
+            for work in dist.batch_isend_irecv([come, dist.P2POp(dist.isend, tensor, group=self._group, group_peer=ahead)]):
                 work.wait()
 
         latency, whole = _least(lambda: swap(small)), _least(lambda: swap(large))
         floats = large.view(torch.float32)
         return Link(latency, PROBE_BYTES / max(whole - latency, 1e-9), _least(lambda: floats.add_(floats)) / PROBE_BYTES)
+
+    def agreed(self, group: Sequence[int]) -> Link:
+        """What the slowest of all ranks measured, each among those of some ranks that it is one of."""
+        own = self.probe(group) if len(group) > 1 else Link(0.0, 1e12)
+        worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=self.device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=self._group)
+        latency, per_byte, reduction = worst.tolist()
+        return Link(latency, 1 / per_byte, reduction)
+
+
+class Choice:
+    """By which schedule the ranks of a group add up a vector; with auto, by what is measured as this is made, and all of them agree on.
+
+    Args:
+        player: of this rank.
+        algorithm: one of `core/algorithms`, native or auto.
+        per_host: ranks that follow each other on one host; 0 for all.
+    """
+
+    def __init__(self, player: Player, algorithm: str, per_host: int) -> None:
+        self._ranks, self._name, self._hosts = player.ranks, algorithm, by_host(player.ranks, per_host)
+        self._link: Link | None = None
+        self._inside: Link | None = None
+        if algorithm == "auto" and player.ranks > 1:
+            self._link = player.agreed(range(player.ranks))
+            if len(self._hosts) > 1 and max(map(len, self._hosts)) > 1:
+                self._inside = player.agreed(next(host for host in self._hosts if player.rank in host))
+
+    def of(self, length: int, item: int) -> Schedule | None:
+        """For so many elements of so many bytes; None is the library's own way."""
+        if self._name == "native" or self._ranks == 1:
+            return None
+        hosts = self._hosts
+        best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, CHOICES) if self._link else self._name
+        return schedule(best, self._ranks, length, hosts if best.startswith("hierarchical") else ())
 
 
 def _least(act: Callable[[], object]) -> float:
@@ -202,42 +241,12 @@ class ProcessGroup:
             named = PrefixStore(f"group {group.group}", store)
             dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=timedelta(seconds=STEP_SECONDS))
             self._player = Player(own, ranks, self._device)
-            self._schedules = self._choose(ranks)
+            choice = Choice(self._player, self._algorithm, self._per_host)
+            self._schedules = [choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets]
         except (RuntimeError, ValueError):
             return False
         self._next_round()
         return True
-
-    def _choose(self, ranks: int) -> list[Schedule | None]:
-        """How each bucket is reduced; with auto, by what is measured here and now, and all agree on."""
-        hosts = by_host(ranks, self._per_host)
-        name, link, inside = self._algorithm, None, None
-        if name == "auto" and ranks > 1:
-            link = self._agreed(range(ranks))
-            inside = self._agreed(next(host for host in hosts if self._rank in host)) if len(hosts) > 1 and max(map(len, hosts)) > 1 else None
-        chosen: list[Schedule | None] = []
-        for bucket in self._buckets:
-            if not bucket.adds:
-                chosen.append(broadcast(ranks, bucket.length))
-            elif name == "native" or ranks == 1:
-                chosen.append(None)
-            else:
-                best = cheapest(ranks, bucket.length, bucket.item, link, inside, hosts, ALGORITHMS) if link else name
-                chosen.append(schedule(best, ranks, bucket.length, hosts if best.startswith("hierarchical") else ()))
-        return chosen
-
-    @property
-    def _rank(self) -> int:
-        return self._player.rank if self._player else -1
-
-    def _agreed(self, group: Sequence[int]) -> Link:
-        """What the slowest measured."""
-        assert self._player is not None
-        own = self._player.probe(list(group)) if len(group) > 1 else Link(0.0, 1e12)
-        worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=self._device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        latency, per_byte, reduction = worst.tolist()
-        return Link(latency, 1 / per_byte, reduction)
 
     def _next_round(self) -> None:
         self._ready = [False] * len(self._buckets)

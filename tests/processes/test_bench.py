@@ -3,13 +3,16 @@
 import json
 import math
 import multiprocessing
+import os
+import subprocess
 
 import pytest
 import torch
 
-from distbelief.bench import BENCHES, timing, wire
+from distbelief.bench import BENCHES, lines, timing, wire
 from distbelief.bench.carriers import Ours
 from distbelief.bench.peers import Peers
+from distbelief.core.algorithms import ALGORITHMS
 from distbelief.errors import JobFailed, UsageError
 
 KEYS = {
@@ -26,6 +29,21 @@ KEYS = {
     "large": {"rates", "seeds", "mean"},
     "sandblaster": {"parts", "portion_size"},
 }
+
+
+CABLE = """
+import subprocess, sys, pathlib, time
+a, b, _, delay, _, rate, _, loss = sys.argv[1:]
+subprocess.run(["ip", "-n", a, "link", "add", "un0", "type", "veth", "peer", "name", "un0", "netns", b], check=True)
+for number, name in enumerate((a, b), 1):
+    subprocess.run(["ip", "-n", name, "addr", "add", f"10.215.0.{number}/24", "dev", "un0"], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", "un0", "up"], check=True)
+with open(pathlib.Path(__file__).parent / "told", "a") as told:
+    told.write(f"{delay} {rate} {loss} ")
+print("up", flush=True)
+time.sleep(1000)
+"""
+"""Joins two namespaces, and writes down what it is told the cable is to be like."""
 
 
 def run(name, tmp_path, **options):
@@ -75,9 +93,37 @@ def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     one = run("train", tmp_path, models=("mlp",), replicas=(1,))["models"]["mlp"]
     assert min(one["samples_per_second"].values()) > 0
     assert {name.partition(",")[0] for name in one["of_single"]} == {
-        "single", "two independent singles", "downpour", "synchronous", "allreduce", "ddp on gloo", "hogwild",
+        "single", "two independent singles", "downpour", "synchronous", "allreduce", "ddp on gloo", "ddp with our hook", "hogwild",
     }  # fmt: skip
     assert one["of_single"]["single, 1 thread"] == 1
+
+
+@pytest.fixture
+def namespaces():
+    """Where a bench may make some."""
+    try:
+        lines.ip("netns", "add", f"dbt{os.getpid()}")
+    except OSError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    lines.ip("netns", "delete", f"dbt{os.getpid()}")
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_cable_joins_two_namespaces(tmp_path):
+    cable = tmp_path / "cable.py"
+    cable.write_text(CABLE)
+    measured = run("allreduce", tmp_path, cable=str(cable), delay=20.0, rate=50, loss=0.01)["namespaces"]["2, by a cable"]["4000"]
+    assert set(measured) == set(ALGORITHMS)
+    assert (tmp_path / "told").read_text().split() == ["20.0", "50", "0.01"]
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize("text", ["", "print('down')"])
+def test_a_cable_that_is_not_laid_is_refused_and_nothing_is_left(tmp_path, text):
+    (tmp_path / "cable.py").write_text(text)
+    with pytest.raises(UsageError, match="it cannot be laid here"):
+        run("allreduce", tmp_path, cable=str(tmp_path / "cable.py"))
+    assert f"dbb{os.getpid()}" not in subprocess.check_output(["ip", "netns", "list"], text=True)
 
 
 @pytest.mark.parametrize("carrier", ["shared", "tcp", "tls"])

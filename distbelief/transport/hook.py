@@ -1,0 +1,133 @@
+"""A communication hook: PyTorch's DistributedDataParallel adds up its gradients by our schedules."""
+
+# no `from __future__ import annotations`: DDP compares the annotations of a hook with classes
+
+import traceback
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from distbelief.core.algorithms import check_algorithm
+from distbelief.core.collectives import Schedule
+from distbelief.core.settings import PLACED
+from distbelief.errors import JobFailed, UsageError
+from distbelief.transport.process_group import Choice, Player
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+"""What sends and receives tensors of a device."""
+
+
+class Reduce:
+    """How DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
+
+    All ranks make it at the same place in the script, after `init_process_group`: it makes a process group of its own, so that what it sends
+    never meets what the script sends. With auto, all ranks measure their lines at the first backward pass, and agree.
+
+    Args:
+        algorithm: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical (hierarchical:tree: with tree between hosts), native
+            (gloo's or NCCL's own), or auto, the cheapest for each bucket's length by what is measured.
+        per_host: ranks that follow each other on one host, for hierarchical and for auto; 0 for all.
+        group: of the ranks of the model, and used for nothing else, where these are not all: `torch.distributed.new_group(ranks)`.
+
+    Raises:
+        UsageError: an unknown algorithm, with the nearest known one; a negative `per_host`; no process group, or one that this process is not in.
+
+    >>> import tempfile, torch, torch.distributed as dist, distbelief as db
+    >>> from torch.nn.parallel import DistributedDataParallel
+    >>> store = tempfile.NamedTemporaryFile()
+    >>> dist.init_process_group("gloo", init_method=f"file://{store.name}", rank=0, world_size=1)  # torchrun says all of this
+    >>> model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> model.register_comm_hook(db.Reduce("ring"), db.comm_hook)
+    >>> model(torch.ones(3, 2)).sum().backward()
+    >>> model.module.weight.grad
+    tensor([[3., 3.]])
+    >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, algorithm: str = "auto", per_host: int = 0, group: dist.ProcessGroup | None = None) -> None:
+        if algorithm not in PLACED:
+            check_algorithm(algorithm)
+        if per_host < 0:
+            raise UsageError(f"per_host {per_host}: must be 0 or more")
+        if not dist.is_initialized():
+            raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
+        if dist.get_rank(group) < 0:
+            raise UsageError(f"rank {dist.get_rank()} is not in the group: make the state only where the model is")
+        self._algorithm, self._per_host = algorithm, per_host
+        self._group: dist.ProcessGroup | None = dist.new_group() if group is None else group
+        self.ranks = dist.get_world_size(self._group)
+        self._player: Player | None = None
+        self.chosen: dict[tuple[int, int], Schedule | None] = {}
+        """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks; None is the library's own way."""
+        self._failed = ""
+
+    def start(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Begin to average a contiguous 1-D tensor in place over all ranks, which begin theirs in the same order; the future has it, or the error.
+
+        Raises:
+            UsageError: a device that the group cannot send from, or another than before.
+            JobFailed: it has failed before.
+        """
+        if self._failed:
+            raise JobFailed(self._failed)
+        if self._player is None:
+            self._begin(tensor.device)
+        assert self._player is not None
+        if tensor.device != self._player.device:
+            raise UsageError(f"gradients on {tensor.device}, and before on {self._player.device}: make a Reduce for each device")
+        key = tensor.numel(), tensor.itemsize
+        if key not in self.chosen:
+            self.chosen[key] = self._choice.of(*key)
+        tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be too large
+        return self._player.start(tensor, self.chosen[key]).then(self._told)
+
+    def _begin(self, device: torch.device) -> None:
+        config = dict(pair.split(":") for pair in dist.get_backend_config(self._group).split(","))
+        if (backend := config.get(device.type)) != BACKENDS.get(device.type, ""):
+            raise UsageError(
+                f"gradients on {device} and the backend {backend}: nothing is sent point to point so; "
+                "init_process_group('cpu:gloo,cuda:nccl') takes gloo for CPUs and NCCL for GPUs"
+            )
+        self._player = Player(dist.get_rank(self._group), self.ranks, device, self._group)
+        weakref.finalize(self, self._player.leave)  # also at the end of the process
+        try:
+            self._choice = Choice(self._player, self._algorithm, self._per_host)
+        except RuntimeError as error:
+            traceback.clear_frames(error.__traceback__)
+            self._fail(str(error))
+            raise JobFailed(self._failed) from None
+
+    def _told(self, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        try:
+            return done.value()
+        except RuntimeError as error:
+            self._fail(str(error))
+        raise JobFailed(self._failed)
+
+    def _fail(self, why: str) -> None:
+        """Tell the others by leaving the group: who waits for this rank is not to wait until its process ends."""
+        assert self._player is not None
+        self._failed = (
+            self._failed or f"{self._algorithm} among {self.ranks} ranks: a rank is gone, or not reached from rank {self._player.rank}: {why}"
+        )
+        group, self._group = self._group, None
+        self._player.leave()
+        if group is not None and self._player.device.type == "cpu":  # a peer of NCCL that waits is ended by its own watchdog
+            dist.destroy_process_group(group)
+
+
+def comm_hook(state: Reduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """What DDP calls with each bucket of gradients: `model.register_comm_hook(distbelief.Reduce("ring"), distbelief.comm_hook)`.
+
+    Args:
+        state: how they are added up.
+        bucket: of DDP; its gradients are one contiguous 1-D tensor.
+
+    Returns:
+        The mean over all ranks, in the place of the gradients; the same bits on all of them.
+
+    Raises:
+        JobFailed: in the backward pass, as a RuntimeError: a rank is gone.
+    """
+    return state.start(bucket.buffer())

@@ -1,0 +1,78 @@
+"""A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook where that is not `plain`.
+
+hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of each other.
+hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and stays until its input ends.
+"""
+
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import distbelief as db
+
+BATCH, STEPS = 6, 8
+
+
+def models() -> tuple[nn.Module, nn.Module]:
+    """Two, whose gradients go over the same lines; the first has several buckets."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 120), nn.BatchNorm1d(120), nn.Linear(120, 3)), nn.Linear(3, 2).double()
+
+
+def train(folder: Path, told: str, forever: bool = False) -> None:
+    """Train in one way."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pairs, _, algorithm = told.rpartition(":") if told.startswith("pairs") else ("", "", told)
+    theirs = ours = None
+    if pairs:
+        (theirs, ours), _ = sorted(
+            ([dist.new_group([first, first + 1]) for _ in range(2)] for first in range(0, ranks, 2)), key=lambda pair: dist.get_rank(pair[0]) < 0
+        )
+    # a rank that fails in DDP's own broadcast of buffers tells nobody
+    wrapped = [DistributedDataParallel(one, bucket_cap_mb=0.01, process_group=theirs, broadcast_buffers=not forever) for one in models()]
+    chosen = {}
+    if algorithm != "plain":
+        state = db.Reduce(algorithm, per_host=2, group=ours)
+        chosen = state.chosen
+        for one in wrapped:
+            one.register_comm_hook(state, db.comm_hook)
+    optimizer = torch.optim.SGD([p for one in wrapped for p in one.parameters()], lr=0.1, momentum=0.9)
+    samples = torch.Generator().manual_seed(5)
+    step = 0
+    while step < STEPS or forever:
+        x, y = torch.randn(BATCH * ranks, 20, generator=samples), torch.randn(BATCH * ranks, 2, generator=samples)
+        own = slice(rank * BATCH, (rank + 1) * BATCH)
+        optimizer.zero_grad()
+        (wrapped[1](wrapped[0](x[own]).double()) - y[own]).square().mean().backward()
+        optimizer.step()
+        step += 1
+        if forever and step == STEPS:
+            print(os.getpid(), flush=True)
+    weights = [p.detach() for one in wrapped for p in one.parameters()]
+    ways = [(length, item, how and (how.algorithm, how.hosts)) for (length, item), how in chosen.items()]
+    torch.save((weights, ways), folder / f"{told} {rank}")
+
+
+if __name__ == "__main__":
+    where, *ways = sys.argv[1:]
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{where}/meeting", rank=rank, world_size=ranks)
+    if ways[1:] == ["forever"]:
+        try:
+            train(Path(where), ways[0], forever=True)
+        except RuntimeError as error:
+            print(str(error).replace("\n", " "), flush=True)
+        sys.stdin.read()
+        sys.exit(1)
+    for one in ways:
+        train(Path(where), one)
+    gc.collect()
+    assert "all-reduce" not in {thread.name for thread in threading.enumerate()}
+    dist.destroy_process_group()

@@ -1,0 +1,170 @@
+"""Our communication hook in a script with PyTorch's DistributedDataParallel: the same parameters as without, and an end where a rank is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import jobs
+import pytest
+import torch
+import torch.distributed as dist
+
+import distbelief as db
+from distbelief.core.algorithms import ALGORITHMS
+from distbelief.core.cost import CHOICES
+from distbelief.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(jobs.__file__).parent / "hooked.py"
+WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "auto")
+RANKS = (2, 3)
+SECONDS = 100.0
+"""Most that a set of processes may take."""
+NOTICE = 20.0
+"""Most seconds from a death until all know; it is a moment on a machine that does nothing else, and gloo's own patience is half an hour."""
+Saved = dict[tuple[int, str, int], tuple[list[torch.Tensor], list[Any]]]
+
+
+@contextmanager
+def ranks(count: int, folder: Path, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """So many processes of the script."""
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder), *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+    try:
+        yield started
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """What each rank ends with, by how many there are and how they add up, and how each length of bucket was."""
+    found: Saved = {}
+    for count, words in ((2, ("plain", *WAYS)), (3, ("plain", *WAYS)), (4, ("pairs:plain", "pairs:ring"))):
+        folder = tmp_path_factory.mktemp("hooked")
+        with ranks(count, folder, *words) as started:
+            for one in started:
+                _, said = one.communicate(timeout=SECONDS)
+                assert (one.returncode, said) == (0, "")
+        found |= {(count, word, rank): torch.load(folder / f"{word} {rank}") for word in words for rank in range(count)}
+    return found
+
+
+@pytest.mark.parametrize("count", RANKS)
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_are_those_of_plain_ddp_and_the_same_bits_on_all_ranks(saved: Saved, way: str, count: int) -> None:
+    first, _ = saved[count, way, 0]
+    for ours, plain in zip(first, saved[count, "plain", 0][0], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+    for rank in range(1, count):
+        assert all(map(torch.equal, first, saved[count, way, rank][0]))
+
+
+def test_pairs_of_ranks_with_a_group_of_their_own(saved: Saved) -> None:
+    for rank in range(4):
+        for ours, plain in zip(saved[4, "pairs:ring", rank][0], saved[4, "pairs:plain", rank][0], strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(saved[4, "pairs:ring", 0][0][0], saved[4, "pairs:ring", 2][0][0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_bucket_is_added_up_as_was_asked_for(saved: Saved, way: str) -> None:
+    _, chosen = saved[3, way, 0]
+    assert all(saved[3, way, rank][1] == chosen for rank in range(3))
+    assert {item for _, item, _ in chosen} == {4, 8}  # both models
+    names = {how and how[0] for _, _, how in chosen}
+    assert names == {None} if way == "native" else names <= set(CHOICES) if way == "auto" else names == {way}
+    if way.startswith("hierarchical"):
+        assert {how[1] for _, _, how in chosen} == {((0, 1), (2,))}
+
+
+def test_buckets_that_ddp_builds_anew_have_schedules_of_their_own(saved: Saved) -> None:
+    _, chosen = saved[3, "ring", 0]
+    elements = sum(value.numel() for value in saved[3, "ring", 0][0])
+    assert sum(length for length, _, _ in chosen) > elements
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("way", ["ring", "naive", "native"])
+def test_a_rank_that_is_killed_is_an_error_on_all_others_within_seconds(tmp_path: Path, way: str) -> None:
+    with ranks(3, tmp_path, way, "forever") as started:
+        pids = [one.stdout.readline() for one in started if one.stdout]
+        assert all(pids), [one.communicate() for one in started]
+        os.kill(int(pids[2]), signal.SIGKILL)
+        killed = monotonic()
+        for rank, one in enumerate(started[:2]):  # none of which ends before all have been heard
+            assert one.stdout
+            told = one.stdout.readline()
+            assert re.search(rf"{way} among 3 ranks: a rank is gone, or not reached from rank {rank}: ", told), told
+        assert monotonic() - killed < NOTICE
+        for one in started[:2]:
+            one.communicate(timeout=SECONDS)
+            assert one.returncode == 1
+
+
+def test_the_script_of_the_document_runs_under_torchrun(tmp_path: Path) -> None:
+    [script] = [code for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "collectives.md").read_text(), re.DOTALL) if "comm_hook" in code]
+    (tmp_path / "train.py").write_text(script)
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    told = sorted(ended.stdout.splitlines())
+    assert [line[:6] for line in told] == ["rank 0", "rank 1"]
+    [ways] = {line.partition("added up by ")[2] for line in told}
+    assert any(name in ways for name in CHOICES)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"algorithm": "rign"}, "did you mean 'ring'"),
+        ({"algorithm": "hierarchical:trea"}, "did you mean 'tree'"),
+        ({"per_host": -1}, "per_host -1: must be 0 or more"),
+        ({"group": dist.GroupMember.NON_GROUP_MEMBER}, "rank 0 is not in the group"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        db.Reduce(**options)
+
+
+def test_without_a_process_group_it_says_what_to_call() -> None:
+    with pytest.raises(UsageError, match="init_process_group"):
+        db.Reduce("ring")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_device_that_the_group_does_not_serve_is_refused() -> None:
+    state = db.Reduce("ring")
+    with pytest.raises(UsageError, match="gradients on meta and the backend None"):
+        state.start(torch.zeros(2, device="meta"))
+    assert state.start(torch.ones(2)).wait().tolist() == [1.0, 1.0]
+    with pytest.raises(UsageError, match="gradients on meta, and before on cpu"):
+        state.start(torch.zeros(2, device="meta"))
