@@ -35,8 +35,8 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
         (theirs, ours), _ = sorted(
             ([dist.new_group([first, first + 1]) for _ in range(2)] for first in range(0, ranks, 2)), key=lambda pair: dist.get_rank(pair[0]) < 0
         )
-    # a rank that fails in DDP's own broadcast of buffers tells nobody
-    wrapped = [DistributedDataParallel(one, bucket_cap_mb=0.01, process_group=theirs, broadcast_buffers=not forever) for one in models()]
+    options = {"forward_sync_buffers": False} if forever else {}  # a rank that fails in DDP's own broadcast of buffers tells nobody
+    wrapped = [DistributedDataParallel(one, bucket_cap_mb=0.01, process_group=theirs, **options) for one in models()]
     chosen = {}
     if algorithm != "plain":
         state = db.Reduce(algorithm, per_host=2, group=ours)
