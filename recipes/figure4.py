@@ -27,7 +27,7 @@ def train(strategy: db.Downpour | db.Sandblaster | db.Single, on: db.Local | db.
     """Seconds of training and the test accuracy after them."""
     own = {} if isinstance(strategy, db.Sandblaster) else {"epochs": epochs, "batch_size": BATCH}
     history = db.run(db.Job("mnist", strategy, checkpoint_every=0, snapshot_every="0", **own), on=on)["history"]
-    return [(row["seconds"], row["test_accuracy"]) for row in history if row["test_accuracy"]]
+    return [(row["seconds"], row["test_accuracy"]) for row in history if row["test_accuracy"] is not None]
 
 
 def real(epochs: int) -> Curves:

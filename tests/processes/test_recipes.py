@@ -34,11 +34,12 @@ def test_every_recipe_says_how_it_runs() -> None:
 
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if lines(recipe, "python")], ids=lambda path: path.name)
 def test_a_recipe_that_draws_does(tmp_path: Path, recipe: Path) -> None:
+    small_mnist(tmp_path)
     [line] = lines(recipe, "python")
     _, script, _ = line.split()
     ended = subprocess.run(
         [sys.executable, str(ROOT / script), "plot.png", "0.001", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path), "DISTBELIEF_DATA": str(tmp_path)},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
