@@ -1,7 +1,7 @@
 """One run of a simulated job whose replicas update one mapping: updates take time there, wait for their locks, and race as real ones do.
 
 A gradient is that of the parameters at the moment when its step begins. Its update is made in parts, each at one moment: the ranges that have locks,
-or `PARTS` where nothing is locked; `--network reduce=10GB` says how fast. Whoever dies leaves what he has made of an update, and his locks.
+or `RANGES` where nothing is locked; `--network reduce=10GB` says how fast. Whoever dies leaves what he has made of an update, and his locks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from distbelief.runtime.mapped import MappedModel, Stroke
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
-
-PARTS = 8
-"""Parts of an update where nothing is locked."""
 
 
 class Racing(Simulation):
@@ -181,7 +178,7 @@ class _Computing(_Peer):
         return self._mapped.strokes()
 
     def attach(self, plan: Plan, arena: Arena) -> None:
-        cut = mapping.ranges(plan.layout, min(PARTS, plan.layout.parameters)) if plan.settings.locks == "none" else ()
+        cut = mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters)) if plan.settings.locks == "none" else ()
         self._mapped.bind(plan, self._racing.mapping(plan), cut)
         self.counts = self._mapped.counts
 
@@ -210,7 +207,7 @@ class _Phantom(_Peer):
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         self._settings, racing = plan.settings, self._racing
-        count = {"none": PARTS, "shard": plan.settings.shards, "global": 1}[plan.settings.locks]
+        count = {"none": mapping.RANGES, "shard": plan.settings.shards, "global": 1}[plan.settings.locks]
         self._cut = mapping.ranges(plan.layout, min(count, plan.layout.parameters))
         lie = mapping.lie_of(plan.layout, plan.settings)
         memory = racing.mapping(plan)[lie.counts : lie.length].numpy().data.cast("q")

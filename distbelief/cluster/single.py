@@ -25,7 +25,7 @@ from distbelief.errors import CheckpointError, TrainingError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
-from distbelief.runtime.mapped import check_rows
+from distbelief.runtime.mapped import check_rows, dense
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
@@ -65,6 +65,8 @@ class SingleLoop:
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)
         self._optimizers = _build(settings.optimizer, self._flat, groups or [{"params": list(model.parameters())}])
+        layout = self._flat.layout
+        self._dense = [p for entry, p in zip(mapping.trained(layout), self._flat.trained, strict=True) if not layout.is_sparse(entry)]
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
         self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
@@ -124,6 +126,9 @@ class SingleLoop:
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )
+        for parameter in self._dense:
+            if parameter.grad is not None:
+                dense(parameter.grad)
         factor = self._plan.factor(self._samples)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:

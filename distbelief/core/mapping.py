@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOCKS = ("none", "shard", "global")
 """What an update locks: nothing, each range that it writes to, or everything."""
 RANGES = 8
-"""Ranges with a lock of their own, where none are asked for."""
+"""Ranges with a lock of their own, where none are asked for; parts of a simulated update where nothing is locked."""
 STATES = {"sgd": "", "momentum": "momentum_buffer", "nesterov": "momentum_buffer", "adagrad": "sum"}
 """The optimizers that may step a mapping, and the state that each keeps for every element."""
 SPARSE = ("sgd", "adagrad")
@@ -109,6 +109,6 @@ def lie_of(layout: Layout, settings: Settings) -> Lie:
 
     state = after(0, layout.total)
     steps = after(state, layout.moving if state_of(settings) else 0)
-    pieces = len(trained(layout)) + settings.shards  # in at most so many the optimizer steps the vector
+    pieces = len(trained(layout)) + max(settings.shards, RANGES)  # in at most so many the optimizer steps the vector
     counts = after(steps, pieces * ITEM_SIZES["float32"])
     return Lie(state, steps, counts, counts + 8 * size_of(settings.replicas))

@@ -10,10 +10,11 @@ from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, M
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.links import Links, refusal
+from distbelief.replica.parameters import Parameters
 from distbelief.replica.vectors import Vectors
 
 TRIES = 20
-"""How often shards that are a round behind others are asked again, at most: parts of a checkpoint that is not exact stay different."""
+"""How often shards that are a round behind others are asked again, at most."""
 
 
 class Evaluator:
@@ -27,7 +28,6 @@ class Evaluator:
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
         self._links = Links(roles.EVALUATOR)
-        self._updates: dict[str, int] = {}
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
@@ -47,7 +47,7 @@ class Evaluator:
         yield Attach(plan, 0, 1)
         yield from self._links.reach(event)
         yield from self._fetch(plan, frozen=True)
-        number, tries = None, 0
+        number, tries, held = None, 0, _none(plan)
         while True:
             arrival: Arrival = yield RECEIVE
             event = _expected(arrival)
@@ -58,13 +58,18 @@ class Evaluator:
                 yield from self._fetch(plan, frozen=False)
             elif isinstance(event, messages.Fetched) and not self._links.stale(arrival):
                 self._links.answered(arrival.sender, event)
-                self._updates[arrival.sender] = event.version.updates
+                held.arrive(arrival.sender, event)
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)
             elif isinstance(event, messages.Welcome):
-                for shard in (yield from self._links.reach(event)):
-                    yield from self._links.again(shard)
-            if number is not None and not self._links.missing and tries and (behind := self._behind(plan)):
+                reached = yield from self._links.reach(event)
+                if reached and plan.settings.together:  # all may have gone back: what was answered before is of another life
+                    held = _none(plan)
+                    yield from self._anew(plan)
+                else:
+                    for shard in reached:
+                        yield from self._links.again(shard)
+            if number is not None and not self._links.missing and tries and (behind := held.behind()):
                 tries -= 1
                 yield from self._fetch(plan, frozen=False, of=behind)
             if number is not None and not self._links.missing:
@@ -74,19 +79,25 @@ class Evaluator:
                 number = None
             yield from self._links.seek()
 
-    def _behind(self, plan: Plan) -> list[int]:
-        """The shards whose slices are of an earlier round than those of others."""
-        made = {i: self._updates.get(roles.shard(i), 0) for i, assignment in enumerate(plan.assignments) if assignment.moving.size}
-        return [i for i, updates in made.items() if updates < max(made.values())]
+    def _anew(self, plan: Plan) -> Generator[Effect, Any, None]:
+        """Ask every shard for everything, and expect nothing that was asked before."""
+        for index in range(len(plan.assignments)):
+            self._links.forget(roles.shard(index))
+        yield from self._fetch(plan, frozen=True)
 
-    def _fetch(self, plan: Plan, frozen: bool, of: Collection[int] | None = None) -> Generator[Effect, Any, None]:
+    def _fetch(self, plan: Plan, frozen: bool, of: Collection[str] | None = None) -> Generator[Effect, Any, None]:
         """Ask every shard (or some) for its slice; where there are none, the worker reads what it measures."""
         for index, assignment in enumerate(() if plan.settings.mapped else plan.assignments):
-            if of is not None and index not in of:
+            if of is not None and roles.shard(index) not in of:
                 continue
             for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
                 if part.size:
                     yield self._links.ask(roles.shard(index), messages.Fetch(0, part.start, part.stop))
+
+
+def _none(plan: Plan) -> Parameters:
+    """No parameters yet, of the shards that hold any that move."""
+    return Parameters(roles.shard(index) for index, assignment in enumerate(plan.assignments) if assignment.moving.size)
 
 
 def _expected(arrival: Arrival) -> events.Event:

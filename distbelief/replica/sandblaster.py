@@ -114,7 +114,7 @@ class Sandblaster(Downpour):
 
     def _look(self) -> Steps:
         """Take what has arrived, and go on."""
-        while (arrival := (yield GLANCE)) is not None:
+        while self._welcome is None and (arrival := (yield GLANCE)) is not None:  # what comes behind a welcome is for whom it makes of this
             self._take(arrival)
         if self._welcome is not None:
             yield from self._reunite(self._welcome)

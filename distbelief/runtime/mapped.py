@@ -140,7 +140,7 @@ class MappedModel:
             self._factor = self._plan.factor(self.counts.total(SAMPLES))
         for piece in self._partial:
             gradient = piece.source.grad
-            piece.parameter.grad = None if gradient is None else self._dense_gradient(gradient).view(-1)[piece.within]
+            piece.parameter.grad = None if gradient is None else dense(gradient).view(-1)[piece.within]
         found = list(self._strokes)
         for entry, source, step in self._sparse:
             if source.grad is not None:
@@ -165,12 +165,6 @@ class MappedModel:
         if self._locks != "shard":
             return (), size
         return touched(gradient._indices()[0], entry, self._stops), size
-
-    @staticmethod
-    def _dense_gradient(gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.is_sparse:
-            raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
-        return gradient.contiguous()
 
     # everything
 
@@ -245,6 +239,17 @@ def check(layout: Layout, settings: Settings) -> None:
                 " use float32"
             )
     check_rows(layout, settings)
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A contiguous gradient.
+
+    Raises:
+        TrainingError: it is sparse, and nobody has said that it would be.
+    """
+    if gradient.is_sparse:
+        raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
+    return gradient.contiguous()
 
 
 def check_rows(layout: Layout, settings: Settings) -> None:

@@ -67,12 +67,13 @@ class Reduce:
 
         Raises:
             UsageError: a device that the group cannot send from, or another than before.
-            JobFailed: it has failed before.
         """
-        if self._failed:
-            raise JobFailed(self._failed)
         if self._player is None:
             self._begin(tensor.device)
+        if self._failed:
+            lost: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]
+            return lost
         assert self._player is not None
         if tensor.device != self._player.device:
             raise UsageError(f"gradients on {tensor.device}, and before on {self._player.device}: make a Reduce for each device")
@@ -96,7 +97,6 @@ class Reduce:
         except RuntimeError as error:
             traceback.clear_frames(error.__traceback__)
             self._fail(str(error))
-            raise JobFailed(self._failed) from None
 
     def _told(self, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         try:

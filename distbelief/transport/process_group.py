@@ -68,13 +68,16 @@ class Player:
 
         def task() -> None:
             try:
+                group = self._group
+                self._stay()
                 with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
                     if self._stream and made:
                         self._stream.wait_event(made)
                     if how is None:
-                        dist.all_reduce(tensor, group=self._group)
+                        dist.all_reduce(tensor, group=group)
                     else:
                         self.play(tensor, how)
+                    self._stay()
                     if self._stream:
                         self._stream.synchronize()
                     done.set_result(tensor)  # with the stream on which it was made: whoever waits on another has that one wait
@@ -83,6 +86,8 @@ class Player:
                 done.set_exception(error)  # type: ignore[arg-type]
 
         self._queue.put(task)
+        if self.left:  # perhaps nobody takes it any more
+            self._drain()
         return done
 
     def leave(self) -> None:
@@ -92,9 +97,20 @@ class Player:
         if self._thread is not threading.current_thread():
             self._thread.join(LEAVE_SECONDS)
 
+    def _stay(self) -> None:
+        if self.left:
+            raise RuntimeError("the group was left before this was added up")
+
     def _run(self) -> None:
-        while not self.left and (task := self._queue.get()) is not None:
+        while (task := self._queue.get()) is not None:
             task()
+
+    def _drain(self) -> None:
+        """Fail what was queued: who waits for it is not to wait for ever."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (task := self._queue.get_nowait()) is not None:
+                    task()
 
     def play(self, tensor: torch.Tensor, how: Schedule) -> None:
         """Go through the turns of this rank.
@@ -154,9 +170,20 @@ class Player:
             for work in dist.batch_isend_irecv([come, dist.P2POp(dist.isend, tensor, group=self._group, group_peer=ahead)]):
                 work.wait()
 
-        latency, whole = _least(lambda: swap(small)), _least(lambda: swap(large))
         floats = large.view(torch.float32)
-        return Link(latency, PROBE_BYTES / max(whole - latency, 1e-9), _least(lambda: floats.add_(floats)) / PROBE_BYTES)
+        latency, whole, adding = (self._least(act) for act in (lambda: swap(small), lambda: swap(large), lambda: floats.add_(floats)))
+        return Link(latency, PROBE_BYTES / max(whole - latency, 1e-9), adding / PROBE_BYTES)
+
+    def _least(self, act: Callable[[], object]) -> float:
+        """The least seconds that something takes, of several times."""
+        taken = []
+        for _ in range(PROBES + 1):
+            began = time.perf_counter()
+            act()
+            if self._stream:
+                torch.cuda.synchronize(self.device)
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
 
     def agreed(self, group: Sequence[int]) -> Link:
         """What the slowest of all ranks measured, each among those of some ranks that it is one of."""
@@ -192,16 +219,6 @@ class Choice:
         hosts = self._hosts
         best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, CHOICES) if self._link else self._name
         return schedule(best, self._ranks, length, hosts if best.startswith("hierarchical") else ())
-
-
-def _least(act: Callable[[], object]) -> float:
-    """The least seconds that something takes, of several times."""
-    taken = []
-    for _ in range(PROBES + 1):
-        began = time.perf_counter()
-        act()
-        taken.append(time.perf_counter() - began)
-    return min(taken[1:])
 
 
 class ProcessGroup:

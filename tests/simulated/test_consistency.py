@@ -578,9 +578,22 @@ def test_replay(plain: SimpleNamespace) -> None:
     hold(plain, seed)
 
 
-def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace) -> None:
-    """A slice that is a round behind the others is fetched again before anything is measured."""
-    weather, made, measured = Weather(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2), dict[str, int](), list[set[int]]()
+@pytest.mark.parametrize(
+    ("strategy", "crash"),
+    [
+        (Synchronous(2, 3), None),
+        (Synchronous(1, 2), Crash("replica 0", 14)),  # its last push reached one shard, which has made an update more ever since
+        (Synchronous(2, 3), Crash("shard 1", 116)),  # all go back while an evaluation is under way
+        (Synchronous(2, 3), Crash("shard 1", 59)),
+    ],
+    ids=["calm", "a replica dies", "a shard dies", "a shard dies early"],
+)
+def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strategy: Synchronous, crash: Crash | None) -> None:
+    """A slice that is a round behind the others is fetched again before anything is measured; all are, where the shards have gone back."""
+    weather = Weather(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2)
+    made: dict[str, tuple[int, int]] = {}
+    measured: list[set[tuple[int, int]]] = []
+    asked: list[str] = []
 
     class Watch:
         def sent(self, sender: str, to: str, message: Message) -> None:
@@ -590,13 +603,14 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace) -> None
         def delivered(self, sender: str, to: str, message: Message) -> None:
             if to == roles.EVALUATOR and isinstance(message, messages.Fetched):
                 asked.append(sender)
-                made[sender] = message.version.updates
+                made[sender] = message.version.incarnation, message.floor
 
-    asked: list[str] = []
-    job = Job(task=plain.classes(plain.mlp), strategy=Synchronous(2, 3), epochs=20, batch_size=2)
-    run = Observed(job, Simulated(weather=weather, pace=Pace(step=1e-3)))
+    job = Job(task=plain.classes(plain.mlp), strategy=strategy, epochs=20, batch_size=2, snapshot_every="7")
+    run = Observed(job, Simulated(weather=weather, pace=Pace(step=1e-3), crashes=(crash,) if crash else (), restart_seconds=1e-3))
     run.watch(Watch())
-    assert run.run().outcome == "done"
+    run.simulation.run()
+    assert run.outcome == "done"
     assert len(measured) >= 15
     assert all(len(rounds) == 1 for rounds in measured), measured
     assert len(asked) > len(made) * (len(measured) + 1), "no slice was a round behind: this run shows nothing"
+    assert len(asked) < 2 * len(made) * (len(measured) + 2)

@@ -30,7 +30,7 @@ SAMPLES = 43
 STRATEGIES: dict[str, Strategy] = {
     "downpour": Downpour(3, 2, push_every=2), "bounded": Bounded(3, 2, staleness=0), "softsync": Softsync(3, 2), "synchronous": Synchronous(3, 2),
     "backup workers": Synchronous(3, 2, backup_workers=1), "standby": Synchronous(2, 2, standby=1), "allreduce": Allreduce(3), "hogwild": Hogwild(3),
-    "sandblaster": Sandblaster(2, 2, 3, portion_size=8),
+    "sandblaster": Sandblaster(2, 2, 3, portion_size=8), "sandblaster with standbys": Sandblaster(2, 2, 3, portion_size=8, standby=1),
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
         assert run.outcome == "done", f"message {message}"
         assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], f"message {message}"
         samples = {sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped) for one in (run, calm)}
-        if not getattr(strategy, "backup_workers", 0) and name != "sandblaster":
+        if not getattr(strategy, "backup_workers", 0) and strategy.name != "sandblaster":
             assert samples == {2 * SAMPLES}, f"message {message}"
         assert told(run) == told(calm), f"message {message}"
         assert not [record for record in run.records if isinstance(record, records.Checkpointed) and record.error], f"message {message}"

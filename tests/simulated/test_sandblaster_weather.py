@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import operations, records
 from distbelief.core.messages import Message
@@ -197,3 +198,13 @@ def test_replay() -> None:
     seed = int(os.environ["DISTBELIEF_SEED"])
     print(draw(seed))
     print(hold(seed))
+
+
+@pytest.mark.parametrize(("standby", "crashes"), [(0, (Crash("shard 0", 14),)), (1, (Crash("shard 0", 22), Crash("shard 0", 8)))])
+def test_a_replica_in_the_midst_of_a_bundle_is_told_at_once_to_begin_anew_and_to_end(standby: int, crashes: tuple[Crash, ...]) -> None:
+    """What comes behind the welcome is for the replica that begins anew: it forgot that the job ends, and waited for work for ever."""
+    strategy = Sandblaster(3, 1, 6, portion_size=4, send_every=4, tolerance=0.0, standby=standby)
+    slow = Simulated(crashes=crashes, pace=Pace(step=1e-3, slow={0: 300.0}), restart_seconds=1e-3)
+    run = Observed(Job(task=task(), strategy=strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3"), slow).run()
+    assert run.outcome == "done"
+    assert [record for record in run.records if isinstance(record, records.Rewound)]
