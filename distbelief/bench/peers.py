@@ -79,5 +79,6 @@ class Peers:
 
 
 def _play(name: str, supervisor: int, threads: int, connection: Connection, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    forkserver.begin()
     settle_process(f"bench {name}", supervisor, threads)
     function(connection, *args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
@@ -36,6 +37,8 @@ distbelief --version"""
 def main() -> NoReturn:
     """Run the command of this process, and end it."""
     _open_standard_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     status = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -43,6 +46,15 @@ def main() -> NoReturn:
     finally:
         # at once: all is written and every process ended, and Python would take half a second to tear torch down
         os._exit(status)
+
+
+_interruptions: list[int] = []
+
+
+def _interrupt(number: int, *_: object) -> NoReturn:
+    """As Python does; but what a package's import makes of it is known for what it is."""
+    _interruptions.append(number)
+    raise KeyboardInterrupt
 
 
 def run(args: Sequence[str]) -> int:
@@ -57,6 +69,10 @@ def run(args: Sequence[str]) -> int:
         return _complain(error, INTERRUPTED if str(error).startswith("interrupted") else 1)
     except KeyboardInterrupt:
         return _complain("interrupted before the job began", INTERRUPTED)
+    except ImportError as error:  # an import that a Ctrl-C has cut short
+        if _interruptions:
+            return _complain("interrupted before the job began", INTERRUPTED)
+        raise error
     except BrokenPipeError:
         # whoever read our output has gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

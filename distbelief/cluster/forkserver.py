@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -14,6 +15,9 @@ import types
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from typing import Any
+
+LEFT = (signal.SIGINT, signal.SIGHUP)
+"""Signals that the processes of a job leave to their supervisor."""
 
 
 def context() -> ForkServerContext:
@@ -29,13 +33,17 @@ def start() -> None:
     if threading.current_thread() is not threading.main_thread():
         _ensure_running()
         return
-    # a Ctrl-C reaches every process of the terminal, and so does its closing: those of a job leave them to their supervisor from their first moment
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    # a Ctrl-C reaches every process of the terminal, and so does its closing: those of a job leave them to their supervisor from their first moment.
+    # Here one that comes meanwhile waits for its handler: what is blocked is kept, what is only ignored would be lost
+    multiprocessing.resource_tracker.ensure_running()  # it lets signals through when it has begun
+    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in LEFT}
     try:
         _ensure_running()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
 
 
 def _ensure_running() -> None:
@@ -52,6 +60,11 @@ def _ensure_running() -> None:
         finally:
             config["tempdir"] = before
             os.close(place)
+
+
+def begin() -> None:
+    """What a process does first that was forked from it: it blocks no signals any more, which it ignores, so that its own children may have them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
 
 
 _starting = threading.Lock()

@@ -88,7 +88,7 @@ class SingleLoop:
         self._note(records.Joined(roles.SINGLE))
         outcome, reason = self._train()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
-        self._note(records.Finished(outcome, f"{reason}; {self._unsaved}" if self._unsaved else reason))
+        self._note(records.Finished(*(("failed", f"{reason}; {self._unsaved}") if self._unsaved else (outcome, reason))))
 
     def _train(self) -> tuple[str, str]:
         """One minibatch after another; returns the outcome and the reason."""

@@ -166,15 +166,17 @@ def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(first, min(first + step, ranks))) for first in range(0, ranks, step))
 
 
-def check_algorithm(name: str) -> None:
-    """Refuse what is no algorithm; `hierarchical:NAME` names the one between hosts.
+def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
+    """Refuse what is no algorithm, and none of some others; `hierarchical:NAME` names the one between hosts.
 
     Raises:
         UsageError: with the nearest known name.
     """
     outer, colon, inner = name.partition(":")
+    if name in others:
+        return
     if outer not in ALGORITHMS or (colon and outer != HIERARCHICAL):
-        raise unknown("algorithm", name, ALGORITHMS)
+        raise unknown("algorithm", name, (*ALGORITHMS, *others))
     if colon and inner not in FLAT:
         raise unknown(f"algorithm between hosts in {name}", inner, FLAT)
 

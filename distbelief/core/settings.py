@@ -127,8 +127,7 @@ class Settings(LearningRate, frozen=True):
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise unknown(option(name), getattr(self, name), known)
-        if self.algorithm not in PLACED:
-            check_algorithm(self.algorithm)
+        check_algorithm(self.algorithm, PLACED)
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         self.check_rate()

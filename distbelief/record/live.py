@@ -148,6 +148,9 @@ class Live:
                 return f"{record.role} {'died' if record.died else 'left'}: {record.reason}{dealt}" if record.died or record.lost else ""
             case records.Checkpointed():
                 return f"checkpoint {record.number} failed: {record.error}" if record.error else ""
+            case records.Forgotten():
+                count = _many(record.last - record.first + 1, "push", "es")
+                return f"{record.role} has lost {count} of {record.replica}, made since the checkpoint that it goes on from"
             case records.Note():
                 return record.text
             case records.Finished():

@@ -331,7 +331,7 @@ class Conductor(Answering):
             self._errands.pop(0)
         self._out = False
         if error and self.phase != "training":
-            self._reason += f"; {error}"
+            self._outcome, self._reason = "failed", f"{self._reason}; {error}"
         return effects + self._go_on()
 
     # the end

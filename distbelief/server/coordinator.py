@@ -275,7 +275,7 @@ class Coordinator(Answering):
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         effects, error = self._saving.sealed(event)
         if error and self.phase == "closing":
-            self._reason += f"; {error}"
+            self._outcome, self._reason = "failed", f"{self._reason}; {error}"
         return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
 
     # the end

@@ -106,8 +106,11 @@ class Standbys:
 
     def _vacant(self, role: str, life: int) -> list[Effect]:
         """A life of a standby has ended: the next is to begin, if there may be one, unless that is known."""
-        news = self._lives.end(role, life, died=True) and role not in self._lives.over
-        return [Record(Vacant(role, self._lives.last(role) + 1))] if news else []
+        if not self._lives.end(role, life, died=True):
+            return []
+        if role in self._lives.over:
+            return [Record(Note(f"shard {roles.index_of(role)} has no standby any more: {role} has had its last life (--restarts)"))]
+        return [Record(Vacant(role, self._lives.last(role) + 1))]
 
     def _life(self, shard: str) -> int:
         return self._muster.places[roles.index_of(shard)].incarnation

@@ -39,7 +39,7 @@ class Allreduce(Scaled):
     per_host: int = field(default=0, kw_only=True)
     """Replicas on each host, in their order, for hierarchical and for auto; 0 for all."""
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica that died is started anew."""
+    """Times that each replica or the coordinator that died is started anew."""
 
     @property
     def implied(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Mapped:
     optimizer: Optimizer = Optimizer()
     """What every replica steps the mapping with: sgd, momentum, nesterov or adagrad."""
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica that died is started anew."""
+    """Times that each replica or the coordinator that died is started anew."""
 
     @property
     def consistency(self) -> str:

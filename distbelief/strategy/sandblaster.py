@@ -59,10 +59,10 @@ class Sandblaster:
     deterministic: bool = False
     """Sum bundles in the order of their numbers: the same bits, however they are scheduled."""
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica that died is started anew."""
+    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
 
     standby: int = field(default=0, kw_only=True)
-    """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes back."""
+    """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes back, once it was sent them."""
 
     @property
     def implied(self) -> dict[str, Any]:

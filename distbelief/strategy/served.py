@@ -23,7 +23,7 @@ class Served:
     optimizer: Optimizer = Optimizer()
     """What the shards step with."""
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica that died is started anew."""
+    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
 
     standby: int = field(default=0, kw_only=True)
     """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""

@@ -46,8 +46,7 @@ class Reduce:
     """
 
     def __init__(self, algorithm: str = "auto", per_host: int = 0, group: dist.ProcessGroup | None = None) -> None:
-        if algorithm not in PLACED:
-            check_algorithm(algorithm)
+        check_algorithm(algorithm, PLACED)
         if per_host < 0:
             raise UsageError(f"per_host {per_host}: must be 0 or more")
         if not dist.is_initialized():

@@ -68,13 +68,12 @@ class Player:
 
         def task() -> None:
             try:
-                group = self._group
                 self._stay()
                 with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
                     if self._stream and made:
                         self._stream.wait_event(made)
                     if how is None:
-                        dist.all_reduce(tensor, group=group)
+                        self._add_up(tensor)
                     else:
                         self.play(tensor, how)
                     self._stay()
@@ -82,7 +81,7 @@ class Player:
                         self._stream.synchronize()
                     done.set_result(tensor)  # with the stream on which it was made: whoever waits on another has that one wait
             except Exception as error:  # of a peer that is gone: told to whoever waits
-                traceback.clear_frames(error.__traceback__)  # they hold the group, which ends for the others when nobody does
+                traceback.clear_frames(error.__traceback__)  # they hold the group, which ends for the others when nobody does; this one must not
                 done.set_exception(error)  # type: ignore[arg-type]
 
         self._queue.put(task)
@@ -96,6 +95,12 @@ class Player:
         self._queue.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(LEAVE_SECONDS)
+
+    def _add_up(self, tensor: torch.Tensor) -> None:
+        """The library's own way."""
+        group = self._group
+        self._stay()
+        dist.all_reduce(tensor, group=group)
 
     def _stay(self) -> None:
         if self.left:

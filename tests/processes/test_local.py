@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distbelief import errors
-from distbelief.cluster import supervisor
+from distbelief.cluster import forkserver, supervisor
 from distbelief.cluster.local import TRANSPORTS, Local
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import View
@@ -263,3 +264,10 @@ def test_a_job_leaves_what_the_house_promises(tmp_path: Path) -> None:
     assert {"job.json", "metrics.jsonl", "result.json", "checkpoints", "model.safetensors"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert result["run"] == str(tmp_path)
+
+
+def test_a_ctrl_c_while_the_forkserver_starts_is_kept(monkeypatch):
+    """It was ignored for as long as that takes, and the job trained on."""
+    monkeypatch.setattr(forkserver, "_ensure_running", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        forkserver.start()
