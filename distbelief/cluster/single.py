@@ -88,7 +88,9 @@ class SingleLoop:
         self._note(records.Joined(roles.SINGLE))
         outcome, reason = self._train()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
-        self._note(records.Finished(*(("failed", f"{reason}; {self._unsaved}") if self._unsaved else (outcome, reason))))
+        if self._unsaved:
+            outcome, reason = "interrupted" if outcome == "interrupted" else "failed", f"{reason}; {self._unsaved}"
+        self._note(records.Finished(outcome, reason))
 
     def _train(self) -> tuple[str, str]:
         """One minibatch after another; returns the outcome and the reason."""

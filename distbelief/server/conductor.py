@@ -331,7 +331,8 @@ class Conductor(Answering):
             self._errands.pop(0)
         self._out = False
         if error and self.phase != "training":
-            self._outcome, self._reason = "failed", f"{self._reason}; {error}"
+            self._outcome = "interrupted" if self._outcome == "interrupted" else "failed"
+            self._reason += f"; {error}"
         return effects + self._go_on()
 
     # the end

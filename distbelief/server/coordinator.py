@@ -273,9 +273,7 @@ class Coordinator(Answering):
         return [Send(role, messages.Go()) for role in sorted(self._reception.members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
-        effects, error = self._saving.sealed(event)
-        if error and self.phase == "closing":
-            self._outcome, self._reason = "failed", f"{self._reason}; {error}"
+        effects = self._saving.sealed(event)
         return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
 
     # the end
@@ -316,7 +314,7 @@ class Coordinator(Answering):
                 self._describing = set(self._holders)
                 effects += [Send(role, upkeep.Describe()) for role in self._holders]
             elif step == "stop":
-                return effects + self._end(self._outcome, self._reason)
+                return effects + self._end(*self._saving.ended(self._outcome, self._reason))
         return effects
 
     def _on_description(self, sender: str, event: upkeep.Description) -> list[Effect]:

@@ -45,7 +45,7 @@ class Saving:
         self._holds = 0  # so far: an answer to one that was given up is none to the next
         self._patient = True
         self._writing: set[str] = set()
-        self._failed = ""
+        self._failed = self._lacks = ""
         self._cut = (position, samples)
         self._armed = False
 
@@ -122,14 +122,18 @@ class Saving:
         self.stage = "sealing"
         return [Discard(event.number) if self._failed else Commit(event.number, plan, *self._cut)]
 
-    def sealed(self, event: events.Saved) -> tuple[list[Effect], str]:
-        """The store has answered: what is to be written down, and the error if there was one."""
+    def sealed(self, event: events.Saved) -> list[Effect]:
+        """The store has answered: what is to be written down."""
         self.stage = ""
         self.number += 1
-        error = self._failed or event.error
+        error = self._lacks = self._failed or event.error
         if not error:
             self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut
-        return [Record(records.Checkpointed(event.number, error))], error
+        return [Record(records.Checkpointed(event.number, error))]
+
+    def ended(self, outcome: str, reason: str) -> tuple[str, str]:
+        """How a job ends, and why: it has failed where its last checkpoint, which holds what it has trained, could not be made."""
+        return (outcome if outcome == "interrupted" else "failed", f"{reason}; {self._lacks}") if self._lacks else (outcome, reason)
 
     def unsaved(self, what: str) -> str:
         """The sentence for the end of a job that cannot go on."""
