@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,3 +169,21 @@ def test_a_device_that_the_group_does_not_serve_is_refused() -> None:
     assert state.start(torch.ones(2)).wait().tolist() == [1.0, 1.0]
     with pytest.raises(UsageError, match="gradients on meta, and before on cpu"):
         state.start(torch.zeros(2, device="meta"))
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_queued_behind_a_failure_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is begun after it, by its future: DDP makes a RuntimeError of that, and nobody waits for ever."""
+    state, go = db.Reduce("ring"), threading.Event()
+    state.start(torch.ones(2)).wait()
+
+    def fails(*_: Any, **__: Any) -> None:
+        go.wait(SECONDS)
+        raise RuntimeError("closed by peer")
+
+    monkeypatch.setattr(dist, "all_reduce", fails)
+    futures = [state.start(torch.ones(2)) for _ in range(3)]
+    go.set()
+    for future in (*futures, state.start(torch.ones(2))):
+        with pytest.raises((RuntimeError, db.JobFailed), match="a rank is gone"):
+            future.wait()

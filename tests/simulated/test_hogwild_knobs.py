@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
@@ -107,3 +108,11 @@ def test_init_from_is_where_it_begins(plain: SimpleNamespace, tmp_path: Path) ->
     torch.manual_seed(5)
     save_file(plain.mlp().state_dict(), tmp_path / "start.safetensors")
     assert not torch.equal(play(plain, init_from=str(tmp_path / "start.safetensors"))[1], play(plain)[1])
+
+
+@pytest.mark.parametrize("strategy", [Hogwild(2, optim("adagrad")), Locking(2, optim("adagrad"), locks="none")], ids=lambda s: s.name)
+@pytest.mark.parametrize("layers", [12, 13, 14, 15])
+def test_a_simulated_mapping_has_room_for_the_steps_of_every_piece(plain: SimpleNamespace, strategy: Hogwild | Locking, layers: int) -> None:
+    """Updates are made in more parts there than there are locks."""
+    task = plain.classes(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))))
+    assert Observed(Job(task=task, strategy=strategy, evaluate_every=0), Simulated()).run().outcome == "done"

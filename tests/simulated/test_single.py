@@ -17,6 +17,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.core.sharding import cut
+from distbelief.errors import TrainingError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.restore import load_part
@@ -159,3 +160,16 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
             assert all(torch.equal(arrays[name], value.to(arrays[name].dtype)) for name, value in right.items())
             arrays["vector.moving"] = arrays["vector.moving"].view(torch.uint8)
         before = arrays
+
+
+def test_a_sparse_gradient_that_no_module_told_of_is_refused(plain: SimpleNamespace) -> None:
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(6, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.embedding((x > 0).long(), self.rows, sparse=True).sum(1)
+
+    with pytest.raises(TrainingError, match="a gradient is sparse whose module does not say so"):
+        play(plain, task=plain.classes(Looked), optimizer=optim("adagrad"))
