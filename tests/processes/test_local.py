@@ -140,21 +140,20 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
-def test_a_full_disk_costs_checkpoints_but_not_the_job(tiny_disk: Path, watch: jobs.Watch, strategy: Any) -> None:
+def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_not_kept(tiny_disk: Path, watch: jobs.Watch, strategy: Any) -> None:
     def fill() -> None:
         with (tiny_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(b"x" * 4096):
                 pass
 
     watch.once(records.Checkpointed, fill)
-    result = jobs.run(tiny_disk / "run", strategy, epochs=EPOCHS)
-    assert result["outcome"] == "done"
-    assert result["samples"] == EPOCHS * jobs.SAMPLES
+    with pytest.raises(errors.JobFailed, match=r"all epochs are done; checkpoint \d+ was not written.*No space left"):
+        jobs.run(tiny_disk / "run", strategy, epochs=EPOCHS)
+    assert max(record.epoch for record in watch.of(records.EpochDone)) == EPOCHS
     first, *others = watch.of(records.Checkpointed)
     assert not first.error
     assert others
     assert all("No space left" in record.error and "000001 stays the last good one" in record.error for record in others)
-    assert "checkpoint" in result["reason"]
     assert [path.name for path in Checkpoints(tiny_disk / "run").folder.iterdir()] == ["000001"]
     (tiny_disk / "filler").unlink()
     watch.rest()
