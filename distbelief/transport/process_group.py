@@ -26,7 +26,7 @@ from distbelief.core.collectives import Schedule
 from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.errors import JobFailed
 
-PART = 1 << 20
+PART = 2 << 20
 """Bytes of a transfer that are sent and added at a time."""
 LOOK_SECONDS = 2e-3
 """How often who waits for the thread looks whether something has arrived."""
