@@ -98,18 +98,21 @@ def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) ->
 
 def _roles(ancestor: int) -> dict[str, int]:
     """The processes under one whose titles say that they play a role."""
-    found, parents = {}, {ancestor}
-    for path in sorted((p for p in Path("/proc").iterdir() if p.name.isdigit()), key=lambda p: int(p.name)):
+    parents, titles = {}, {}
+    for path in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent in parents:
-                parents.add(int(path.name))
-                title = (path / "cmdline").read_bytes().rstrip(b"\0 ").decode()
-                if title.startswith(("distbelief: replica", "distbelief: shard")):
-                    found[title.removeprefix("distbelief: ")] = int(path.name)
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            titles[int(path.name)] = (path / "cmdline").read_bytes().rstrip(b"\0 ").decode()
         except (OSError, ValueError):
             continue
-    return found
+
+    def below(pid: int) -> bool:  # not by the order of the ids: they start again from the lowest
+        while pid and pid != ancestor:
+            pid = parents.get(pid, 0)
+        return pid == ancestor
+
+    played = ("distbelief: replica", "distbelief: shard")
+    return {title.removeprefix("distbelief: "): pid for pid, title in titles.items() if title.startswith(played) and below(pid)}
 
 
 def _own(pid: int, role: str) -> int:
