@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distbelief.bench import lines
-from distbelief.bench.peers import Peer, Peers
+from distbelief.bench.peers import Peer, Peers, lend
 from distbelief.bench.ranks import SWAPS, play
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
@@ -88,30 +88,26 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
 @contextmanager
 def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callable[[str, int, int], float]]:
     """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median), of the slowest."""
-    memory = os.memfd_create("distbelief bench")
-    try:
-        with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-            store = str(Path(folder) / "store")
-            started: list[Peer] = []
-            for rank in range(ranks):
-                where = hosts.names[rank] if hosts else ""
-                started.append(peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where))
+    with lend() as memory, Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
+        store = str(Path(folder) / "store")
+        started: list[Peer] = []
+        for rank in range(ranks):
+            where = hosts.names[rank] if hosts else ""
+            started.append(peers.start(f"rank {rank}", 1, play, rank, ranks, store, os.getpid(), memory, where))
 
-            def measure(how: str, size: int, times: int) -> float:
-                for peer in started:
-                    peer.say(f"{how}|{size}|{times}")
-                taken = [[float(one) for one in peer.hear().split()] for peer in started]
-                return float(statistics.median([max(one) for one in zip(*taken, strict=True)]))
+        def measure(how: str, size: int, times: int) -> float:
+            for peer in started:
+                peer.say(f"{how}|{size}|{times}")
+            taken = [[float(one) for one in peer.hear().split()] for peer in started]
+            return float(statistics.median([max(one) for one in zip(*taken, strict=True)]))
 
-            for peer in started:
-                peer.hear()
-            yield measure
-            for peer in started:
-                peer.say("end||")
-            for peer in started:
-                peer.hear()
-    finally:
-        os.close(memory)
+        for peer in started:
+            peer.hear()
+        yield measure
+        for peer in started:
+            peer.say("end||")
+        for peer in started:
+            peer.hear()
 
 
 def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbelief.bench.peers import Peer, Peers
+from distbelief.bench.peers import Peer, Peers, lend
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.server import optimizers
@@ -45,7 +44,7 @@ def independent(course: Course, processes: int, threads: int = 1) -> float:
 
 def lockstep(course: Course, processes: int) -> float:
     """As `independent`, but nobody begins a step before all have ended the one before: what waiting alone costs, without a byte sent."""
-    with Peers() as peers, _memory(8 * processes) as memory:
+    with Peers() as peers, lend(8 * processes) as memory:
         return sum(race([peers.start("lockstep", 1, _in_step, course, os.getpid(), memory, rank) for rank in range(processes)]))
 
 
@@ -58,19 +57,8 @@ def ddp(course: Course, processes: int, algorithm: str = "") -> float:
 
 def hogwild(course: Course, processes: int) -> float:
     """Samples per second of processes that step parameters which they share, without a lock."""
-    with Peers() as peers, _memory(sum(p.numel() * 4 for p in resolve(course.task).model().parameters())) as memory:
+    with Peers() as peers, lend(sum(p.numel() * 4 for p in resolve(course.task).model().parameters())) as memory:
         return sum(race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
-
-
-@contextlib.contextmanager
-def _memory(size: int) -> Iterator[int]:
-    """Memory of this process, that others map by its descriptor here."""
-    memory = os.memfd_create("distbelief bench")
-    try:
-        os.ftruncate(memory, size)
-        yield memory
-    finally:
-        os.close(memory)
 
 
 def _map(process: int, memory: int) -> mmap.mmap:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -78,7 +79,17 @@ class Peers:
         return peer
 
 
+@contextlib.contextmanager
+def lend(size: int = 0) -> Iterator[int]:
+    """Memory of this process, which others map by its descriptor here."""
+    memory = os.memfd_create("distbelief bench")
+    try:
+        os.ftruncate(memory, size)
+        yield memory
+    finally:
+        os.close(memory)
+
+
 def _play(name: str, supervisor: int, threads: int, connection: Connection, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-    forkserver.begin()
     settle_process(f"bench {name}", supervisor, threads)
     function(connection, *args)

@@ -67,12 +67,10 @@ def run(args: Sequence[str]) -> int:
         return _complain(error, 2)
     except DistbeliefError as error:
         return _complain(error, INTERRUPTED if str(error).startswith("interrupted") else 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError) as error:
+        if isinstance(error, ImportError) and not _interruptions:  # else it is one that a Ctrl-C has cut short
+            raise
         return _complain("interrupted before the job began", INTERRUPTED)
-    except ImportError as error:  # an import that a Ctrl-C has cut short
-        if _interruptions:
-            return _complain("interrupted before the job began", INTERRUPTED)
-        raise error
     except BrokenPipeError:
         # whoever read our output has gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

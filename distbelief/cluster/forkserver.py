@@ -62,11 +62,6 @@ def _ensure_running() -> None:
             os.close(place)
 
 
-def begin() -> None:
-    """What a process does first that was forked from it: it blocks no signals any more, which it ignores, so that its own children may have them."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
-
-
 _starting = threading.Lock()
 _main_lock = threading.Lock()
 

@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster import cast, forkserver
+from distbelief.cluster import cast
 from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.mapped import MappedReplica, Reader
@@ -58,7 +58,6 @@ from distbelief.transport.tls import TlsEndpoint
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
     """Play a role, in its first life or a later one; the process ends with status 0, or 1 after it has told its supervisor why."""
-    forkserver.begin()
     channel = Channel(connection)
     try:
         _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec), channel).play()

@@ -9,12 +9,15 @@ import threading
 
 import torch
 
+from distbelief.cluster.forkserver import LEFT
+
 
 def settle_process(role: str, supervisor: int, threads: int) -> None:
     """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
     name_process(role)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in LEFT:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)  # as the forkserver may have been begun: its own children are to have them
     torch.set_num_threads(threads)
     try:
         descriptor = os.pidfd_open(supervisor)

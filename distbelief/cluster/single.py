@@ -25,7 +25,7 @@ from distbelief.errors import CheckpointError, TrainingError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
-from distbelief.runtime.mapped import check_rows, dense
+from distbelief.runtime.mapped import check_dense, check_rows
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
@@ -64,9 +64,9 @@ class SingleLoop:
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)
-        self._optimizers = _build(settings.optimizer, self._flat, groups or [{"params": list(model.parameters())}])
         layout = self._flat.layout
         self._dense = [p for entry, p in zip(mapping.trained(layout), self._flat.trained, strict=True) if not layout.is_sparse(entry)]
+        self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
         self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
         self._store = Checkpoints(run) if run else None
@@ -88,9 +88,7 @@ class SingleLoop:
         self._note(records.Joined(roles.SINGLE))
         outcome, reason = self._train()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
-        if self._unsaved:
-            outcome, reason = "interrupted" if outcome == "interrupted" else "failed", f"{reason}; {self._unsaved}"
-        self._note(records.Finished(outcome, reason))
+        self._note(records.Finished(*records.ended(outcome, reason, self._unsaved)))
 
     def _train(self) -> tuple[str, str]:
         """One minibatch after another; returns the outcome and the reason."""
@@ -129,8 +127,7 @@ class SingleLoop:
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )
         for parameter in self._dense:
-            if parameter.grad is not None:
-                dense(parameter.grad)
+            check_dense(parameter.grad)
         factor = self._plan.factor(self._samples)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -196,12 +193,11 @@ class SingleLoop:
             _restore(optimizer, states)
 
 
-def _build(settings: Optimizer, flat: FlatModule, groups: Sequence[Mapping[str, Any]]) -> list[torch.optim.Optimizer]:
+def _build(settings: Optimizer, groups: Sequence[Mapping[str, Any]], dense: Sequence[torch.Tensor]) -> list[torch.optim.Optimizer]:
     """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not take; one of them, or both."""
-    layout = flat.layout
-    rows = {id(p) for entry, p in zip(mapping.trained(layout), flat.trained, strict=True) if layout.is_sparse(entry)}
+    whole = set(map(id, dense))
     both = [
-        [{**group, "params": [p for p in group["params"] if p.requires_grad and (id(p) in rows) == sparse]} for group in groups]
+        [{**group, "params": [p for p in group["params"] if p.requires_grad and (id(p) not in whole) == sparse]} for group in groups]
         for sparse in (False, True)
     ]
     return [optimizers.build(settings, own, sparse) for own, sparse in zip(both, (False, True), strict=True) if any(g["params"] for g in own)]

@@ -157,8 +157,8 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         if roles.is_replica(role) and (done := summary.replicas.get(roles.index_of(role))) and summary.seconds:
             member["rate"] = done.steps / summary.seconds
         members.append(member)
-    counted = summary.started is not None and summary.started.unit == "epoch"  # how many evaluations an iteration takes nobody knows
-    whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started and counted else None
+    started = summary.started  # how many evaluations an iteration takes nobody knows
+    whole = started.samples_per_epoch * started.epochs if started and started.unit == "epoch" else None
     return {"running": True, "samples": summary.samples, "of_samples": whole, "seconds": summary.seconds, "rate": summary.rate, "members": members}
 
 

@@ -162,6 +162,9 @@ class Took(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     part: int
 
 
+Numbered = StatePart | Whole | Copied | Told | Did | Took
+"""What a standby confirms, of the life of its shard that it follows."""
+
 # standby to shard
 
 
@@ -173,5 +176,5 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
-Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | StatePart | Whole | Copied | Told | Did | Took | Confirmed
+Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | Numbered | Confirmed
 """Every message of this file."""

@@ -139,6 +139,15 @@ class Note(Record, frozen=True, tag=True, gc=False):
     text: str
 
 
+def ended(outcome: str, reason: str, unsaved: str) -> tuple[str, str]:
+    """How a job ends, and why: it has failed where its last checkpoint, which holds what it has trained, could not be made.
+
+    >>> ended("done", "all epochs are done", "checkpoint 4 was not written"), ended("done", "all epochs are done", "")
+    (('failed', 'all epochs are done; checkpoint 4 was not written'), ('done', 'all epochs are done'))
+    """
+    return (outcome if outcome == "interrupted" else "failed", f"{reason}; {unsaved}") if unsaved else (outcome, reason)
+
+
 class Ending(Record, frozen=True, tag=True, gc=False):
     """The replicas are asked to leave; then come the last evaluation and checkpoint, and `Finished`."""
 

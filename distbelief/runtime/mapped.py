@@ -140,7 +140,8 @@ class MappedModel:
             self._factor = self._plan.factor(self.counts.total(SAMPLES))
         for piece in self._partial:
             gradient = piece.source.grad
-            piece.parameter.grad = None if gradient is None else dense(gradient).view(-1)[piece.within]
+            check_dense(gradient)
+            piece.parameter.grad = None if gradient is None else gradient.contiguous().view(-1)[piece.within]
         found = list(self._strokes)
         for entry, source, step in self._sparse:
             if source.grad is not None:
@@ -241,15 +242,14 @@ def check(layout: Layout, settings: Settings) -> None:
     check_rows(layout, settings)
 
 
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """A contiguous gradient.
+def check_dense(gradient: torch.Tensor | None) -> None:
+    """Refuse a gradient of whose sparsity nobody has said.
 
     Raises:
-        TrainingError: it is sparse, and nobody has said that it would be.
+        TrainingError: it is sparse.
     """
-    if gradient.is_sparse:
+    if gradient is not None and gradient.is_sparse:
         raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
-    return gradient.contiguous()
 
 
 def check_rows(layout: Layout, settings: Settings) -> None:

@@ -330,9 +330,8 @@ class Conductor(Answering):
         if self._errands and self._errands[0][0] == "keep":
             self._errands.pop(0)
         self._out = False
-        if error and self.phase != "training":
-            self._outcome = "interrupted" if self._outcome == "interrupted" else "failed"
-            self._reason += f"; {error}"
+        if self.phase != "training":
+            self._outcome, self._reason = records.ended(self._outcome, self._reason, error)
         return effects + self._go_on()
 
     # the end

@@ -314,7 +314,7 @@ class Coordinator(Answering):
                 self._describing = set(self._holders)
                 effects += [Send(role, upkeep.Describe()) for role in self._holders]
             elif step == "stop":
-                return effects + self._end(*self._saving.ended(self._outcome, self._reason))
+                return effects + self._end(*records.ended(self._outcome, self._reason, self._saving.error))
         return effects
 
     def _on_description(self, sender: str, event: upkeep.Description) -> list[Effect]:

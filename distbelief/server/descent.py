@@ -152,7 +152,7 @@ class DescentStandby(Standby):
         self._answers.by_kind |= {mirroring.Did: self._did, mirroring.Took: self._take}
 
     def _born(self) -> DescentShard:
-        return DescentShard(self.index, self._make)  # type: ignore[arg-type]
+        return DescentShard(self.index, self._make)  # type: ignore[arg-type]  # it was given to this class, and makes VectorSlices
 
     @property
     def _limit(self) -> int:
@@ -161,8 +161,6 @@ class DescentStandby(Standby):
         return 2 * (2 * (descent.history + 1) + STATE_LIMIT)  # of low precision, twice what the slice has
 
     def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []
         if event.summing is None:
             raise RemoteProtocolError(f"standby {self.index} was sent the state of a shard that does not descend")
         kept = super()._take_whole(sender, event, payload)
@@ -170,17 +168,13 @@ class DescentStandby(Standby):
         return kept
 
     def _did(self, sender: str, event: mirroring.Did, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []
         if not self._whole:
             raise RemoteProtocolError(f"standby {self.index} was sent operations before the state that they change")
         self._shard.repeat(event)
         self._floor = self._shard.policy.floor
-        return [self._keep(event.number, event)]
+        return [self._keep(event)]
 
     def _take(self, sender: str, event: mirroring.Took, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []
         plan = self._plan
         assert plan.settings.descent is not None
         wrong = payload is None or payload.nbytes != plan.assignments[self.index].moving.size
@@ -188,4 +182,4 @@ class DescentStandby(Standby):
             raise RemoteProtocolError(f"standby {self.index} was sent a bundle that is none of its shard's: {event}")
         assert payload is not None
         (self._shard.take if self._whole else self._shard.wait)(event.bundle, event.part, payload)
-        return [self._keep(event.number, event)]
+        return [self._keep(event)]

@@ -45,7 +45,9 @@ class Saving:
         self._holds = 0  # so far: an answer to one that was given up is none to the next
         self._patient = True
         self._writing: set[str] = set()
-        self._failed = self._lacks = ""
+        self._failed = ""
+        self.error = ""
+        """Why the last one could not be made."""
         self._cut = (position, samples)
         self._armed = False
 
@@ -126,14 +128,10 @@ class Saving:
         """The store has answered: what is to be written down."""
         self.stage = ""
         self.number += 1
-        error = self._lacks = self._failed or event.error
-        if not error:
+        self.error = self._failed or event.error
+        if not self.error:
             self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut
-        return [Record(records.Checkpointed(event.number, error))]
-
-    def ended(self, outcome: str, reason: str) -> tuple[str, str]:
-        """How a job ends, and why: it has failed where its last checkpoint, which holds what it has trained, could not be made."""
-        return (outcome if outcome == "interrupted" else "failed", f"{reason}; {self._lacks}") if self._lacks else (outcome, reason)
+        return [Record(records.Checkpointed(event.number, self.error))]
 
     def unsaved(self, what: str) -> str:
         """The sentence for the end of a job that cannot go on."""

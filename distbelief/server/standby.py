@@ -13,7 +13,7 @@ from distbelief.core import attendance, events, messages, mirroring, roles
 from distbelief.core.consistency import Key
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
-from distbelief.core.messages import Bulk, Message, Version
+from distbelief.core.messages import Bulk, Version
 from distbelief.core.norms import KEPT
 from distbelief.core.rounds import History
 from distbelief.core.settings import Plan
@@ -59,7 +59,10 @@ class Standby:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
         if roles.kind(sender) == "shard" and sender != roles.shard(self.index):
             raise RemoteProtocolError(f"standby {self.index} is none of {sender}'s")
-        return self._answers.to(sender, event)(sender, event, payload)  # type: ignore[no-any-return]
+        answer = self._answers.to(sender, event)
+        if isinstance(event, mirroring.Numbered) and event.life != self._life:
+            return []  # on its way since a life that is gone
+        return answer(sender, event, payload)  # type: ignore[no-any-return]
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
@@ -90,18 +93,14 @@ class Standby:
         """Most bytes of a shard's state, for each byte of its slice."""
         return STATE_LIMIT
 
-    def _keep(self, number: int, event: Message) -> Effect:
-        return Send(roles.shard(self.index), mirroring.Confirmed(self.incarnation, number, event.slot if isinstance(event, Bulk) else -1))
+    def _keep(self, event: mirroring.Numbered) -> Effect:
+        return Send(roles.shard(self.index), mirroring.Confirmed(self.incarnation, event.number, event.slot if isinstance(event, Bulk) else -1))
 
     def _piece(self, sender: str, event: mirroring.StatePart, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []  # on its way since a life that is gone
         self._state.take(event, payload)
-        return [self._keep(event.number, event)]
+        return [self._keep(event)]
 
     def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []
         shard, arrays = self._shard, self._state.arrays
         if arrays:
             self._held.load(arrays)
@@ -113,11 +112,9 @@ class Standby:
             self._history.add(ruled)
             for key in ruled.dropped:
                 shard.ledger.drop(*key)
-        return [self._keep(event.number, event)]
+        return [self._keep(event)]
 
     def _copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []
         if not self._whole or payload is None or len(event.keys) != len(event.staleness):
             raise RemoteProtocolError(f"standby {self.index} was sent a push before the state that it changes, or no push")
         if event.what == "apply":
@@ -136,11 +133,9 @@ class Standby:
         for key, staleness in zip(event.keys, event.staleness, strict=True):
             self._note(key)
             self._shard.staleness[staleness] = self._shard.staleness.get(staleness, 0) + 1
-        return [self._keep(event.number, event)]
+        return [self._keep(event)]
 
     def _told(self, sender: str, event: mirroring.Told, payload: Payload | None) -> list[Effect]:
-        if event.life != self._life:
-            return []
         if event.step is not None:
             self._step(*event.step)
         if event.dropped is not None:
@@ -149,7 +144,7 @@ class Standby:
         self._floor = max(self._floor, event.floor)
         if event.ruling is not None:
             self._history.add(event.ruling)
-        return [self._keep(event.number, event)]
+        return [self._keep(event)]
 
     def _step(self, samples: int, factor: float, weight: float) -> None:
         """Make an update with what was gathered."""

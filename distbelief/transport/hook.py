@@ -71,7 +71,7 @@ class Reduce:
             self._begin(tensor.device)
         if self._failed:
             lost: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]
+            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]  # torch takes any exception, and says it is the value
             return lost
         assert self._player is not None
         if tensor.device != self._player.device:
@@ -116,7 +116,7 @@ class Reduce:
             dist.destroy_process_group(group)
 
 
-def comm_hook(state: Reduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+def comm_hook(state: Reduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
     """What DDP calls with each bucket of gradients: `model.register_comm_hook(distbelief.Reduce("ring"), distbelief.comm_hook)`.
 
     Args:
