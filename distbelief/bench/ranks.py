@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -16,6 +17,7 @@ from distbelief.core.algorithms import by_host, schedule
 from distbelief.core.buckets import Bucket
 from distbelief.transport.memory import Memory
 from distbelief.transport.process_group import Player
+from distbelief.transport.window import Window, open_window
 
 SECONDS = 120.0
 LEAD_SECONDS = 0.05
@@ -39,12 +41,12 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
     if where:
         lines.first()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
-    player = Player(rank, ranks, torch.device("cpu"))
+    player, window = Player(rank, ranks, torch.device("cpu")), open_window(rank, ranks, None)
     place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
     groups = 0
     connection.send_bytes(b"ready")
     shared: dict[int, Memory] = {}
-    vectors: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    vectors: dict[int, torch.Tensor] = {}
     while True:
         how, size_, times_ = connection.recv_bytes().decode().split("|")
         if how == "end":
@@ -52,14 +54,13 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
         size, times = int(size_), int(times_)
         if size not in vectors:
             own = Memory(place, rank, ranks, "direct")
-            slot, summed = own.open(size, [Bucket(0, size, "float32")])
-            shared[size] = own
-            vectors[size] = torch.zeros(size // 4), slot, summed
+            own.open(size, [Bucket(0, size, "float32")])
+            shared[size], vectors[size] = own, torch.zeros(size // 4)
         dist.barrier()
         groups += 1
-        if how in ("place", "copy"):
+        if how == "place":
             shared[size].meet(groups, range(ranks))
-        act = _act(how, size, ranks, rank, player, shared[size], *vectors[size])
+        act = _act(how, size, ranks, rank, player, window, shared[size], vectors[size])
         dist.barrier()
         taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
         connection.send_bytes(" ".join(map(str, taken)).encode())
@@ -88,21 +89,19 @@ def _together(act: Callable[[], object]) -> float:
 
 
 def _act(
-    how: str, size: int, ranks: int, rank: int, player: Player, memory: Memory, own: torch.Tensor, slot: torch.Tensor, summed: torch.Tensor
+    how: str, size: int, ranks: int, rank: int, player: Player, window: Window | None, memory: Memory, own: torch.Tensor
 ) -> Callable[[], object]:
     """What is measured."""
     if how == "native":
         return lambda: dist.all_reduce(own)
-    if how in ("place", "copy"):
-        mine, theirs = slot.view(torch.float32), summed.view(torch.float32)
+    if how == "copy":
+        assert window is not None, "the ranks are processes of one host"
+        return partial(window.add_up, own)
+    if how == "place":
 
         def add_up() -> None:
-            if how == "copy":
-                mine.copy_(own)
             memory.ready(0)
             memory.reduce(0, lambda: False)
-            if how == "copy":
-                own.copy_(theirs)
 
         return add_up
     if how == "latency":

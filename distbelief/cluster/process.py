@@ -138,7 +138,11 @@ class _Process:
         where = listen_at(self.spec.bind, self.role)
         if again:  # at the port that it had
             where = f"{where.rpartition(':')[0]}:{again.rpartition(':')[2]}"
-        return self.endpoint.listen(where, self.spec.advertise)
+        try:
+            return self.endpoint.listen(where, self.spec.advertise)
+        except UsageError as error:
+            error.args = (f"{self.role} {error} (the coordinator listens at the port that was named, or after that of --listen; shards at the next)",)
+            raise
 
     def _meet(self) -> None:
         """Wait until the supervisor tells where the coordinator listens."""

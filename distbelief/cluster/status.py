@@ -193,10 +193,13 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
     if folder.locked:
         reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
         return {"run": str(folder.path), "running": True, "outcome": None, "reason": reason, "samples": None, "seconds": None, "members": []}
+    result: dict[str, Any] = {"outcome": "unknown"}
     try:
-        result = json.loads(folder.result.read_bytes())
-    except (OSError, ValueError):
-        result = {"outcome": "unknown", "reason": "it is not running and has left no result: it was killed, or had no room for one"}
+        result = dict(json.loads(folder.result.read_bytes()))
+    except OSError:
+        result["reason"] = "it is not running and has left no result: it was killed, or had no room for one"
+    except (ValueError, TypeError) as error:
+        result["reason"] = f"{folder.result} is corrupt ({error}): see {folder.metrics.name} for what it did"
     return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "reason", "samples", "seconds")}}
 
 

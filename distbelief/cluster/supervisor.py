@@ -378,7 +378,7 @@ class Supervisor:
             self.failure = JobFailed(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
             return
         if self._interrupts > 1:
-            self.failure = JobFailed("interrupted twice: ended at once, without a checkpoint")
+            self.failure = JobFailed(f"interrupted twice: ended at once, without a checkpoint; {self.known.remedy}")
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING

@@ -13,6 +13,7 @@ from distbelief.core.collectives import Schedule
 from distbelief.core.settings import PLACED
 from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.process_group import Choice, Player
+from distbelief.transport.window import Window, open_window
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 """What sends and receives tensors of a device."""
@@ -22,11 +23,13 @@ class Reduce:
     """How DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
 
     All ranks make it at the same place in the script, after `init_process_group`: it makes a process group of its own, so that what it sends
-    never meets what the script sends. With auto, all ranks measure their lines at the first backward pass, and agree.
+    never meets what the script sends. Processes of one host that can share memory need send nothing; with auto they do so, and all others measure
+    their lines at the first backward pass, and agree.
 
     Args:
-        algorithm: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical (hierarchical:tree: with tree between hosts), native
-            (gloo's or NCCL's own), or auto, the cheapest for each bucket's length by what is measured.
+        algorithm: shared (through shared memory, on one host), ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
+            (hierarchical:tree: with tree between hosts), native (gloo's or NCCL's own), or auto: shared where that can be, else the cheapest for
+            each bucket's length by what is measured.
         per_host: ranks that follow each other on one host, for hierarchical and for auto; 0 for all.
         group: of the ranks of the model, and used for nothing else, where these are not all: `torch.distributed.new_group(ranks)`.
 
@@ -46,7 +49,7 @@ class Reduce:
     """
 
     def __init__(self, algorithm: str = "auto", per_host: int = 0, group: dist.ProcessGroup | None = None) -> None:
-        check_algorithm(algorithm, PLACED)
+        check_algorithm(algorithm, (*PLACED, Window.algorithm))
         if per_host < 0:
             raise UsageError(f"per_host {per_host}: must be 0 or more")
         if not dist.is_initialized():
@@ -57,7 +60,8 @@ class Reduce:
         self._group: dist.ProcessGroup | None = dist.new_group() if group is None else group
         self.ranks = dist.get_world_size(self._group)
         self._player: Player | None = None
-        self.chosen: dict[tuple[int, int], Schedule | None] = {}
+        self._window: Window | None = None
+        self.chosen: dict[tuple[int, int], Schedule | Window | None] = {}
         """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks; None is the library's own way."""
         self._failed = ""
 
@@ -65,7 +69,7 @@ class Reduce:
         """Begin to average a contiguous 1-D tensor in place over all ranks, which begin theirs in the same order; the future has it, or the error.
 
         Raises:
-            UsageError: a device that the group cannot send from, or another than before.
+            UsageError: a device that the group cannot send from, or another than before; shared, and no memory that all ranks could share.
         """
         if self._player is None:
             self._begin(tensor.device)
@@ -78,7 +82,7 @@ class Reduce:
             raise UsageError(f"gradients on {tensor.device}, and before on {self._player.device}: make a Reduce for each device")
         key = tensor.numel(), tensor.itemsize
         if key not in self.chosen:
-            self.chosen[key] = self._choice.of(*key)
+            self.chosen[key] = self._window or self._choice.of(*key)
         tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be too large
         return self._player.start(tensor, self.chosen[key]).then(self._told)
 
@@ -89,10 +93,18 @@ class Reduce:
                 f"gradients on {device} and the backend {backend}: nothing is sent point to point so; "
                 "init_process_group('cpu:gloo,cuda:nccl') takes gloo for CPUs and NCCL for GPUs"
             )
-        self._player = Player(dist.get_rank(self._group), self.ranks, device, self._group)
+        rank = dist.get_rank(self._group)
+        self._player = Player(rank, self.ranks, device, self._group)
         weakref.finalize(self, self._player.leave)  # also at the end of the process
         try:
-            self._choice = Choice(self._player, self._algorithm, self._per_host)
+            if self.ranks > 1 and self._algorithm in ("auto", Window.algorithm) and device.type == "cpu":
+                self._window = open_window(rank, self.ranks, self._group)
+            if self._window:
+                weakref.finalize(self, self._window.leave)
+            elif self.ranks > 1 and self._algorithm == Window.algorithm:
+                raise UsageError(f"{Window.algorithm}: the {self.ranks} ranks are not processes of one host that can share memory; use auto")
+            else:
+                self._choice = Choice(self._player, self._algorithm, self._per_host)
         except RuntimeError as error:
             traceback.clear_frames(error.__traceback__)
             self._fail(str(error))
@@ -111,6 +123,8 @@ class Reduce:
             self._failed or f"{self._algorithm} among {self.ranks} ranks: a rank is gone, or not reached from rank {self._player.rank}: {why}"
         )
         group, self._group = self._group, None
+        if self._window:
+            self._window.leave()
         self._player.leave()
         if group is not None and self._player.device.type == "cpu":  # a peer of NCCL that waits is ended by its own watchdog
             dist.destroy_process_group(group)

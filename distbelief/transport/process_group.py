@@ -25,6 +25,7 @@ from distbelief.core.buckets import Bucket
 from distbelief.core.collectives import Schedule
 from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.errors import JobFailed
+from distbelief.transport.window import Window
 
 PART = 2 << 20
 """Bytes of a transfer that are sent and added at a time."""
@@ -61,8 +62,8 @@ class Player:
         self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
         self._thread.start()
 
-    def start(self, tensor: torch.Tensor, how: Schedule | None) -> torch.futures.Future[torch.Tensor]:
-        """Add up a contiguous 1-D tensor in place, by a schedule or (None) by the library's own way; the future has it, or the error."""
+    def start(self, tensor: torch.Tensor, how: Schedule | Window | None) -> torch.futures.Future[torch.Tensor]:
+        """Add up a contiguous 1-D tensor in place, by a schedule, a window, or (None) the library's own way; the future has it, or the error."""
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[self.device] if self._stream else None)
         made = torch.cuda.current_stream(self.device).record_event() if self._stream else None
 
@@ -74,6 +75,8 @@ class Player:
                         self._stream.wait_event(made)
                     if how is None:
                         self._add_up(tensor)
+                    elif isinstance(how, Window):
+                        how.add_up(tensor)
                     else:
                         self.play(tensor, how)
                     self._stay()

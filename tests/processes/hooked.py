@@ -1,6 +1,7 @@
 """A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook where that is not `plain`.
 
-hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of each other.
+hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of each other, `apart:auto` as
+if they could share no memory.
 hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and stays until its input ends.
 """
 
@@ -16,6 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distbelief as db
+from distbelief.transport import hook
+from distbelief.transport.window import open_window
 
 BATCH, STEPS = 6, 8
 
@@ -29,9 +32,10 @@ def models() -> tuple[nn.Module, nn.Module]:
 def train(folder: Path, told: str, forever: bool = False) -> None:
     """Train in one way."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    pairs, _, algorithm = told.rpartition(":") if told.startswith("pairs") else ("", "", told)
+    special, _, algorithm = told.rpartition(":") if told.startswith(("pairs", "apart")) else ("", "", told)
+    hook.open_window = open_window if special != "apart" else lambda *_: None
     theirs = ours = None
-    if pairs:
+    if special == "pairs":
         (theirs, ours), _ = sorted(
             ([dist.new_group([first, first + 1]) for _ in range(2)] for first in range(0, ranks, 2)), key=lambda pair: dist.get_rank(pair[0]) < 0
         )
@@ -56,7 +60,7 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
         if forever and step == STEPS:
             print(os.getpid(), flush=True)
     weights = [p.detach() for one in wrapped for p in one.parameters()]
-    ways = [(length, item, how and (how.algorithm, how.hosts)) for (length, item), how in chosen.items()]
+    ways = [(length, item, how and (how.algorithm, getattr(how, "hosts", None))) for (length, item), how in chosen.items()]
     torch.save((weights, ways), folder / f"{told} {rank}")
 
 

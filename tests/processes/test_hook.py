@@ -26,7 +26,7 @@ from distbelief.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(jobs.__file__).parent / "hooked.py"
-WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "auto")
+WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "shared", "auto", "apart:auto")
 RANKS = (2, 3)
 SECONDS = 100.0
 """Most that a set of processes may take."""
@@ -91,7 +91,10 @@ def test_each_bucket_is_added_up_as_was_asked_for(saved: Saved, way: str) -> Non
     assert all(saved[3, way, rank][1] == chosen for rank in range(3))
     assert {item for _, item, _ in chosen} == {4, 8}  # both models
     names = {how and how[0] for _, _, how in chosen}
-    assert names == {None} if way == "native" else names <= set(CHOICES) if way == "auto" else names == {way}
+    if way == "apart:auto":  # by what was measured
+        assert names <= set(CHOICES)
+    else:
+        assert names == {None if way == "native" else "shared" if way == "auto" else way}
     if way.startswith("hierarchical"):
         assert {how[1] for _, _, how in chosen} == {((0, 1), (2,))}
 
@@ -103,7 +106,7 @@ def test_buckets_that_ddp_builds_anew_have_schedules_of_their_own(saved: Saved) 
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("way", ["ring", "naive", "native"])
+@pytest.mark.parametrize("way", ["ring", "naive", "native", "shared"])
 def test_a_rank_that_is_killed_is_an_error_on_all_others_within_seconds(tmp_path: Path, way: str) -> None:
     with ranks(3, tmp_path, way, "forever") as started:
         pids = [one.stdout.readline() for one in started if one.stdout]
@@ -131,7 +134,7 @@ def test_the_script_of_the_document_runs_under_torchrun(tmp_path: Path) -> None:
     told = re.findall(r"rank (\d): loss [\d.]+, added up by (\[.*?\])", ended.stdout)  # the ends of two lines may meet in the pipe
     assert sorted(rank for rank, _ in told) == ["0", "1"]
     [ways] = {ways for _, ways in told}
-    assert any(name in ways for name in CHOICES)
+    assert "shared" in ways
 
 
 @pytest.fixture

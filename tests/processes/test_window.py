@@ -1,0 +1,129 @@
+"""All-reduce through a window of shared memory: threads that each play a rank, and one that is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+
+import pytest
+import torch
+
+from distbelief.transport import window
+from distbelief.transport.window import Window
+
+SECONDS = 60.0
+CHUNK = 4096
+"""Bytes: so that short vectors have many."""
+LENGTHS = (0, 1, 2, 3, 16, 511, 1024, 1025, 2048, 5000, 30_000)
+Make = Callable[[int], list[Window]]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes the sides of a window for so many ranks, which all are this process."""
+    monkeypatch.setattr(window, "CHUNK", CHUNK)
+    made: list[int] = []
+
+    def sides(ranks: int) -> list[Window]:
+        made.append(os.memfd_create("test window"))
+        return [Window(rank, ranks, made[-1], [os.getpid()] * ranks) for rank in range(ranks)]
+
+    yield sides
+    for one in made:
+        os.close(one)
+
+
+def all_at_once(acts: list[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(len(acts)) as pool:
+        for done in [pool.submit(act) for act in acts]:
+            done.result(SECONDS)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_ranks_hold_the_sum_in_the_order_of_the_ranks(make: Make, ranks: int, dtype: torch.dtype) -> None:
+    sides = make(ranks)
+    for length in (*LENGTHS, *LENGTHS):
+        vectors = [torch.randn(length, dtype=torch.float64).to(dtype) for _ in range(ranks)]
+        expected = reduce(torch.add, [vector.clone() for vector in vectors])
+        all_at_once([lambda side=side, vector=vector: side.add_up(vector) for side, vector in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+        assert all(torch.equal(vector, expected) for vector in vectors), length
+
+
+def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
+    """Many in a row, and nobody waits for the others in between: no rank writes over what another has yet to read."""
+    sides, rounds = make(3), 60
+    lengths = [LENGTHS[(7 * i) % len(LENGTHS)] for i in range(rounds)]
+    vectors = [[torch.randn(length) for length in lengths] for _ in sides]
+    expected = [reduce(torch.add, parts) for parts in zip(*[[v.clone() for v in own] for own in vectors], strict=True)]
+
+    def play(side: Window, own: list[torch.Tensor]) -> None:
+        for vector in own:
+            side.add_up(vector)
+
+    all_at_once([lambda side=side, own=own: play(side, own) for side, own in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+    for own in vectors:
+        assert all(map(torch.equal, own, expected))
+
+
+def test_a_window_is_small_however_many_ranks_there_are(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "CHUNK", 1 << 20)
+    monkeypatch.setattr(window, "SIZE", 1 << 20)
+    sides = make(9)
+    vectors = [torch.full((100_000,), float(rank)) for rank in range(9)]
+    all_at_once([lambda side=side, vector=vector: side.add_up(vector) for side, vector in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+    assert all(bool((vector == 36).all()) for vector in vectors)
+
+
+def test_who_waits_for_one_that_leaves_is_told(make: Make) -> None:
+    sides, told = make(3), list[str]()
+
+    def waits(side: Window) -> None:
+        with pytest.raises(RuntimeError) as error:
+            side.add_up(torch.ones(9))
+        told.append(str(error.value))
+
+    threads = [threading.Thread(target=waits, args=(side,)) for side in sides[:2]]
+    for one in threads:
+        one.start()
+    sides[2].leave()
+    for one in threads:
+        one.join(SECONDS)
+    assert told == ["rank 2 has left"] * 2
+
+
+def test_who_leaves_waits_no_more(make: Make) -> None:
+    sides = make(2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(sides[0].add_up, torch.ones(9))
+        sides[0].leave()
+        with pytest.raises(RuntimeError, match="rank 0 has left"):
+            waiting.result(SECONDS)
+
+
+def test_what_has_been_added_up_by_one_that_then_left_is_read(make: Make) -> None:
+    first, second = make(2)
+    vectors = [torch.ones(9), torch.ones(9)]
+
+    def adds_and_leaves() -> None:
+        first.add_up(vectors[0])
+        first.leave()
+
+    all_at_once([adds_and_leaves, lambda: second.add_up(vectors[1])])
+    assert [vector.tolist() for vector in vectors] == [[2.0] * 9] * 2
+
+
+def test_a_process_that_has_ended_is_seen() -> None:
+    memory, ended = os.memfd_create("test window"), subprocess.Popen([sys.executable, "-c", ""])
+    try:  # nobody waits for it yet, so that its number is still its own
+        side = Window(0, 2, memory, [os.getpid(), ended.pid])
+        with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
+            side.add_up(torch.ones(9))
+    finally:
+        os.close(memory)
+        ended.wait(SECONDS)
