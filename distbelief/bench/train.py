@@ -102,6 +102,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
         ALLREDUCE: job(Allreduce(replicas=2, optimizer=Optimizer("sgd", RATE))),
         "ddp on gloo, 2 ranks": partial(loops.ddp, halved, 2),
         "ddp with our hook, ring, 2 ranks": partial(loops.ddp, halved, 2, "ring"),
+        "ddp with our hook, shared, 2 ranks": partial(loops.ddp, halved, 2, "shared"),
         "hogwild, 2 processes": partial(loops.hogwild, halved, 2),
     }
     taken = interleave(contenders, 1 if options.quick else options.repeats)
