@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -11,6 +13,13 @@ import torch
 
 from distbelief.cluster.forkserver import LEFT
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's mallopt."""
+KEPT_BYTES = 1 << 30
+"""Free memory that a process keeps for its next step."""
+MAPPED_BYTES = 32 << 20
+"""From how many bytes on a tensor is memory of its own, given back when it is freed; glibc takes no more."""
+
 
 def settle_process(role: str, supervisor: int, threads: int) -> None:
     """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
@@ -19,11 +28,20 @@ def settle_process(role: str, supervisor: int, threads: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)  # as the forkserver may have been begun: its own children are to have them
     torch.set_num_threads(threads)
+    _keep_memory()
     try:
         descriptor = os.pidfd_open(supervisor)
     except ProcessLookupError:
         raise SystemExit(1) from None
     threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
+
+
+def _keep_memory() -> None:
+    """Keep what a step frees for the next one: giving it back and having it anew, page by page, took a sixth of a step of LeNet."""
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def name_process(role: str) -> None:

@@ -33,7 +33,9 @@ BLOCK = 1 << 18
 SPIN_SECONDS = 200e-6
 """How long who waits looks again at once, before it sleeps between two looks."""
 NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
-"""The first sleep, and the longest."""
+"""The shortest sleep, and the longest."""
+NAP_SHARE = 1 / 16
+"""Of how long one has waited, for how long one sleeps."""
 STEPS = 16
 """Bits of a flag in which it counts the steps of a schedule; the others count rounds and groups."""
 LAST = 1 << (STEPS - 1)
@@ -207,17 +209,16 @@ class Memory:
         flags = self._flags
         if flags[flag] >= count:
             return True
-        deadline = time.perf_counter() + SPIN_SECONDS
-        while time.perf_counter() < deadline:
+        began = time.perf_counter()
+        while (waited := time.perf_counter() - began) < SPIN_SECONDS:
             os.sched_yield()
             if flags[flag] >= count:
                 return True
-        nap = NAP_SECONDS
         while flags[flag] < count:
             if told():
                 return flags[flag] >= count
-            time.sleep(nap)
-            nap = min(2 * nap, NAPS_SECONDS)
+            time.sleep(min(max(waited * NAP_SHARE, NAP_SECONDS), NAPS_SECONDS))
+            waited = time.perf_counter() - began
         return True
 
 

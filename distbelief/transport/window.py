@@ -34,7 +34,10 @@ LINE = 64
 """Bytes between two counts: what two cores write lies not in one line of a cache."""
 SPIN_SECONDS = 200e-6
 """How long who waits looks again at once, before it sleeps between two looks."""
-NAP_SECONDS = 50e-6
+NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
+"""The shortest sleep, and the longest."""
+NAP_SHARE = 1 / 16
+"""Of how long one has waited, for how long one sleeps."""
 PATIENCE_SECONDS = 3600.0
 """How long one may wait for another, who lives."""
 WRITTEN, ADDED, READ, LEFT = range(4)
@@ -170,7 +173,7 @@ class Window:
                 if waited < SPIN_SECONDS:
                     os.sched_yield()
                 else:
-                    time.sleep(NAP_SECONDS)
+                    time.sleep(min(max(waited * NAP_SHARE, NAP_SECONDS), NAPS_SECONDS))
 
     def _lost(self) -> str:
         """Which rank has ended or left; "" for none."""
