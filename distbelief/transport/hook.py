@@ -41,7 +41,7 @@ class Reduce:
     >>> store = tempfile.NamedTemporaryFile()
     >>> dist.init_process_group("gloo", init_method=f"file://{store.name}", rank=0, world_size=1)  # torchrun says all of this
     >>> model = DistributedDataParallel(torch.nn.Linear(2, 1))
-    >>> model.register_comm_hook(db.Reduce("ring"), db.comm_hook)
+    >>> model.register_comm_hook(db.Reduce(), db.comm_hook)
     >>> model(torch.ones(3, 2)).sum().backward()
     >>> model.module.weight.grad
     tensor([[3., 3.]])
@@ -131,7 +131,7 @@ class Reduce:
 
 
 def comm_hook(state: Reduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
-    """What DDP calls with each bucket of gradients: `model.register_comm_hook(distbelief.Reduce("ring"), distbelief.comm_hook)`.
+    """What DDP calls with each bucket of gradients: `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
 
     Args:
         state: how they are added up.
