@@ -41,7 +41,7 @@ class TrainOptions:
     replicas: tuple[int, ...] = (1, 2, 4)
     """Replicas of Downpour."""
     epochs: int = 2
-    """Passes over the training set in one turn of mlp; lenet takes half of them, over less data."""
+    """Passes over the training data in one turn; lenet's are fewer."""
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     transport: str = "shared"
