@@ -62,8 +62,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         folder = tmp_path_factory.mktemp("hooked")
         with ranks(count, folder, *words) as started:
             for one in started:
-                _, said = one.communicate(timeout=SECONDS)
-                assert (one.returncode, said) == (0, "")
+                told, said = one.communicate(timeout=SECONDS)
+                assert (one.returncode, said) == (0, ""), told
         found |= {(count, word, rank): torch.load(folder / f"{word} {rank}") for word in words for rank in range(count)}
     return found
 
