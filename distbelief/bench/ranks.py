@@ -22,8 +22,6 @@ from distbelief.transport.window import Window, open_window
 SECONDS = 120.0
 LEAD_SECONDS = 0.05
 """How long before it the moment is agreed on at which all begin; long enough for the slowest line."""
-WAKE_SECONDS = 1e-3
-"""How long before a moment who slept looks at the clock."""
 SWAPS = 10
 
 
@@ -64,7 +62,7 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
             shared[size].meet(groups, range(ranks))
         act = _act(how, size, ranks, rank, player, window, shared[size], vectors[size])
         dist.barrier()
-        taken = _together(act, times) if where else [_mean(act, times)]
+        taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
         connection.send_bytes(" ".join(map(str, taken)).encode())
     player.leave()
     dist.barrier()
@@ -80,23 +78,14 @@ def _mean(act: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def _together(act: Callable[[], object], times: int) -> list[float]:
-    """Seconds of each of several, from moments that all ranks agree on: they have one clock. The first, for which all is cold, is not counted."""
-    gap, taken = 0.0, []
-    for number in range(times + 1):
-        agreed = torch.tensor([time.monotonic() + LEAD_SECONDS, gap], dtype=torch.float64)
-        if number < 2:  # then it is known how long one takes
-            dist.all_reduce(agreed, dist.ReduceOp.MAX)
-            moment, gap = agreed.tolist()
-        else:
-            moment += gap
-        time.sleep(max(moment - WAKE_SECONDS - time.monotonic(), 0.0))
-        while time.monotonic() < moment:
-            os.sched_yield()
-        act()
-        taken.append(time.monotonic() - moment)
-        gap = gap or 2 * taken[0] + LEAD_SECONDS / 10
-    return taken[1:]
+def _together(act: Callable[[], object]) -> float:
+    """Seconds from a moment that all ranks agree on; they have one clock."""
+    agreed = torch.tensor([time.monotonic() + LEAD_SECONDS], dtype=torch.float64)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    moment = float(agreed)
+    time.sleep(max(moment - time.monotonic(), 0.0))
+    act()
+    return time.monotonic() - moment
 
 
 def _act(

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,8 +29,6 @@ from distbelief.transport.window import Window
 
 PART = 2 << 20
 """Bytes of a transfer that are sent and added at a time."""
-AHEAD, AHEAD_BYTES = 2, 32 << 10
-"""How many transfers one asks for at a time, at least, and how many bytes, where several come in one turn."""
 LOOK_SECONDS = 2e-3
 """How often who waits for the thread looks whether something has arrived."""
 MEET_SECONDS = 60.0
@@ -44,22 +41,6 @@ PROBES = 5
 PROBE_BYTES = 1 << 20
 
 Told = Callable[[], bool]
-
-
-class _Piece(NamedTuple):
-    """A part of what comes in a turn: where it is to be, where it lands, whether it is added there, and what asks for it."""
-
-    here: torch.Tensor
-    there: torch.Tensor
-    adds: bool
-    asks: dist.P2POp
-
-    def take(self) -> None:
-        """Have it where it is to be."""
-        if self.adds:
-            self.here.add_(self.there)
-        elif self.there.data_ptr() != self.here.data_ptr():
-            self.here.copy_(self.there)
 
 
 class Player:
@@ -147,53 +128,38 @@ class Player:
         """
         part, group = max(PART // tensor.itemsize, 1), self._group
         for turn in () if self.left else how.turns(self.rank):
-            aside, room = turn.aside, 0
-            scratch = self._room(tensor, sum(got.length for got in turn.receives if got.adds or aside))
-            coming: list[list[_Piece]] = []
+            aside, room, taken = turn.aside, 0, []
+            size = sum(got.length for got in turn.receives if got.adds or aside)
+            scratch = self._room(tensor, size)
+            operations: list[dist.P2POp] = []
+            # first what comes: gloo tells the sender that there is room for it behind whatever leaves to him before
             for got in turn.receives:
                 here = there = tensor[got.start : got.stop]
                 if got.adds or aside:
                     there = scratch[room : room + got.length]
                     room += got.length
-                pairs = zip(here.split(part), there.split(part), strict=True)
-                coming.append([_Piece(a, b, got.adds, dist.P2POp(dist.irecv, b, group=group, group_peer=got.source)) for a, b in pairs])
-            going: list[dist.P2POp] = []
+                taken += [(a, b, got.adds, len(operations) + i) for i, (a, b) in enumerate(zip(here.split(part), there.split(part), strict=True))]
+                operations += [dist.P2POp(dist.irecv, piece, group=group, group_peer=got.source) for piece in there.split(part)]
+            receiving = len(operations)
             for sent in turn.sends:
                 whole = tensor[sent.start : sent.stop]
                 pieces = (whole.clone() if aside else whole).split(part)
-                going += [dist.P2POp(dist.isend, piece, group=group, group_peer=sent.target) for piece in pieces]
-            if self._stream:  # NCCL has one work for all that moves at once
-                for work in dist.batch_isend_irecv([*(piece.asks for one in coming for piece in one), *going]):
-                    work.wait()
-                for piece in (piece for one in coming for piece in one):
-                    piece.take()
-            else:
-                self._play_in_turn(coming, going)
-
-    def _play_in_turn(self, coming: list[list[_Piece]], going: list[dist.P2POp]) -> None:
-        """Receive from one after the other: many who send to one port at once share it unevenly, and wait for the last.
-
-        gloo sends what the receiver has asked for, and tells the sender so behind whatever leaves to him before: one asks first, and a bit ahead.
-        """
-        asked: list[list[dist.Work]] = []
-
-        def ask(done: int) -> None:
-            while len(asked) < len(coming) and (
-                len(asked) < done + AHEAD or sum(piece.there.nbytes for one in coming[done : len(asked)] for piece in one) < AHEAD_BYTES
-            ):
-                asked.append(dist.batch_isend_irecv([piece.asks for piece in coming[len(asked)]]))
-
-        ask(0)
-        works = dist.batch_isend_irecv(going) if going else []
-        for number, one in enumerate(coming):
-            for piece, work in zip(one, asked[number], strict=True):
+                operations += [dist.P2POp(dist.isend, piece, group=group, group_peer=sent.target) for piece in pieces]
+            works = dist.batch_isend_irecv(operations)
+            each = len(works) == len(operations)  # NCCL has one work for all of them
+            for work in () if each else works:
                 work.wait()
+            for here, there, adds, number in taken:
+                if each:
+                    works[number].wait()
                 if self.left:
                     return
-                piece.take()
-            ask(number + 1)
-        for work in works:
-            work.wait()
+                if adds:
+                    here.add_(there)
+                elif there.data_ptr() != here.data_ptr():
+                    here.copy_(there)
+            for work in works[receiving:] if each else ():  # gloo would wait for ever for what was waited for before
+                work.wait()
 
     def _room(self, tensor: torch.Tensor, elements: int) -> torch.Tensor:
         known = self._scratch.get(tensor.dtype)
