@@ -118,7 +118,7 @@ def test_ports_are_those_of_bind_and_one_in_use_is_told(tmp_path: Path) -> None:
         line = ["train", "digits", "downpour", "--transport", "tcp", "--bind", f"127.0.0.1:{port}", "--quiet", "--out", str(tmp_path / "run")]
         ended = distbelief(*line)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
+    assert f"coordinator cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
     assert "choose another port" in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists(), "a run that never began leaves no folder: the same command can be tried again"

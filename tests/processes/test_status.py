@@ -73,6 +73,12 @@ def test_single_and_an_ended_job(tmp_path: Path, watch: jobs.Watch) -> None:
     ended = status.status(tmp_path / "run")
     assert (ended["running"], ended["outcome"]) == (False, "done")
     assert status.lines(ended) == [f"{tmp_path / 'run'}: not running; done: all epochs are done"]
+    result = tmp_path / "run" / "result.json"
+    for spoilt in (b'{"outcome": "do', b"[3]"):
+        result.write_bytes(spoilt)
+        assert f"{result} is corrupt" in status.status(tmp_path / "run")["reason"]
+    result.unlink()
+    assert "has left no result" in status.status(tmp_path / "run")["reason"]
 
 
 def test_more_than_one_asks_at_once_and_some_leave_without_an_answer(tmp_path: Path, watch: jobs.Watch) -> None:
