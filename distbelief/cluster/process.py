@@ -141,7 +141,9 @@ class _Process:
         try:
             return self.endpoint.listen(where, self.spec.advertise)
         except UsageError as error:
-            error.args = (f"{self.role} {error} (the coordinator listens at the port that was named, or after that of --listen; shards at the next)",)
+            if isinstance(error.__cause__, OSError) and not where.endswith(":0"):
+                ports = "the coordinator listens at the port that was named, or after that of --listen; shards at the next"
+                error.args = (f"{self.role} {error} ({ports})",)
             raise
 
     def _meet(self) -> None:

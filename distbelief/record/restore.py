@@ -100,8 +100,8 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                 named |= dict.fromkeys(names, values)
     except (SafetensorError, OSError) as error:
         remedy = "name a run folder, a checkpoint or a .safetensors file (a .pt file is never unpickled: save its state dict with safetensors)"
-        if source.suffix == ".safetensors" and source.is_file():
-            remedy = "it is damaged: name another checkpoint, or go on with its run by --resume, which writes the model anew"
+        if source.suffix == ".safetensors" and isinstance(error, SafetensorError):
+            remedy = "it is damaged: name another checkpoint, or go on by --resume with the run that it is of, which writes it anew"
         raise CheckpointError(f"{source} cannot be read as safetensors: {error}; {remedy}") from error
     if extra := sorted(present - set(named)):
         raise CheckpointError(f"{source} has a tensor {extra[0]!r}, which the model lacks; name a checkpoint of the same model")

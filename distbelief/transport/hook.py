@@ -87,6 +87,8 @@ class Reduce:
         return self._player.start(tensor, self.chosen[key]).then(self._told)
 
     def _begin(self, device: torch.device) -> None:
+        if self._algorithm == Window.algorithm and device.type != "cpu":
+            raise UsageError(f"{Window.algorithm}: the gradients are on {device}, and go through memory that CPUs share; use auto")
         config = dict(pair.split(":") for pair in dist.get_backend_config(self._group).split(","))
         if (backend := config.get(device.type)) != BACKENDS.get(device.type, ""):
             raise UsageError(
@@ -94,20 +96,23 @@ class Reduce:
                 "init_process_group('cpu:gloo,cuda:nccl') takes gloo for CPUs and NCCL for GPUs"
             )
         rank = dist.get_rank(self._group)
-        self._player = Player(rank, self.ranks, device, self._group)
-        weakref.finalize(self, self._player.leave)  # also at the end of the process
+        player = self._player = Player(rank, self.ranks, device, self._group)
+        weakref.finalize(self, player.leave)  # also at the end of the process
         try:
             if self.ranks > 1 and self._algorithm in ("auto", Window.algorithm) and device.type == "cpu":
                 self._window = open_window(rank, self.ranks, self._group)
             if self._window:
                 weakref.finalize(self, self._window.leave)
-            elif self.ranks > 1 and self._algorithm == Window.algorithm:
-                raise UsageError(f"{Window.algorithm}: the {self.ranks} ranks are not processes of one host that can share memory; use auto")
-            else:
-                self._choice = Choice(self._player, self._algorithm, self._per_host)
-        except RuntimeError as error:
+            elif self.ranks == 1 or self._algorithm != Window.algorithm:
+                self._choice = Choice(player, self._algorithm, self._per_host)
+        except (RuntimeError, OSError) as error:
             traceback.clear_frames(error.__traceback__)
             self._fail(str(error))
+            return
+        if self.ranks > 1 and self._algorithm == Window.algorithm and not self._window:
+            player.leave()
+            self._player = None
+            raise UsageError(f"{Window.algorithm}: the {self.ranks} ranks are not processes of one host that can share memory; use auto")
 
     def _told(self, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         try:

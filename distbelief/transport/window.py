@@ -29,7 +29,7 @@ CHUNK = 1 << 20
 DEPTH = 2
 """Chunks that the window has room for."""
 SIZE = 64 << 20
-"""Most bytes of a window."""
+"""Most bytes of the chunks in a window."""
 LINE = 64
 """Bytes between two counts: what two cores write lies not in one line of a cache."""
 SPIN_SECONDS = 200e-6
@@ -38,10 +38,10 @@ NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
 """The shortest sleep, and the longest."""
 NAP_SHARE = 1 / 16
 """Of how long one has waited, for how long one sleeps."""
-PATIENCE_SECONDS = 3600.0
-"""How long one may wait for another, who lives."""
-WRITTEN, ADDED, READ, LEFT = range(4)
-"""What is counted of each rank: its chunks, and whether it has left."""
+PATIENCE_SECONDS = 1800.0
+"""How long one may wait for another, who lives: as long as in a group of gloo's."""
+WRITTEN, ADDED, READ, KIND, LEFT = COUNTS = range(5)
+"""What is known of each rank: its chunks, what it adds up, and whether it has left."""
 
 
 class _Chunk(NamedTuple):
@@ -77,13 +77,13 @@ class Window:
         self._rank, self._ranks = rank, ranks
         self._others = [other for other in range(ranks) if other != rank]
         self._chunk = min(CHUNK, SIZE // (DEPTH * (ranks + 1))) & -mmap.PAGESIZE
-        flags = -(-4 * ranks * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
+        flags = -(-len(COUNTS) * ranks * LINE // mmap.PAGESIZE) * mmap.PAGESIZE
         size = DEPTH * (ranks + 1) * self._chunk
         os.ftruncate(memory, flags + size)
         mapping = mmap.mmap(memory, flags + size)
         self._counts = memoryview(mapping)[:flags].cast("q")
         self._room = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=flags).view(DEPTH, ranks + 1, self._chunk)
-        self._done = 0
+        self._done, self._process = 0, os.getpid()
         self._chunks: dict[tuple[torch.dtype, int], list[_Chunk]] = {}
         self._watched: dict[int, int] = {}
         self._poll = select.poll()
@@ -97,9 +97,11 @@ class Window:
         """Add up a contiguous 1-D tensor in place; all ranks do so with one of its length and dtype.
 
         Raises:
-            RuntimeError: a rank is gone.
+            RuntimeError: a rank is gone, or adds up something else.
         """
         pieces, first = tensor.split(self._chunk // tensor.itemsize), self._done
+        self._kind = tensor.numel() << 8 | tensor.itemsize
+        self._tell(KIND, self._kind)
         chunks = [self._places(piece)[(first + i) % DEPTH] for i, piece in enumerate(pieces)]
         for i in range(len(pieces) + 2):
             if i < len(pieces):
@@ -119,6 +121,9 @@ class Window:
     def _add(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
         self._wait(READ, number + 1 - DEPTH)
         self._wait(WRITTEN, number + 1)
+        if odd := [rank for rank in range(self._ranks) if self._count(rank, KIND) != self._kind]:
+            told = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank in (self._rank, odd[0]) for kind in [self._count(rank, KIND)])
+            raise RuntimeError(f"the ranks add up different vectors: {', '.join(told)}")
         own = piece[chunk.own]
         parts = [*chunk.parts[: self._rank], own, *chunk.parts[self._rank + 1 :]]
         torch.add(parts[0], parts[1], out=chunk.total)
@@ -154,12 +159,15 @@ class Window:
     # counts: each has one writer and only grows; what it speaks of is written before it, which x86-64 processors let others see in that order
 
     def _tell(self, what: int, count: int) -> None:
-        self._counts[(4 * self._rank + what) * LINE // 8] = count
+        self._counts[(len(COUNTS) * self._rank + what) * LINE // 8] = count
+
+    def _count(self, rank: int, what: int) -> int:
+        return self._counts[(len(COUNTS) * rank + what) * LINE // 8]
 
     def _wait(self, what: int, count: int) -> None:
         """Wait until all ranks have counted so far."""
         for rank in range(self._ranks):
-            at, counts = (4 * rank + what) * LINE // 8, self._counts
+            at, counts = (len(COUNTS) * rank + what) * LINE // 8, self._counts
             if counts[at] >= count:
                 continue
             began = time.perf_counter()
@@ -180,13 +188,14 @@ class Window:
         for descriptor, _ in self._poll.poll(0):  # which lets the thread of the backward pass have the interpreter
             return f"the process of rank {self._watched[descriptor]} has ended"
         for rank in range(self._ranks):
-            if self._counts[(4 * rank + LEFT) * LINE // 8]:
+            if self._count(rank, LEFT):
                 return f"rank {rank} has left"
         return ""
 
     def leave(self) -> None:
         """Add up no more; the others, and who waits here in a thread, are told."""
-        self._tell(LEFT, 1)
+        if os.getpid() == self._process:  # and not one that was forked from it, and ends
+            self._tell(LEFT, 1)
 
 
 def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Window | None:
@@ -195,18 +204,25 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
     Raises:
         RuntimeError: a rank is gone.
     """
-    memory = os.memfd_create("distbelief window") if rank == 0 else -1
+    memory = -1
     window: Window | None = None
+    with contextlib.suppress(OSError, AttributeError):  # where there is none, the others are to know
+        memory = os.memfd_create("distbelief window") if rank == 0 else -1
     try:
-        own = torch.tensor([_here(), os.getpid(), memory])
+        own = torch.tensor([_here(), os.getpid(), memory, os.fstat(memory).st_ino if memory >= 0 else 0], device="cpu")
         all_of = [torch.empty_like(own) for _ in range(ranks)]
         dist.all_gather(all_of, own, group=group)
-        hosts, pids, (place, *_) = (list(map(int, one)) for one in zip(*all_of, strict=True))
-        if platform.machine() in ("x86_64", "AMD64") and len(set(hosts)) == 1:
+        hosts, pids, (place, *_), (inode, *_) = (list(map(int, one)) for one in zip(*all_of, strict=True))
+        if platform.machine() in ("x86_64", "AMD64") and place >= 0 and hosts[0] >= 0 and len(set(hosts)) == 1:
             with contextlib.suppress(OSError), open(f"/proc/{pids[0]}/fd/{place}", "r+b", buffering=0) as segment:
-                window = Window(rank, ranks, segment.fileno(), pids)
-        all_can = torch.tensor([int(window is not None)])
+                if os.fstat(segment.fileno()).st_ino == inode:  # and /proc is that of these processes
+                    window = Window(rank, ranks, segment.fileno(), pids)
+        all_can = torch.tensor([int(window is not None)], device="cpu")
         dist.all_reduce(all_can, dist.ReduceOp.MIN, group=group)
+    except BaseException:
+        if window:
+            window.leave()
+        raise
     finally:
         if memory >= 0:
             os.close(memory)
@@ -216,8 +232,11 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
 
 
 def _here() -> int:
-    """A number that processes have in common which see each other's ids and memory: those of one start of a machine, and of one container."""
-    text = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    """A number that processes have in common which see each other's ids and memory: of one start of a machine, and one container; -1 for none."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return -1
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 2
 
 

@@ -265,7 +265,7 @@ def test_what_is_no_checkpoint_is_refused_and_never_unpickled(tmp_path, what):
 def test_a_damaged_file_of_weights_says_that_it_is(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    with pytest.raises(CheckpointError, match=r"it is damaged: name another checkpoint, or .*--resume"):
+    with pytest.raises(CheckpointError, match=r"it is damaged: name another checkpoint, or go on by --resume"):
         load_weights(path, plan_of(1).layout)
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_part(path, plan_of(1), 0)

@@ -1,7 +1,7 @@
 """A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook where that is not `plain`.
 
 hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of each other, `apart:auto` as
-if they could share no memory.
+if they were on hosts of their own, `half:auto` as if the first rank had no memory to share; `refused` asks for shared memory where there is none.
 hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and stays until its input ends.
 """
 
@@ -17,10 +17,27 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distbelief as db
-from distbelief.transport import hook
-from distbelief.transport.window import open_window
+from distbelief.transport import window
 
 BATCH, STEPS = 6, 8
+SPECIAL = ("pairs", "apart", "half")
+here, memfd_create = window._here, os.memfd_create
+
+
+def none_left(_: str) -> int:
+    raise OSError("no descriptor left")
+
+
+def refuse() -> None:
+    """Ask for shared memory twice where there is none."""
+    window._here = dist.get_rank
+    state, told = db.Reduce("shared"), list[str]()
+    for _ in range(2):
+        try:
+            state.start(torch.ones(3))
+        except db.UsageError as error:
+            told.append(str(error))
+    assert ["not processes of one host" in one for one in told] == [True, True]
 
 
 def models() -> tuple[nn.Module, nn.Module]:
@@ -32,8 +49,9 @@ def models() -> tuple[nn.Module, nn.Module]:
 def train(folder: Path, told: str, forever: bool = False) -> None:
     """Train in one way."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    special, _, algorithm = told.rpartition(":") if told.startswith(("pairs", "apart")) else ("", "", told)
-    hook.open_window = open_window if special != "apart" else lambda *_: None
+    special, _, algorithm = told.rpartition(":") if told.startswith(SPECIAL) else ("", "", told)
+    window._here = dist.get_rank if special == "apart" else here
+    os.memfd_create = none_left if special == "half" else memfd_create
     theirs = ours = None
     if special == "pairs":
         (theirs, ours), _ = sorted(
@@ -76,7 +94,7 @@ if __name__ == "__main__":
         sys.stdin.read()
         sys.exit(1)
     for one in ways:
-        train(Path(where), one)
+        refuse() if one == "refused" else train(Path(where), one)
     gc.collect()
     for left in [thread for thread in threading.enumerate() if thread.name == "all-reduce"]:
         left.join(10)  # one that collected its own garbage ends a moment later

@@ -26,7 +26,7 @@ from distbelief.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(jobs.__file__).parent / "hooked.py"
-WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "shared", "auto", "apart:auto")
+WAYS = (*ALGORITHMS, "hierarchical:tree", "native", "shared", "auto", "apart:auto", "half:auto")
 RANKS = (2, 3)
 SECONDS = 100.0
 """Most that a set of processes may take."""
@@ -91,12 +91,19 @@ def test_each_bucket_is_added_up_as_was_asked_for(saved: Saved, way: str) -> Non
     assert all(saved[3, way, rank][1] == chosen for rank in range(3))
     assert {item for _, item, _ in chosen} == {4, 8}  # both models
     names = {how and how[0] for _, _, how in chosen}
-    if way == "apart:auto":  # by what was measured
+    if ":auto" in way:  # by what was measured
         assert names <= set(CHOICES)
     else:
         assert names == {None if way == "native" else "shared" if way == "auto" else way}
     if way.startswith("hierarchical"):
         assert {how[1] for _, _, how in chosen} == {((0, 1), (2,))}
+
+
+def test_shared_memory_that_cannot_be_is_refused_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+    with ranks(2, tmp_path, "refused") as started:
+        for one in started:
+            _, said = one.communicate(timeout=SECONDS)
+            assert (one.returncode, said) == (0, "")
 
 
 def test_buckets_that_ddp_builds_anew_have_schedules_of_their_own(saved: Saved) -> None:
@@ -169,6 +176,8 @@ def test_a_device_that_the_group_does_not_serve_is_refused() -> None:
     state = db.Reduce("ring")
     with pytest.raises(UsageError, match="gradients on meta and the backend None"):
         state.start(torch.zeros(2, device="meta"))
+    with pytest.raises(UsageError, match="shared: the gradients are on meta"):
+        db.Reduce("shared")._begin(torch.device("meta"))
     assert state.start(torch.ones(2)).wait().tolist() == [1.0, 1.0]
     with pytest.raises(UsageError, match="gradients on meta, and before on cpu"):
         state.start(torch.zeros(2, device="meta"))

@@ -13,7 +13,7 @@ import torch
 from distbelief.cluster import settle
 
 for threshold in (settle.M_TRIM_THRESHOLD, settle.M_MMAP_THRESHOLD):
-    ctypes.CDLL(None).mallopt(threshold, 1 << 17)  # as every process begins
+    ctypes.CDLL(None).mallopt(threshold, 1 << 17)  # glibc's first, and fixed by this
 if sys.argv[1:]:
     settle.settle_process("test", {pid}, 1)
 

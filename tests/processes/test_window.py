@@ -106,15 +106,40 @@ def test_who_leaves_waits_no_more(make: Make) -> None:
             waiting.result(SECONDS)
 
 
-def test_what_has_been_added_up_by_one_that_then_left_is_read(make: Make) -> None:
+def test_what_one_counted_before_it_left_counts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at the count it counts and leaves."""
     first, second = make(2)
-    vectors = [torch.ones(9), torch.ones(9)]
 
-    def adds_and_leaves() -> None:
-        first.add_up(vectors[0])
-        first.leave()
+    def counts_and_leaves() -> str:
+        first._tell(window.WRITTEN, 1)
+        return "rank 0 has left"
 
-    all_at_once([adds_and_leaves, lambda: second.add_up(vectors[1])])
+    monkeypatch.setattr(second, "_lost", counts_and_leaves)
+    second._tell(window.WRITTEN, 1)
+    second._wait(window.WRITTEN, 1)
+    with pytest.raises(RuntimeError, match="rank 0 has left"):
+        second._wait(window.WRITTEN, 2)
+
+
+@pytest.mark.parametrize(("one", "other"), [(10, 14), (10, 0), (10, 5000)])
+def test_ranks_that_add_up_something_else_are_told(make: Make, one: int, other: int) -> None:
+    sides, told = make(2), list[str]()
+
+    def adds(side: Window, length: int) -> None:
+        with pytest.raises(RuntimeError) as error:
+            side.add_up(torch.ones(length))
+        told.append(str(error.value))
+        side.leave()
+
+    all_at_once([lambda: adds(sides[0], one), lambda: adds(sides[1], other)])
+    assert any(f"rank 0 {one} elements of 4 bytes" in why and f"rank 1 {other} elements" in why for why in told), told
+
+
+def test_a_process_that_was_forked_and_ends_leaves_nothing_for_the_other(make: Make) -> None:
+    sides, vectors = make(2), [torch.ones(9), torch.ones(9)]
+    sides[0]._process = os.getpid() + 1  # as in a child
+    sides[0].leave()
+    all_at_once([lambda side=side, vector=vector: side.add_up(vector) for side, vector in zip(sides, vectors, strict=True)])  # type: ignore[misc]
     assert [vector.tolist() for vector in vectors] == [[2.0] * 9] * 2
 
 
