@@ -4,6 +4,7 @@
 
 import traceback
 import weakref
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,7 @@ class Reduce:
         """Begin to average a contiguous 1-D tensor in place over all ranks, which begin theirs in the same order; the future has it, or the error.
 
         Raises:
-            UsageError: a device that the group cannot send from, or another than before; shared, and no memory that all ranks could share.
+            UsageError: a device that the group cannot send from, or another than before; no memory that all ranks could share; ranks that differ.
         """
         if self._player is None:
             self._begin(tensor.device)
@@ -95,24 +96,36 @@ class Reduce:
                 f"gradients on {device} and the backend {backend}: nothing is sent point to point so; "
                 "init_process_group('cpu:gloo,cuda:nccl') takes gloo for CPUs and NCCL for GPUs"
             )
-        rank = dist.get_rank(self._group)
-        player = self._player = Player(rank, self.ranks, device, self._group)
+        player = self._player = Player(dist.get_rank(self._group), self.ranks, device, self._group)
         weakref.finalize(self, player.leave)  # also at the end of the process
+        refused = ""
         try:
-            if self.ranks > 1 and self._algorithm in ("auto", Window.algorithm) and device.type == "cpu":
-                self._window = open_window(rank, self.ranks, self._group)
-            if self._window:
-                weakref.finalize(self, self._window.leave)
-            elif self.ranks == 1 or self._algorithm != Window.algorithm:
-                self._choice = Choice(player, self._algorithm, self._per_host)
+            refused = self._agree(player)
         except (RuntimeError, OSError) as error:
             traceback.clear_frames(error.__traceback__)
             self._fail(str(error))
-            return
-        if self.ranks > 1 and self._algorithm == Window.algorithm and not self._window:
+        if refused:
             player.leave()
             self._player = None
-            raise UsageError(f"{Window.algorithm}: the {self.ranks} ranks are not processes of one host that can share memory; use auto")
+            raise UsageError(refused)
+
+    def _agree(self, player: Player) -> str:
+        """Choose with the others how to add up; says why that cannot be, on all ranks alike."""
+        if self.ranks > 1:
+            number = crc32(f"{self._algorithm} {self._per_host}".encode())
+            both = torch.tensor([number, -number], device=player.device)
+            dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
+            if both[0] != -both[1]:
+                return f"the ranks were told to add up in different ways, this one: {self._algorithm}, per_host {self._per_host}; tell all the same"
+            if self._algorithm in ("auto", Window.algorithm) and player.device.type == "cpu":
+                self._window = open_window(player.rank, self.ranks, self._group)
+            if self._window:
+                weakref.finalize(self, self._window.leave)
+                return ""
+            if self._algorithm == Window.algorithm:
+                return f"{Window.algorithm}: the {self.ranks} ranks are not processes of one host that can share memory; use auto"
+        self._choice = Choice(player, self._algorithm, self._per_host)
+        return ""
 
     def _told(self, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         try:

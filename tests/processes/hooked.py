@@ -1,7 +1,7 @@
 """A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook where that is not `plain`.
 
 hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of each other, `apart:auto` as
-if they were on hosts of their own, `half:auto` as if the first rank had no memory to share; `refused` asks for shared memory where there is none.
+if they were on hosts of their own, `half:auto` as if the first rank had no memory to share; `refused` asks for what cannot be.
 hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and stays until its input ends.
 """
 
@@ -29,15 +29,16 @@ def none_left(_: str) -> int:
 
 
 def refuse() -> None:
-    """Ask for shared memory twice where there is none."""
+    """Ask twice for shared memory where there is none, and for what the other rank does not ask for."""
     window._here = dist.get_rank
-    state, told = db.Reduce("shared"), list[str]()
-    for _ in range(2):
-        try:
-            state.start(torch.ones(3))
-        except db.UsageError as error:
-            told.append(str(error))
-    assert ["not processes of one host" in one for one in told] == [True, True]
+    for algorithm, why in (("shared", "not processes of one host"), (("auto", "ring")[dist.get_rank()], "told to add up in different ways")):
+        state, told = db.Reduce(algorithm), list[str]()
+        for _ in range(2):
+            try:
+                state.start(torch.ones(3))
+            except db.UsageError as error:
+                told.append(str(error))
+        assert [why in one for one in told] == [True, True]
 
 
 def models() -> tuple[nn.Module, nn.Module]:

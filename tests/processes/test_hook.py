@@ -99,7 +99,7 @@ def test_each_bucket_is_added_up_as_was_asked_for(saved: Saved, way: str) -> Non
         assert {how[1] for _, _, how in chosen} == {((0, 1), (2,))}
 
 
-def test_shared_memory_that_cannot_be_is_refused_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+def test_what_not_all_ranks_can_have_is_refused_on_all_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
     with ranks(2, tmp_path, "refused") as started:
         for one in started:
             _, said = one.communicate(timeout=SECONDS)
