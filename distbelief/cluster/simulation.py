@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import nn
 
@@ -19,7 +21,7 @@ from distbelief.core import events, messages, roles, upkeep
 from distbelief.core.effects import Batch, Computed, Measured, Story
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
-from distbelief.core.records import Finished, Record, Succeeded, Vacant
+from distbelief.core.records import Finished, Iterated, Record, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -110,6 +112,10 @@ class Simulation:
         return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
 
     def _record(self, moment: float, role: str, record: Record) -> None:
+        if self.cluster.phantom and isinstance(record, Iterated):  # nobody has computed one
+            record = msgspec.structs.replace(record, loss=math.nan, gradient=math.nan)
+        elif self.cluster.phantom and isinstance(record, Stepped):
+            record = msgspec.structs.replace(record, loss=None)
         self.sink(moment, role, record)
         self._known += role == roles.COORDINATOR
         if isinstance(record, Finished):

@@ -248,3 +248,11 @@ def test_the_result_counts_what_was_done() -> None:
     assert descent["evaluations"] == sum(record.evaluations for record in told)
     assert descent["loss"] == told[-1].loss == result["history"][-1]["train_loss"]
     assert descent["restarts"] == 0
+
+
+@pytest.mark.parametrize("phantom", [True, False])
+def test_a_loss_that_nobody_computed_is_not_told(phantom: bool) -> None:
+    result = Simulated(phantom=phantom).run(Job(task=task(), strategy=Sandblaster(replicas=2, shards=2, iterations=3)))
+    assert result["descent"]["iterations"] == 3
+    told = [result["descent"]["loss"], result["descent"]["gradient"], *(row["train_loss"] for row in result["history"])]
+    assert all((one is None) == phantom for one in told), told
