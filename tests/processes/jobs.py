@@ -80,8 +80,9 @@ def kill(role: str, how: signal.Signals = signal.SIGKILL) -> int:
     """Signal the process of a role, if it is there; returns its process id, or 0."""
     for process in multiprocessing.active_children():
         if process.name == role and process.pid:
-            os.kill(process.pid, how)
-            return process.pid
+            with contextlib.suppress(ProcessLookupError):  # it was killed before, and has just been waited for
+                os.kill(process.pid, how)
+                return process.pid
     return 0
 
 
