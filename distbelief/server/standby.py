@@ -62,7 +62,8 @@ class Standby:
         answer = self._answers.to(sender, event)
         if isinstance(event, mirroring.Numbered) and event.life != self._life:
             return []  # on its way since a life that is gone
-        return answer(sender, event, payload)  # type: ignore[no-any-return]
+        effects: list[Effect] = answer(sender, event, payload)
+        return effects
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""

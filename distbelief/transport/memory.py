@@ -27,15 +27,10 @@ from distbelief.core.collectives import Transfer, Turn
 from distbelief.core.layout import Range
 from distbelief.core.settings import PLACED
 from distbelief.errors import UsageError
+from distbelief.transport.patience import SPIN_SECONDS, rest
 
 BLOCK = 1 << 18
 """Bytes that are added up at a time: what is read and written stays in the caches of one core."""
-SPIN_SECONDS = 200e-6
-"""How long who waits looks again at once, before it sleeps between two looks."""
-NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
-"""The shortest sleep, and the longest."""
-NAP_SHARE = 1 / 16
-"""Of how long one has waited, for how long one sleeps."""
 STEPS = 16
 """Bits of a flag in which it counts the steps of a schedule; the others count rounds and groups."""
 LAST = 1 << (STEPS - 1)
@@ -59,7 +54,7 @@ class Memory:
     """
 
     def __init__(self, descriptor: int, index: int, replicas: int, algorithm: str = "native", per_host: int = 0) -> None:
-        if platform.machine() not in ("x86_64", "AMD64"):
+        if not in_order():
             raise UsageError(f"gradients in shared memory need an x86-64 processor, this is {platform.machine()}: use --transport tcp")
         self._descriptor, self._index, self._replicas = descriptor, index, replicas
         self._algorithm, self._per_host = algorithm, per_host
@@ -210,16 +205,17 @@ class Memory:
         if flags[flag] >= count:
             return True
         began = time.perf_counter()
-        while (waited := time.perf_counter() - began) < SPIN_SECONDS:
-            os.sched_yield()
-            if flags[flag] >= count:
-                return True
         while flags[flag] < count:
-            if told():
-                return flags[flag] >= count
-            time.sleep(min(max(waited * NAP_SHARE, NAP_SECONDS), NAPS_SECONDS))
             waited = time.perf_counter() - began
+            if waited >= SPIN_SECONDS and told():
+                return flags[flag] >= count
+            rest(waited)
         return True
+
+
+def in_order() -> bool:
+    """Whether the processors of this machine let others see what they write in the order in which they write it."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def _elements(vector: torch.Tensor, bucket: Bucket, first: int, last: int) -> torch.Tensor:

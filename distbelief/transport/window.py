@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import platform
 import select
 import time
 import weakref
@@ -23,6 +22,8 @@ import torch.distributed as dist
 
 from distbelief.core.algorithms import cut
 from distbelief.core.layout import Range
+from distbelief.transport.memory import in_order
+from distbelief.transport.patience import rest
 
 CHUNK = 1 << 20
 """Bytes of a tensor that pass at a time, where there are few ranks."""
@@ -32,12 +33,6 @@ SIZE = 64 << 20
 """Most bytes of the chunks in a window."""
 LINE = 64
 """Bytes between two counts: what two cores write lies not in one line of a cache."""
-SPIN_SECONDS = 200e-6
-"""How long who waits looks again at once, before it sleeps between two looks."""
-NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
-"""The shortest sleep, and the longest."""
-NAP_SHARE = 1 / 16
-"""Of how long one has waited, for how long one sleeps."""
 PATIENCE_SECONDS = 1800.0
 """How long one may wait for another, who lives: as long as in a group of gloo's."""
 WRITTEN, ADDED, READ, KIND, LEFT = COUNTS = range(5)
@@ -178,10 +173,7 @@ class Window:
                 waited = time.perf_counter() - began
                 if lost or waited > PATIENCE_SECONDS:
                     raise RuntimeError(lost or f"rank {rank} has not come within {PATIENCE_SECONDS:g} s")
-                if waited < SPIN_SECONDS:
-                    os.sched_yield()
-                else:
-                    time.sleep(min(max(waited * NAP_SHARE, NAP_SECONDS), NAPS_SECONDS))
+                rest(waited)
 
     def _lost(self) -> str:
         """Which rank has ended or left; "" for none."""
@@ -213,7 +205,7 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
         all_of = [torch.empty_like(own) for _ in range(ranks)]
         dist.all_gather(all_of, own, group=group)
         hosts, pids, (place, *_), (inode, *_) = (list(map(int, one)) for one in zip(*all_of, strict=True))
-        if platform.machine() in ("x86_64", "AMD64") and place >= 0 and hosts[0] >= 0 and len(set(hosts)) == 1:
+        if in_order() and place >= 0 and hosts[0] >= 0 and len(set(hosts)) == 1:
             with contextlib.suppress(OSError), open(f"/proc/{pids[0]}/fd/{place}", "r+b", buffering=0) as segment:
                 if os.fstat(segment.fileno()).st_ino == inode:  # and /proc is that of these processes
                     window = Window(rank, ranks, segment.fileno(), pids)

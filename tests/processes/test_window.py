@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 
 import pytest
 import torch
@@ -44,6 +44,10 @@ def all_at_once(acts: list[Callable[[], object]]) -> None:
             done.result(SECONDS)
 
 
+def add_up(sides: list[Window], vectors: list[torch.Tensor]) -> None:
+    all_at_once([partial(side.add_up, vector) for side, vector in zip(sides, vectors, strict=True)])
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_all_ranks_hold_the_sum_in_the_order_of_the_ranks(make: Make, ranks: int, dtype: torch.dtype) -> None:
@@ -51,7 +55,7 @@ def test_all_ranks_hold_the_sum_in_the_order_of_the_ranks(make: Make, ranks: int
     for length in (*LENGTHS, *LENGTHS):
         vectors = [torch.randn(length, dtype=torch.float64).to(dtype) for _ in range(ranks)]
         expected = reduce(torch.add, [vector.clone() for vector in vectors])
-        all_at_once([lambda side=side, vector=vector: side.add_up(vector) for side, vector in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+        add_up(sides, vectors)
         assert all(torch.equal(vector, expected) for vector in vectors), length
 
 
@@ -66,7 +70,7 @@ def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
         for vector in own:
             side.add_up(vector)
 
-    all_at_once([lambda side=side, own=own: play(side, own) for side, own in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+    all_at_once([partial(play, side, own) for side, own in zip(sides, vectors, strict=True)])
     for own in vectors:
         assert all(map(torch.equal, own, expected))
 
@@ -76,7 +80,7 @@ def test_a_window_is_small_however_many_ranks_there_are(make: Make, monkeypatch:
     monkeypatch.setattr(window, "SIZE", 1 << 20)
     sides = make(9)
     vectors = [torch.full((100_000,), float(rank)) for rank in range(9)]
-    all_at_once([lambda side=side, vector=vector: side.add_up(vector) for side, vector in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+    add_up(sides, vectors)
     assert all(bool((vector == 36).all()) for vector in vectors)
 
 
@@ -139,7 +143,7 @@ def test_a_process_that_was_forked_and_ends_leaves_nothing_for_the_other(make: M
     sides, vectors = make(2), [torch.ones(9), torch.ones(9)]
     sides[0]._process = os.getpid() + 1  # as in a child
     sides[0].leave()
-    all_at_once([lambda side=side, vector=vector: side.add_up(vector) for side, vector in zip(sides, vectors, strict=True)])  # type: ignore[misc]
+    add_up(sides, vectors)
     assert [vector.tolist() for vector in vectors] == [[2.0] * 9] * 2
 
 
