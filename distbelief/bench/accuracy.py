@@ -77,7 +77,7 @@ def run(options: AccuracyOptions) -> dict[str, Any]:
         rows.append(["mean", *(f"{100 * mean[name][str(epoch)]:.2f} %" for epoch in (EARLY, LATE) for name in ("single", "downpour"))])
         columns = [f"{name}, {epoch} epochs" for epoch in (EARLY, LATE) for name in ("single", "downpour")]
         show(f"test accuracy on {task}: {options.optimizer}, lr {options.lr:g}", ("seed", *columns), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _downpour(options: AccuracyOptions, optimizer: Optimizer) -> Downpour:

@@ -82,7 +82,7 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
                 for name, one in found.items()
             ]
             show(f"{ranks} namespaces of {options.rate} Mbit/s: ms", ("", "bytes", "measured", "price"), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def run(options: HogwildOptions) -> dict[str, Any]:
         show(f"mlp: {mlp['samples']:,} samples a turn", ("", "samples/s", "+-", "hogwild is, times this"), rows)
         lines = [[f"{task}, locks {way}", *map(number, one)] for task, ways in svm.items() for way, one in ways.items()]
         show(f"support vector machines, minibatches of {options.svm_batch_size}", ("", "1 replica, samples/s", "2 replicas", "speed-up"), lines)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _mlp(options: HogwildOptions, repeats: int) -> dict[str, Any]:

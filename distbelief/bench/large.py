@@ -75,7 +75,7 @@ def run(options: LargeOptions) -> dict[str, Any]:
                  f"{100 * mean[name]:.2f} %"] for name, by in tried.items()]  # fmt: skip
         columns = [*(f"rate {number + 1}" for number in range(len(rows[0]) - seeds - 2)), *(f"seed {seed}" for seed in range(seeds)), "mean"]
         show(f"test accuracy in minibatches of {options.batch}, {options.epochs} epochs", ("optimizer", *columns), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _accuracy(options: LargeOptions, name: str, rate: float, seed: int) -> float:

@@ -56,7 +56,7 @@ def run(options: MemoryOptions) -> dict[str, Any]:
         rows = [[how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))] for how, one in measured.items()]
         title = f"flat vectors of {VECTOR >> 20} MB held; 1 replica, 1 shard, {options.optimizer}"
         show(title, ("", "replica", "at its peak", "shard", "at its peak"), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _figures(measured: dict[str, Any], optimizer: str) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def run(options: SandblasterOptions) -> dict[str, Any]:
         for part, found in measured.items():
             show(part, ("what", "measured"), [[what, number(value)] for what, value in found.items() if isinstance(value, float | int)])
     result = {"bench": "sandblaster", "machine": facts, "portion_size": options.portion_size, "parts": measured, "figures": figures}
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _job(options: SandblasterOptions, iterations: int, measures: bool = False, **more: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
             number(messages / median),
         ]
         show("the virtual cluster, nothing computed", ("replicas x shards x steps", "messages", "seconds", "of CPU", "messages/s"), [row])
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _simulation(replicas: int, options: SimulatorOptions) -> Simulation:

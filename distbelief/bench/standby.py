@@ -79,7 +79,7 @@ def run(options: StandbyOptions) -> dict[str, Any]:
         rows = [[f"samples/s {name} standbys", number(value)] for name, value in result["samples_per_second"].items()]
         rows += [["seconds to take over", ", ".join(number(one["seconds"]) for one in took)]]
         show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("", ""), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _rate(task: str, strategy: Downpour) -> float:

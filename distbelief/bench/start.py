@@ -73,7 +73,7 @@ def run(options: StartOptions) -> dict[str, Any]:
     if not options.quiet:
         rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
         show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("seconds after the command was started", "median"), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _start(task: str, options: StartOptions) -> dict[str, float]:

@@ -77,7 +77,7 @@ def run(options: StraggleOptions) -> dict[str, Any]:
                 for strategy, rate in one["samples_per_second"].items()
             ]
             show(f"{name}: {options.replicas} replicas, steps of {1000 * pad:g} ms", ("", "samples/s", "+-", "of synchronous"), rows)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _strategies(replicas: int) -> dict[str, Strategy]:

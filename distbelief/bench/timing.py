@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -9,7 +10,7 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from rich.console import Console
@@ -91,13 +92,28 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def finish(result: dict[str, Any], path: str | None, quiet: bool) -> dict[str, Any]:
-    """Show the figures of a result, write it where the user asked for that, and return it.
+class Asked(Protocol):
+    """What the options of every benchmark have."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def json(self) -> str | None:
+        """File to write the result to."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether to print nothing."""
+
+
+def finish(result: dict[str, Any], options: Asked) -> dict[str, Any]:
+    """Add the options to a result, show its figures, write it where the user asked for that, and return it.
 
     Raises:
         UsageError: it cannot be written there.
     """
-    if not quiet and result.get("figures"):
+    path, result["options"] = options.json, told_options(options)
+    if not options.quiet and result.get("figures"):
         rows = [[f["what"], number(f["measured"]), f"{'<=' if f['better'] == 'lower' else '>='} {number(f['promised'])}", _told(f)]
                 for f in result["figures"]]  # fmt: skip
         show("figures to reach", ("what", "measured", "promised", ""), rows)
@@ -108,6 +124,12 @@ def finish(result: dict[str, Any], path: str | None, quiet: bool) -> dict[str, A
         except OSError as error:
             raise UsageError(f"--json {path}: cannot be written ({error}); name a file in a folder of yours") from error
     return result
+
+
+def told_options(options: Asked) -> dict[str, Any]:
+    """The options that differ from their defaults, but for those that say where the result goes."""
+    given = {field: getattr(options, field.name) for field in dataclasses.fields(options) if field.name not in ("json", "quiet")}
+    return {field.name: value for field, value in given.items() if value != field.default}
 
 
 def _told(one: Mapping[str, Any]) -> str:

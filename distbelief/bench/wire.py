@@ -81,7 +81,7 @@ def run(options: WireOptions) -> dict[str, Any]:
     result = {"bench": "wire", "machine": facts, "shards": options.shards, "repeats": repeats, "sizes": measured, "figures": _figures(measured)}
     if not options.quiet:
         _show(measured)
-    return finish(result, options.json, options.quiet)
+    return finish(result, options)
 
 
 def _of_size(size: int, shards: int, repeats: int, seconds: float) -> dict[str, Any]:

@@ -236,12 +236,18 @@ def leave(args: list[str]) -> int:
 def bench(args: list[str]) -> int:
     """`distbelief bench NAME [options]`."""
     if not args or args[0] in ("--help", "-h"):
-        print("usage: distbelief bench NAME [options]\n")
+        print("usage: distbelief bench NAME [options]\n       distbelief bench table FILE...\n")
         for name, one in BENCHES.items():
-            print(f"  {name:<10} {one.summary}")
+            print(f"  {name:<11} {one.summary}")
+        print("\n  table       the medians of several runs, which --json has written, and how far these lie apart")
         return 0 if args else 2
+    if args[0] == "table":
+        from distbelief.bench.table import table
+
+        print(table(args[1:]))
+        return 0
     if args[0] not in BENCHES:
-        raise unknown("benchmark", args[0], BENCHES)
+        raise unknown("benchmark", args[0], [*BENCHES, "table"])
     chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
     options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
     chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:]))
