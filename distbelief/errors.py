@@ -8,8 +8,10 @@ DistbeliefError
 ├── ProtocolError
 │   ├── LocalProtocolError     this process broke a rule of the protocol: a bug of ours
 │   └── RemoteProtocolError    the peer broke one: its link is closed, the job goes on
-├── TrainingError          the user's model raised, or its loss is not a number
+├── TrainingError          the user's model raised
+│   └── LossNotFinite          its loss, or the norm of its gradient, is no finite number
 └── JobFailed              a job ended before its time: who ended it, and why
+    └── Interrupted            whoever ran it ended it, before it began or in the midst of it
 """
 
 from __future__ import annotations
@@ -51,11 +53,19 @@ class RemoteProtocolError(ProtocolError):
 
 
 class TrainingError(DistbeliefError):
-    """The user's model raised, or its loss is not a number."""
+    """The user's model raised."""
+
+
+class LossNotFinite(TrainingError):
+    """The loss, or the norm of the gradient, of the user's model is no finite number."""
 
 
 class JobFailed(DistbeliefError):
     """A job ended before its time."""
+
+
+class Interrupted(JobFailed):
+    """Whoever ran a job ended it, before it had begun or in the midst of it."""
 
 
 def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:

@@ -20,6 +20,7 @@ from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, sch
 from distbelief.core.cost import Link
 from distbelief.core.drawing import LETTERS
 from distbelief.core.drawing import draw as draw_schedule
+from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
 from distbelief.errors import UsageError, unknown
 from distbelief.strategy import STRATEGIES
@@ -97,7 +98,7 @@ def _sweep(place: Simulated, job: Job, count: int, asked: options.Options, args:
         print(msgspec.json.encode(found).decode())
     elif not asked.showing.quiet:
         print("\n".join(lines(found)))
-    return INTERRUPTED if ended[-1].outcome == "interrupted" else int(any(one.failed for one in ended))
+    return INTERRUPTED if ended[-1].outcome == Outcome.INTERRUPTED else int(any(one.failed for one in ended))
 
 
 def replay_command(args: Sequence[str], seed: int) -> str:
@@ -349,7 +350,7 @@ def _show(result: dict[str, Any], asked: options.Options, args: Sequence[str], s
         from distbelief.record.live import summary
 
         print(summary(result, run))
-    if result["outcome"] != "interrupted":
+    if result["outcome"] != Outcome.INTERRUPTED:
         return 0
     go_on = f"; go on with: {resume_command(args, run, script)}" if run else ""
     print(f"distbelief: interrupted{go_on}", file=sys.stderr)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from distbelief.errors import DataError, DistbeliefError, UsageError, unknown
+from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, unknown
 
 INTERRUPTED = 130
 USAGE = """\
@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
     except (UsageError, DataError) as error:
         return _complain(error, 2)
     except DistbeliefError as error:
-        return _complain(error, INTERRUPTED if str(error).startswith("interrupted") else 1)
+        return _complain(error, INTERRUPTED if isinstance(error, Interrupted) else 1)
     except (KeyboardInterrupt, ImportError) as error:
         if isinstance(error, ImportError) and not _interruptions:  # else it is one that a Ctrl-C has cut short
             raise

@@ -13,6 +13,7 @@ from distbelief.core.assembly import Enter, Rounds
 from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Place
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Portion, Position
 from distbelief.core.rations import Rations
 from distbelief.core.settings import Plan, Settings
@@ -39,11 +40,11 @@ from distbelief.server.standbys import Standbys
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.tasks.flat import layout_of
 
-_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings)
+_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause)
 _MEMORY: Mapping[type, tuple[type, ...]] = {
     Coordinator: (Coordinator, *_SERVED),
     Keeping: (Keeping, *_SERVED),
-    Conductor: (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings),
+    Conductor: (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause),
 }
 
 

@@ -19,7 +19,7 @@ from distbelief.cluster import forkserver, signals
 from distbelief.cluster.channel import Channel, Failed, Interrupt, Listening, Noted, Over, Word
 from distbelief.cluster.gate import Knock, Part, Sorry, Ticket, knock, read_ticket
 from distbelief.core import records
-from distbelief.errors import JobFailed
+from distbelief.errors import Interrupted, JobFailed
 from distbelief.transport.shared import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
@@ -74,7 +74,7 @@ class Guest:
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
             if woken.poll(PAUSE):
-                raise JobFailed("interrupted before the job had a part to give")
+                raise Interrupted("interrupted before the job had a part to give")
         self.tell(f"joined as {answer.role}")
         return answer
 
@@ -135,7 +135,7 @@ class Guest:
         if woken is not None:
             woken.recv_bytes()
             if self._leaving:
-                raise JobFailed("interrupted twice: ended at once, and what this replica held is dealt to others")
+                raise Interrupted("interrupted twice: ended at once, and what this replica held is dealt to others")
         self._leaving = True
         self.tell("leaving, once what has begun is applied")
         channel.say(Interrupt("this replica was asked to leave"))

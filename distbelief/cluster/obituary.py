@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from distbelief.core import roles
-from distbelief.errors import JobFailed
+from distbelief.core.outcomes import Cause, Outcome, cause_of
+from distbelief.core.records import Finished
+from distbelief.errors import DistbeliefError, Interrupted, JobFailed
 
 
 class Obituary:
@@ -20,11 +22,23 @@ class Obituary:
         """What the first process said that told only of somebody else who is gone."""
         self.deaths: dict[str, str] = {}
 
-    def explain(self, reason: str) -> JobFailed:
-        """The error for a job that failed: who is gone, and how it ended."""
-        for role in self.deaths:
-            if role == roles.COORDINATOR or reason.startswith(f"{role} is gone"):
-                return self.gone(role)
+    def error(self, finished: Finished | None, started: bool) -> JobFailed | None:
+        """The error for how a job has ended, or (None) for one that has never said how; None where it ended well."""
+        if finished is None:
+            return self.explain(self.rumour or "the job ended without a result")
+        if finished.outcome is Outcome.FAILED:
+            return self.explain(finished.reason, finished.role)
+        return None if started or finished.outcome is not Outcome.INTERRUPTED else Interrupted("interrupted before the job began")
+
+    def cause(self, error: DistbeliefError) -> Cause:
+        """Why a job failed that an error has ended."""
+        return Cause.COORDINATOR_DIED if roles.COORDINATOR in self.deaths else cause_of(error)
+
+    def explain(self, reason: str, role: str = "") -> JobFailed:
+        """The error for a job that failed: who is gone, and how it ended; `role` is the one whose death is the cause, where one's is."""
+        for one in (roles.COORDINATOR, role):
+            if one in self.deaths:
+                return self.gone(one)
         deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
         return JobFailed(f"{reason} ({deaths}); {self.remedy}" if deaths else reason)
 

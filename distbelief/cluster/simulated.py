@@ -21,9 +21,10 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import roles
+from distbelief.core.outcomes import Outcome, cause_of
 from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings
-from distbelief.errors import JobFailed, UsageError
+from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
 from distbelief.transport.virtual import Weather
@@ -85,14 +86,14 @@ class Simulated:
                 sitting.live.ask = lambda: _tell_shards(simulation, sitting)
                 simulation.run()
         except BaseException as error:
-            sitting.record(clock.now(), roles.SUPERVISOR, Finished("failed", str(error)))
+            sitting.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(error), str(error)))
             sitting.finish()
             raise
         result = sitting.finish()
-        if result["outcome"] == "failed":
+        if result["outcome"] == Outcome.FAILED:
             raise JobFailed(result["reason"])
-        if result["outcome"] == "interrupted" and not sitting.begun:
-            raise JobFailed("interrupted before the job began")
+        if result["outcome"] == Outcome.INTERRUPTED and not sitting.begun:
+            raise Interrupted("interrupted before the job began")
         return {**result, "events": clock.events}
 
     def settings(self, job: Job) -> Settings:
@@ -191,7 +192,7 @@ def _interrupts() -> Iterator[Callable[[], str | None]]:
     try:
         yield lambda: "interrupted" if came else None
     except KeyboardInterrupt:
-        raise JobFailed("interrupted twice: ended at once, without a checkpoint") from None
+        raise Interrupted("interrupted twice: ended at once, without a checkpoint") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -17,11 +17,12 @@ from distbelief.core import mapping, records, roles
 from distbelief.core.effects import Batch
 from distbelief.core.layout import Layout
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Position
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
-from distbelief.errors import CheckpointError, TrainingError
+from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
@@ -86,12 +87,12 @@ class SingleLoop:
         self._saved = time.monotonic(), self._steps
         self._note(records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples))
         self._note(records.Joined(roles.SINGLE))
-        outcome, reason = self._train()
+        cause, reason = self._train()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
-        self._note(records.Finished(*records.ended(outcome, reason, self._unsaved)))
+        self._note(records.Finished.of(*records.ended(cause, reason, self._unsaved)))
 
-    def _train(self) -> tuple[str, str]:
-        """One minibatch after another; returns the outcome and the reason."""
+    def _train(self) -> tuple[Cause, str]:
+        """One minibatch after another; returns why it ends."""
         dealer = self._dealer
         while (portion := dealer.deal(roles.SINGLE, 1)) is not None:
             self._step(Batch(portion.epoch, portion.first))
@@ -101,14 +102,14 @@ class SingleLoop:
             if not dealer.finished and (reason := self._stopped()):
                 self._report()
                 self._save()
-                return "interrupted", reason
+                return Cause.INTERRUPTED, reason
             if not dealer.finished and self._is_time():
                 self._report()
                 self._save()
-        return "done", "all epochs are done"
+        return Cause.EPOCHS_DONE, "all epochs are done"
 
-    def _epoch_done(self) -> tuple[str, str] | None:
-        """Every minibatch of one more epoch is done; returns outcome and reason where the job ends here."""
+    def _epoch_done(self) -> tuple[Cause, str] | None:
+        """Every minibatch of one more epoch is done; returns why the job ends here, where it does."""
         self._report()
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
@@ -117,12 +118,12 @@ class SingleLoop:
         reached = s.target_accuracy and accuracy is not None and accuracy >= s.target_accuracy
         if last or reached or (s.checkpoint_every and done % s.checkpoint_every == 0):
             self._save()
-        return ("target", f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}") if reached else None
+        return (Cause.TARGET_REACHED, f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}") if reached else None
 
     def _step(self, batch: Batch) -> None:
         computed = self._trainer.compute(batch)
         if computed.loss is not None and not math.isfinite(computed.loss):
-            raise TrainingError(
+            raise LossNotFinite(
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
             )

@@ -200,7 +200,7 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
         result["reason"] = "it is not running and has left no result: it was killed, or had no room for one"
     except (ValueError, TypeError) as error:
         result["reason"] = f"{folder.result} is corrupt ({error}): see {folder.metrics.name} for what it did"
-    return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "reason", "samples", "seconds")}}
+    return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")}}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

@@ -21,8 +21,9 @@ from distbelief.cluster.gate import Guests, Knock, Part, Sorry
 from distbelief.cluster.obituary import Obituary
 from distbelief.cluster.spec import tell, tell_guest
 from distbelief.core import records, roles
+from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import Settings
-from distbelief.errors import JobFailed
+from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
@@ -98,12 +99,10 @@ class Supervisor:
     def _conclude(self) -> dict[str, Any]:
         """The result; or the one error that says why there is none."""
         finished = self.finished
-        if self.failure is None and (finished is None or finished.outcome == "failed"):
-            self.failure = self.known.explain(finished.reason if finished else self.known.rumour or "the job ended without a result")
-        elif self.failure is None and finished and finished.outcome == "interrupted" and not self.started:
-            self.failure = JobFailed("interrupted before the job began")
-        if self.failure is not None and (finished is None or finished.outcome != "failed"):
-            self.sitting.record(time.monotonic(), "supervisor", records.Finished("failed", str(self.failure)))
+        self.failure = self.failure or self.known.error(finished, self.started)
+        if self.failure is not None and (finished is None or finished.outcome is not Outcome.FAILED):
+            told = records.Finished.of(self.known.cause(self.failure), str(self.failure))
+            self.sitting.record(time.monotonic(), roles.SUPERVISOR, told)
         result = self.sitting.finish()
         if self.failure is not None:
             raise self.failure
@@ -268,7 +267,7 @@ class Supervisor:
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
                 self.known.rumour = self.known.rumour or word.text
-            elif self.failure is None and not (self.finished and self.finished.outcome == "interrupted"):
+            elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
                 self.failure = kind(word.text)
                 if word.trace:
                     self.failure.add_note(word.trace)
@@ -294,7 +293,7 @@ class Supervisor:
             self._fill(record.role)
         elif isinstance(record, records.Finished):
             self.finished = record
-            if not self._script or record.outcome not in ("done", "left"):
+            if not self._script or record.outcome not in (Outcome.DONE, Outcome.LEFT):
                 self._end_by = now + PATIENCE
 
     def _bury(self, child: Child) -> None:
@@ -375,10 +374,10 @@ class Supervisor:
             return
         coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
         if not self.listening:
-            self.failure = JobFailed(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
+            self.failure = Interrupted(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
             return
         if self._interrupts > 1:
-            self.failure = JobFailed(f"interrupted twice: ended at once, without a checkpoint; {self.known.remedy}")
+            self.failure = Interrupted(f"interrupted twice: ended at once, without a checkpoint; {self.known.remedy}")
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING

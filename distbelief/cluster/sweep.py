@@ -12,7 +12,8 @@ import msgspec
 
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import task_of
-from distbelief.errors import DataError, JobFailed, UsageError
+from distbelief.core.outcomes import Outcome
+from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.tasks import as_data
 
@@ -39,7 +40,7 @@ class Ended(msgspec.Struct, frozen=True):
     @property
     def failed(self) -> bool:
         """Whether there is something to look into."""
-        return self.outcome == "failed"
+        return self.outcome == Outcome.FAILED
 
 
 def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
@@ -68,21 +69,19 @@ def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
     job = dataclasses.replace(job, task=dataclasses.replace(task, train=lambda: train).named(task.reference))
     for seed in range(job.seed, job.seed + count):
         yield (ended := _one(place, dataclasses.replace(job, seed=seed)))
-        if ended.outcome == "interrupted":
+        if ended.outcome == Outcome.INTERRUPTED:
             return
 
 
 def _one(place: Simulated, job: Job) -> Ended:
     try:
         result = place.run(job)
-    except (UsageError, DataError):
+    except (UsageError, DataError, Interrupted):
         raise
     except JobFailed as error:
-        if str(error).startswith("interrupted"):
-            raise
-        return Ended(job.seed, "failed", str(error))
+        return Ended(job.seed, Outcome.FAILED, str(error))
     except Exception as error:  # whatever it is, it is this seed's: the others are run
-        return Ended(job.seed, "failed", f"{type(error).__name__}: {error}")
+        return Ended(job.seed, Outcome.FAILED, f"{type(error).__name__}: {error}")
     figures = (result["seconds"], result["test_accuracy"], result["staleness"]["mean"], result["samples_per_second"])
     return Ended(job.seed, result["outcome"], result["reason"], *figures)
 

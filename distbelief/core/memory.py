@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ def remember(value: Any, kinds: Mapping[str, type]) -> Any:
         LocalProtocolError: there is something of another class in it.
     """
     name = type(value).__name__
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN) and not isinstance(value, Enum):
         return value
     if type(value) is dict:
         return ["dict", [[remember(key, kinds), remember(one, kinds)] for key, one in value.items()]]
@@ -36,7 +37,7 @@ def remember(value: Any, kinds: Mapping[str, type]) -> Any:
         return [name, [remember(one, kinds) for one in value]]
     if kinds.get(name) is not type(value):
         raise LocalProtocolError(f"a {name} cannot be remembered: name it among the kinds, or forget it")
-    if isinstance(value, msgspec.Struct | tuple):
+    if isinstance(value, msgspec.Struct | tuple | Enum):
         return [name, msgspec.msgpack.encode(value)]
     return [name, [[attribute, remember(one, kinds)] for attribute, one in vars(value).items() if not getattr(one, "forgotten", False)]]
 
@@ -58,7 +59,7 @@ def recall(memory: Any, kinds: Mapping[str, type], now: Any = None) -> Any:
     if name in _MANY:
         return _MANY[name](recall(one, kinds) for one in held)
     kind = kinds[name]
-    if issubclass(kind, msgspec.Struct | tuple):
+    if issubclass(kind, msgspec.Struct | tuple | Enum):
         return msgspec.msgpack.decode(held, type=kind)
     whole = now if type(now) is kind else kind.__new__(kind)
     for attribute, one in held:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from distbelief.core.outcomes import Cause, Outcome
+
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="event", gc=False):
     """Something that happened; whoever writes it down adds the time."""
@@ -139,27 +141,43 @@ class Note(Record, frozen=True, tag=True, gc=False):
     text: str
 
 
-def ended(outcome: str, reason: str, unsaved: str) -> tuple[str, str]:
-    """How a job ends, and why: it has failed where its last checkpoint, which holds what it has trained, could not be made.
+def ended(cause: Cause, reason: str, unsaved: str) -> tuple[Cause, str]:
+    """Why a job ends: it has failed where its last checkpoint, which holds what it has trained, could not be made.
 
-    >>> ended("done", "all epochs are done", "checkpoint 4 was not written"), ended("done", "all epochs are done", "")
-    (('failed', 'all epochs are done; checkpoint 4 was not written'), ('done', 'all epochs are done'))
+    >>> ended(Cause.EPOCHS_DONE, "all epochs are done", "checkpoint 4 was not written")
+    (<Cause.CHECKPOINT_FAILED: 'the last checkpoint was not written'>, 'all epochs are done; checkpoint 4 was not written')
     """
-    return (outcome if outcome == "interrupted" else "failed", f"{reason}; {unsaved}") if unsaved else (outcome, reason)
+    if not unsaved:
+        return cause, reason
+    return cause if cause is Cause.INTERRUPTED else Cause.CHECKPOINT_FAILED, f"{reason}; {unsaved}"
 
 
 class Ending(Record, frozen=True, tag=True, gc=False):
     """The replicas are asked to leave; then come the last evaluation and checkpoint, and `Finished`."""
 
-    outcome: str
+    outcome: Outcome
+    cause: Cause
     reason: str
+
+    @classmethod
+    def of(cls, cause: Cause, reason: str) -> Ending:
+        """The outcome follows from the cause."""
+        return cls(cause.outcome, cause, reason)
 
 
 class Finished(Record, frozen=True, tag=True, gc=False):
-    """The job is over: `done`, `target`, `interrupted`, `left` (by every replica) or `failed`, and the sentence that says why."""
+    """The job is over: how, why, and the sentence that says so."""
 
-    outcome: str
+    outcome: Outcome
+    cause: Cause
     reason: str
+    role: str = ""
+    """Whose death is the cause, where one role's is."""
+
+    @classmethod
+    def of(cls, cause: Cause, reason: str, role: str = "") -> Finished:
+        """The outcome follows from the cause."""
+        return cls(cause.outcome, cause, reason, role)
 
 
 Any = (

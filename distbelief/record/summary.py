@@ -64,7 +64,7 @@ class Summary:
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
         self.reached: dict[str, Any] | None = None
-        self.outcome, self.reason = "", ""
+        self.outcome, self.cause, self.reason = "", "", ""
         self.descent: dict[str, Any] | None = None
         """Of a batch method: its iterations, evaluations, searches that failed, bundles dealt to one more, last loss and largest component of the
         gradient."""
@@ -79,7 +79,7 @@ class Summary:
                 self.started, self.samples = record, record.samples
                 self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
                 self._began, self._before = seconds, self.seconds
-                self.applied, self.outcome, self.reason = {}, "", ""
+                self.applied, self.outcome, self.cause, self.reason = {}, "", "", ""
                 for replica in self.replicas.values():
                     replica.gone = ""
             case records.Joined():
@@ -110,7 +110,7 @@ class Summary:
             case records.Applied():
                 self.applied[record.role] = record
             case records.Finished():
-                self.outcome, self.reason = record.outcome, record.reason
+                self.outcome, self.cause, self.reason = record.outcome, record.cause, record.reason
 
     def _done(self, record: records.Started | records.Rewound, samples_per_epoch: int) -> int:
         return record.done if record.done >= 0 else record.samples // max(samples_per_epoch, 1)
@@ -212,6 +212,7 @@ class Summary:
             "history": self.history,
             "versions": self.job.get("versions") or versions(),
             "outcome": self.outcome,
+            "cause": self.cause,
             "reason": self.reason,
         }
 

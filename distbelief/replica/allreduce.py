@@ -305,7 +305,7 @@ class Allreduce:
         """Count the loss of a step on a minibatch into the next report.
 
         Raises:
-            TrainingError: it is not a finite number.
+            LossNotFinite: it is not a finite number.
         """
         check_loss(self.role, loss, batch, step, what, self._settings.optimizer.lr)
         self._loss += loss

@@ -9,7 +9,7 @@ from typing import Protocol
 from distbelief.core.effects import Batch
 from distbelief.core.messages import Progress
 from distbelief.core.portions import Portion
-from distbelief.errors import TrainingError
+from distbelief.errors import LossNotFinite
 
 
 class Made(Protocol):
@@ -76,11 +76,11 @@ def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str
     """Refuse a loss, or the norm of a gradient, that is no finite number.
 
     Raises:
-        TrainingError: naming role, step, minibatch and remedy.
+        LossNotFinite: naming role, step, minibatch and remedy.
     """
     if not math.isfinite(loss):
         where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
-        raise TrainingError(
+        raise LossNotFinite(
             f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {lr:g}),"
             " clip with --clip-norm, or look for a division by zero in the model"
         )

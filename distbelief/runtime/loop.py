@@ -180,7 +180,7 @@ class Replica:
         """Tell the loss of the step just made, for the run's curve.
 
         Raises:
-            TrainingError: it is not a number.
+            LossNotFinite: it is not a number.
         """
         if loss is not None and self._story is not None:
             batch, step = self._handed

@@ -12,6 +12,7 @@ from typing import Any
 from distbelief.core import messages, operations, records, roles, upkeep
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.operations import AnyCommand, Copy
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
@@ -78,7 +79,7 @@ class Sandblaster(Coordinator):
             try:
                 asked = self._story.send(answer)
             except StopIteration as end:
-                return effects + self._finish(*(("failed", end.value) if end.value.startswith("the loss is") else ("done", end.value)))
+                return effects + self._finish(*end.value)
             if isinstance(asked, Evaluate):
                 gather = self._work.begin(asked.batch, self._served)
                 self._waits = True
@@ -175,7 +176,7 @@ class Sandblaster(Coordinator):
             return []
         return super()._save()
 
-    def _finish(self, outcome: str, reason: str) -> list[Effect]:
+    def _finish(self, cause: Cause, reason: str) -> list[Effect]:
         """What a line search was trying out is not the model: go back to where it began."""
         self._work.abandon()
-        return [*self._operate((Copy(X0, X),)), *super()._finish(outcome, reason)]
+        return [*self._operate((Copy(X0, X),)), *super()._finish(cause, reason)]

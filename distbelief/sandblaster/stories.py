@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from distbelief.core.descent import Descent
 from distbelief.core.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
+from distbelief.core.outcomes import Cause
 from distbelief.sandblaster.line_search import SEARCHES, Start, Trial
 from distbelief.sandblaster.methods import Direction, Method, Terms, method_of
 
@@ -81,7 +82,8 @@ class Descend:
         loss, scalars = yield from self._evaluate((), method.asks())
         method.begin(scalars)
         if not math.isfinite(loss):
-            return f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start elsewhere"
+            told = f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start elsewhere"
+            return Cause.LOSS_NOT_FINITE, told
         while (over := self._over()) is None:
             direction = method.direction()
             found, then = yield from self._search(loss, direction)
@@ -89,7 +91,7 @@ class Descend:
                 back = () if self._whole else (Copy(TAIL, self._part[-1]),)
                 yield Operate((Copy(X0, X), Copy(G0, G), *back))
                 if not method.forget():
-                    return f"no step along the steepest descent lowers the loss of {loss:.6g} any more"
+                    return Cause.NO_DESCENT, f"no step along the steepest descent lowers the loss of {loss:.6g} any more"
                 yield self._iterated(loss, 0.0, "the line search failed: it begins anew from the steepest descent")
                 continue
             self._iteration += 1
@@ -100,10 +102,11 @@ class Descend:
             yield self._iterated(loss, found.step, note)
         return over
 
-    def _over(self) -> str | None:
+    def _over(self) -> tuple[Cause, str] | None:
         if self.method.largest <= self.descent.tolerance:
-            return f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance {self.descent.tolerance:g})"
-        return "all iterations are done" if self._iteration >= self.iterations else None
+            told = f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance {self.descent.tolerance:g})"
+            return Cause.CONVERGED, told
+        return (Cause.EPOCHS_DONE, "all iterations are done") if self._iteration >= self.iterations else None
 
     def _iterated(self, loss: float, step: float, note: str) -> Iterated:
         evaluations, self._evaluations = self._evaluations, 0

@@ -13,6 +13,7 @@ from typing import Any
 from distbelief.core import assembly, events, messages, records, roles, speakers
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.lives import Lives
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
 from distbelief.core.settings import Plan, Settings
@@ -59,7 +60,7 @@ class Conductor(Answering):
         self._out = False
         self._pushes = 0
         self._armed = False
-        self._outcome, self._reason = "done", ""
+        self._cause, self._reason = Cause.EPOCHS_DONE, ""
         answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             assembly.Enter: self._on_enter,
             assembly.Halted: self._on_halted,
@@ -134,7 +135,7 @@ class Conductor(Answering):
         begun = records.Started(len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
         effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
         if self.data.finished:
-            self._close("done", "every epoch was done before")
+            self._close(Cause.DONE_BEFORE, "every epoch was done before")
         return effects + self._regroup()
 
     def _regroup(self) -> list[Effect]:
@@ -186,8 +187,8 @@ class Conductor(Answering):
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
         self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position, self.settings.push_every)
-        if self._outcome != "interrupted":
-            self.phase, self._outcome, self._errands = "training", "done", []
+        if self._cause is not Cause.INTERRUPTED:
+            self.phase, self._cause, self._errands = "training", Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
         return [*held, Record(records.Note(f"all replicas are gone; those that came again {whence}")), Record(records.Rewound(self.samples))]
 
@@ -197,7 +198,8 @@ class Conductor(Answering):
             return []
         self._barren += 1
         if self._barren > BARREN:
-            return self._end("failed", f"{BARREN} groups of replicas broke up one after the other without a round; the last since {event.reason}")
+            told = f"{BARREN} groups of replicas broke up one after the other without a round; the last since {event.reason}"
+            return self._end(Cause.NO_ROUND, told)
         return [Record(records.Note(f"{sender}: {event.reason}; the replicas form their group anew")), *self._regroup()]
 
     # dealing
@@ -219,7 +221,7 @@ class Conductor(Answering):
             what, number = self._errands[0]
             if what == "dismiss":
                 self.phase = "leaving"
-                ending: list[Effect] = [Record(records.Ending(self._outcome, self._reason))]
+                ending: list[Effect] = [Record(records.Ending.of(self._cause, self._reason))]
                 return effects + ending + [Send(role, messages.Finish(self._reason)) for role in group]
             effects.append(Send(group[0], messages.Evaluate(number) if what == "measure" else assembly.Keep(number)))
         return effects
@@ -258,7 +260,7 @@ class Conductor(Answering):
                 self._errands += [("measure", epoch)] * self._measures_after(epoch)
                 self._errands += [("keep", self.number)] * self._keeps_after(epoch)
         if self.data.finished and self.phase == "training":
-            self._close("done", "all epochs are done")
+            self._close(Cause.EPOCHS_DONE, "all epochs are done")
         return effects + self._in_time()
 
     def _stepped(self, role: str, share: Share) -> records.Stepped:
@@ -297,7 +299,7 @@ class Conductor(Answering):
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self.phase == "training" and target and event.accuracy >= target:
-            self._close("target", f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
+            self._close(Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
         return effects + self._go_on()
 
     def _does(self, what: str, sender: str) -> bool:
@@ -331,30 +333,30 @@ class Conductor(Answering):
             self._errands.pop(0)
         self._out = False
         if self.phase != "training":
-            self._outcome, self._reason = records.ended(self._outcome, self._reason, error)
+            self._cause, self._reason = records.ended(self._cause, self._reason, error)
         return effects + self._go_on()
 
     # the end
 
-    def _close(self, outcome: str, reason: str, measured: bool = False) -> None:
+    def _close(self, cause: Cause, reason: str, measured: bool = False) -> None:
         """Have the first member do what is left, then let all go."""
-        self.phase, self._outcome, self._reason = "closing", outcome, reason
+        self.phase, self._cause, self._reason = "closing", cause, reason
         self._errands = [("measure", self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
         self._errands += [("keep", self.number), ("dismiss", 0)]
 
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase == "gathering":
-            return self._end("interrupted", event.reason)
+            return self._end(Cause.INTERRUPTED, event.reason)
         if self.phase != "training":
             return []
-        self._close("interrupted", event.reason)
+        self._close(Cause.INTERRUPTED, event.reason)
         return self._regroup()
 
-    def _end(self, outcome: str, reason: str) -> list[Effect]:
+    def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._groups.here]
         dealt = self._groups.dealt
         applied = [Record(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
-        return [*applied, Record(records.Finished(outcome, reason)), *stops, End(reason)]
+        return [*applied, Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
     # death
 
@@ -367,12 +369,12 @@ class Conductor(Answering):
         if member and self.phase not in ("gathering", "leaving") and self._expected:
             if not died or self.settings.on_death == "regroup":
                 return self._regroup()
-            return self._bury(self._held) + self._end("failed", f"{role} is gone ({reason}), and --on-death is stop")
+            return self._bury(self._held) + self._end(Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role)
         effects = self._bury(self._held)
         if self.phase == "leaving":
-            return effects if self._groups.here else effects + self._end(self._outcome, self._reason)
+            return effects if self._groups.here else effects + self._end(self._cause, self._reason)
         if not self._expected and not self._groups.here:
-            return effects + self._end("failed" if died else "left", f"every replica is gone; the last was {role}: {reason}")
+            return effects + self._end(Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT, f"every replica is gone; the last was {role}: {reason}")
         return effects + (self._gathered() if self.phase == "gathering" else self._regroup())
 
     @property

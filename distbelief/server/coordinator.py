@@ -10,6 +10,7 @@ from typing import Any
 
 from distbelief.core import events, messages, mirroring, records, roles, upkeep
 from distbelief.core.effects import Effect, End, Record, Send
+from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
@@ -49,7 +50,7 @@ class Coordinator(Answering):
         self._describing: set[str] = set()
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
-        self._outcome, self._reason = "done", ""
+        self._cause, self._reason = Cause.EPOCHS_DONE, ""
         answers: dict[type, Callable[..., list[Effect]]] = {
             upkeep.Here: self._on_here,
             messages.Join: self._on_join,
@@ -176,7 +177,7 @@ class Coordinator(Answering):
         self.phase = "training"
         effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples, self.epochs)), *self._greet(), *self._pair()]
         if self.data.finished:
-            return effects + self._finish("done", "every epoch was done before")
+            return effects + self._finish(Cause.DONE_BEFORE, "every epoch was done before")
         return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])  # for a shard that dies to go back to
 
     def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
@@ -218,7 +219,7 @@ class Coordinator(Answering):
         if self.phase != "training":
             return effects
         if self.data.finished:
-            return effects + self._finish("done", "all epochs are done")
+            return effects + self._finish(Cause.EPOCHS_DONE, "all epochs are done")
         armed, due = self._saving.in_time(self.data)
         return [*effects, *self._deal(), *self._write(), *armed, *(self._save() if due else [])]
 
@@ -241,7 +242,7 @@ class Coordinator(Answering):
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self.phase == "training" and target and event.accuracy >= target:
-            return effects + self._finish("target", f"test accuracy {event.accuracy:.4f} reached the target {target}")
+            return effects + self._finish(Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}")
         if self._evaluations.owed:
             effects += self._evaluations.measure(self.epochs)
         return effects + self._close()
@@ -273,19 +274,18 @@ class Coordinator(Answering):
         return [Send(role, messages.Go()) for role in sorted(self._reception.members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
-        effects = self._saving.sealed(event)
-        return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
+        return self._saving.sealed(event) + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
 
     # the end
 
-    def _finish(self, outcome: str, reason: str) -> list[Effect]:
+    def _finish(self, cause: Cause, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
-        self.phase, self._outcome, self._reason = "leaving", outcome, reason
+        self.phase, self._cause, self._reason = "leaving", cause, reason
         self._evaluations.owed = False  # the last step measures
         self._closing = ["measure", "save", "describe", "stop"]
         asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._reception.members)]
         given_up = self._give_up(reason) if self._saving.stage == "holding" else []
-        return [Record(records.Ending(outcome, reason)), *given_up, *asked, *self._close()]
+        return [Record(records.Ending.of(cause, reason)), *given_up, *asked, *self._close()]
 
     def _give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""
@@ -295,14 +295,15 @@ class Coordinator(Answering):
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
             return []
-        return (self._finish if self.phase == "training" else self._end)("interrupted", event.reason)
+        return (self._finish if self.phase == "training" else self._end)(Cause.INTERRUPTED, event.reason)
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
         if self.phase == "leaving" and not self._busy:
             self.phase = "closing"
             if not (self._muster.ready or self._muster.inherited):
-                return self._end("failed", self._saving.unsaved(f"{self._muster.unready[0]} is gone, and so are the replicas"))
+                role = self._muster.unready[0]
+                return self._end(Cause.SHARD_DESERTED, self._saving.unsaved(f"{role} is gone, and so are the replicas"), role)
         effects: list[Effect] = []
         while self.phase == "closing" and self._muster.ready and not (self._evaluations.pending or self._saving.stage or self._describing):
             step = self._closing.pop(0)
@@ -314,17 +315,17 @@ class Coordinator(Answering):
                 self._describing = set(self._holders)
                 effects += [Send(role, upkeep.Describe()) for role in self._holders]
             elif step == "stop":
-                return effects + self._end(*records.ended(self._outcome, self._reason, self._saving.error))
+                return effects + self._end(*records.ended(self._cause, self._reason, self._saving.error))
         return effects
 
     def _on_description(self, sender: str, event: upkeep.Description) -> list[Effect]:
         self._describing.discard(sender)
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
-    def _end(self, outcome: str, reason: str) -> list[Effect]:
+    def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         everybody = [*self._muster.roles, *self._standbys.present, *self._reception.everybody, *self._evaluations.watchers]
         stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
-        return [Record(records.Finished(outcome, reason)), *stops, End(reason)]
+        return [Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
     def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
         if not self._reception.heeds(sender) and not event.for_good:  # all have gone back, and it does not know that there is work again
@@ -351,8 +352,9 @@ class Coordinator(Answering):
                 self._closing.insert(0, "save")
             return [Record(records.Note(f"{what}; its standby takes its place")), *self._give_up(what), *self._standbys.succeed(role)]
         self._standbys.alone(role)
-        if role in self._reception.lives.over or self.phase == "closing" or (begun and not self._saving.newest):
-            return self._end("failed", self._saving.unsaved(what))
+        cause = Cause.SHARD_SPENT if role in self._reception.lives.over else Cause.SHARD_CLOSING if self.phase == "closing" else None
+        if cause or (begun and not self._saving.newest):
+            return self._end(cause or Cause.SHARD_UNSAVED, self._saving.unsaved(what), role)
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
         if begun and self.settings.together:
             return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind(), *self._muster.fall()]
@@ -365,7 +367,7 @@ class Coordinator(Answering):
         self._reception.go_back()
         self._standbys.alone(*self._muster.roles)
         self.data = self._dealing(self.plan)
-        if self.phase == "leaving" and self._outcome == "done":
+        if self.phase == "leaving" and self._cause.outcome is Outcome.DONE:
             self.phase = "training"
         return [Record(records.Rewound(self.data.samples, self.epochs))]
 
@@ -390,8 +392,8 @@ class Coordinator(Answering):
             effects += self._muster.tell_gone(self.plan, {role: self._reception.lives.gone[role]})
         if self._reception.deserted(self.settings.replicas) and self.phase not in ("leaving", "closing"):
             end = f"every replica is gone; the last was {role}: {reason}"
-            outcome = "failed" if died else "left"
-            return effects + (self._finish(outcome, end) if self.phase == "training" else self._end(outcome, end))
+            cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT
+            return effects + (self._finish(cause, end) if self.phase == "training" else self._end(cause, end))
         if self.phase == "initialising":
             return effects + self._ask_to_initialise()
         return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from distbelief.core import events, messages, records, roles, speakers, upkeep
 from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
 from distbelief.server.coordinator import Coordinator
@@ -53,8 +54,8 @@ class Keeping(Coordinator):
         return self._reception.members - self._done
 
     def _save(self) -> list[Effect]:
-        if self.phase == "closing" and not self._reception.members and self._outcome != "failed":
-            self._outcome, self._reason = "failed", self._saving.unsaved("every replica is gone")
+        if self.phase == "closing" and not self._reception.members and self._cause.outcome is not Outcome.FAILED:
+            self._cause, self._reason = Cause.UNKEPT, self._saving.unsaved("every replica is gone")
         return super()._save() if self._reception.members else []
 
     def _write(self) -> list[Effect]:

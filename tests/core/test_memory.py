@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from distbelief.core.events import Lost, Saved, Woke
 from distbelief.core.memory import recall, remember
 from distbelief.core.messages import Go, Place, Version
+from distbelief.core.outcomes import Cause
 from distbelief.core.session import Session
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
@@ -35,11 +36,11 @@ class Unknown(NamedTuple):
     value: int
 
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (Part, Whole, Place, Version)}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Part, Whole, Place, Version, Cause)}
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 keys = st.text() | st.integers(-(2**63), 2**63 - 1) | st.tuples(st.text(), st.integers(0, 9))
 held = st.recursive(
-    plain | st.builds(Place, st.text(), st.integers(0, 9)),
+    plain | st.sampled_from(Cause) | st.builds(Place, st.text(), st.integers(0, 9)),
     lambda inner: (
         st.lists(inner) | st.lists(inner).map(tuple) | st.lists(inner).map(deque) | st.dictionaries(keys, inner) | st.frozensets(keys).map(set)
     ),

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from distbelief.core import records as r
+from distbelief.core.outcomes import Cause
 from distbelief.record.live import Live, summary
 from distbelief.record.recorder import line
 from distbelief.record.summary import Summary
@@ -24,7 +25,7 @@ RUN = [
     (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 400, 300, 0, 1)),
     (5.0, r.Gone("replica 0", 0, "nothing more to do", False)),
     (5.0, r.Applied("shard 0", 8, 80, {0: 4, 1: 4})),
-    (5.0, r.Finished("done", "all 2 epochs are trained")),
+    (5.0, r.Finished.of(Cause.EPOCHS_DONE, "all 2 epochs are trained")),
 ]
 
 
@@ -65,7 +66,7 @@ def test_plain_lines_tell_each_event_once():
 
 
 def test_a_measure_within_an_epoch_is_not_told_as_that_of_its_end():
-    ended = [(4.5, r.Ending("interrupted", "Ctrl-C")), (4.6, r.Tested(1, 0.5, 0.5)), (4.7, r.Finished("interrupted", "Ctrl-C"))]
+    ended = [(4.5, r.Ending.of(Cause.INTERRUPTED, "Ctrl-C")), (4.6, r.Tested(1, 0.5, 0.5)), (4.7, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))]
     lines = shown(io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1, 0, 1)), *ended]).splitlines()
     assert lines[-2] == "tested at the end, after 50 samples, at 3.60 s: accuracy 50.00 %, loss 0.5000"
 

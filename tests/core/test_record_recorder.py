@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from distbelief.core import records as r
+from distbelief.core.outcomes import Cause
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import Recorder, line, read_metrics
 
@@ -37,7 +38,7 @@ RUN = [
     (5.5, r.Tested(2, 0.5, 0.95)),
     (5.6, r.Applied("shard 0", 8, 80, {0: 6, 1: 2})),
     (5.6, r.Applied("shard 1", 7, 80, {0: 4, 3: 3})),
-    (5.7, r.Finished("done", "all 2 epochs are trained")),
+    (5.7, r.Finished.of(Cause.EPOCHS_DONE, "all 2 epochs are trained")),
 ]
 
 
@@ -51,11 +52,11 @@ def played(folder, records=RUN, job=JOB, **options):
 def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     folder = RunFolder.create(tmp_path, "x")
     result = played(folder)
-    assert list(result) == [*CONTRACT, "outcome", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
     assert json.loads(folder.result.read_text()) == result
     expected = {
         "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0, "samples_per_second": 20.0,
-        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "forgotten": 0, "outcome": "done",
+        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "forgotten": 0, "outcome": "done", "cause": "all epochs are done",
         "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
         "target": {"accuracy": 0.9, "reached": True, "seconds": 4.5, "epochs": 2},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
@@ -86,8 +87,8 @@ def test_a_loss_weighs_as_many_steps_as_it_is_the_mean_of():
 
 
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
-    result = played(None, [(0.0, r.Finished("failed", "no replica came"))])
-    assert list(result) == [*CONTRACT, "outcome", "reason"]
+    result = played(None, [(0.0, r.Finished.of(Cause.REPLICAS_DIED, "no replica came"))])
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
     assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (0.0, 0.0, None, [])
     assert result["target"] == {"accuracy": 0.9, "reached": False, "seconds": None, "epochs": None}
     assert result["staleness"] == {"mean": None, "max": None, "histogram": {}}
@@ -122,7 +123,7 @@ def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
 def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     """The second sitting goes on from 40 samples; what the first did after that is forgotten, its training time too."""
     folder = RunFolder.create(tmp_path, "x")
-    played(folder, [*RUN[:6], (7.0, step(1, 1, 9.0)), (8.0, r.Finished("interrupted", "Ctrl-C"))])
+    played(folder, [*RUN[:6], (7.0, step(1, 1, 9.0)), (8.0, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))])
     with folder.metrics.open("ab") as file:
         file.write(torn)
     again = r.Started(2, 2, 100, 40, 10, 2, samples=40)

@@ -14,6 +14,7 @@ from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, 
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.messages import Message
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Settings
 from distbelief.errors import RemoteProtocolError
@@ -162,11 +163,11 @@ def test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain() -
 def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
     failed = Office(msgspec.structs.replace(SETTINGS, restarts=0)).training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
     left = Office().training("replica 1").tell("replica 0", messages.Leave()).tell("replica 1", messages.Leave())
-    for office, outcome in ((failed, "failed"), (left, "left")):
+    for office, outcome, cause in ((failed, "failed", Cause.REPLICAS_DIED), (left, "left", Cause.REPLICAS_LEFT)):
         office.tell("shard 0", upkeep.SnapshotDone(1, "")).tell("shard 1", upkeep.SnapshotDone(1, ""))
         assert any(isinstance(effect, Commit) for effect in office.effects)
         office.tell("store", events.Saved(1, "")).shards(upkeep.Description(VERSION, 0, {}))
-        assert [record.outcome for record in office.recorded(records.Finished)] == [outcome]
+        assert [(record.outcome, record.cause) for record in office.recorded(records.Finished)] == [(outcome, cause)]
         assert isinstance(office.effects[-1], End)
 
 
@@ -192,9 +193,10 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
     assert office.coordinator.phase == "closing"
 
 
-def test_a_lost_shard_ends_the_job() -> None:
+def test_a_shard_that_is_lost_before_there_is_a_checkpoint_ends_the_job() -> None:
     office = Office().training().tell("shard 1", gone("its disk burnt"))
-    assert office.recorded(records.Finished)[0].outcome == "failed"
+    [finished] = office.recorded(records.Finished)
+    assert (finished.outcome, finished.cause, finished.role) == ("failed", Cause.SHARD_UNSAVED, "shard 1")
     assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
 
 
@@ -447,7 +449,7 @@ def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: 
 
 def test_a_stop_before_training_ends_the_job_at_once_and_one_at_its_end_does_nothing() -> None:
     office = Office().join("replica 0").tell("supervisor", messages.Stop("enough"))
-    assert office.recorded(records.Finished) == [records.Finished("interrupted", "enough")]
+    assert office.recorded(records.Finished) == [records.Finished.of(Cause.INTERRUPTED, "enough")]
     assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
     leaving = epoch(busy(epochs=1)).tell("supervisor", messages.Stop("enough"))
     assert leaving.recorded(records.Finished) == []

@@ -19,6 +19,7 @@ import pytest
 
 from distbelief.cluster import local, supervisor
 from distbelief.core import records
+from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour, Single
@@ -123,7 +124,8 @@ def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: job
     with pytest.raises(JobFailed, match=rf"^{role} is gone: its process was killed by SIGKILL; .*{remedy}"):
         jobs.run(tmp_path, strategy, epochs=jobs.MANY, checkpoint_every=1 if "resume" in remedy else 0, snapshot_every="0")
     assert monotonic() - began[0] < SECONDS
-    assert len([record for record in watch.of(records.Finished) if record.outcome == "failed"]) >= 1
+    causes = {"coordinator": Cause.COORDINATOR_DIED, "single": Cause.PROCESS_DIED}
+    assert [record.cause for record in watch.of(records.Finished)] == [causes.get(role, Cause.SHARD_SPENT)]
 
 
 @pytest.mark.parametrize("transport", local.TRANSPORTS)

@@ -381,7 +381,8 @@ def test_spoilt_metrics_lose_lines_and_nothing_else(run: Path) -> None:
     lines = [
         b'{"seconds":0.1,"event":"Started","replicas":2,"shards":2,"parameters":80,"samples_per_epoch":100,"batch_size":16,"epochs":1,"samples":0}\n',
         b'{"seconds":0.2,"event":"Stepped","role":"replica 0","steps":1,"samples":16,"pushes":1,"loss":0.5,"pushed":320,"fetched":320}\n',
-        b'{"seconds":0.3,"event":"Tested","epoch":1,"loss":0.5,"accuracy":0.9}\n{"seconds":0.4,"event":"Finished","outcome":"done","reason":"x"}\n',
+        b'{"seconds":0.3,"event":"Tested","epoch":1,"loss":0.5,"accuracy":0.9}\n'
+        b'{"seconds":0.4,"event":"Finished","outcome":"done","cause":"all epochs are done","reason":"x"}\n',
     ]
     (run / "metrics.jsonl").write_bytes(b"".join(lines))
     assert len(list(read_metrics(run / "metrics.jsonl"))) == 4

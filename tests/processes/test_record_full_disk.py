@@ -8,6 +8,7 @@ import torch
 
 from distbelief.core import records
 from distbelief.core.layout import Tensor, lay_out
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
@@ -46,6 +47,6 @@ def test_a_full_disk_costs_a_checkpoint_and_lines_of_metrics_but_not_the_job(tin
             pass
     for number in range(2000):
         recorder.take(float(number), records.Note("a sentence that takes room"))
-    recorder.take(3000.0, records.Finished("done", "all is done"))
+    recorder.take(3000.0, records.Finished.of(Cause.EPOCHS_DONE, "all is done"))
     assert recorder.finish()["outcome"] == "done"
     assert len([text for text in told if "metrics cannot be written" in text]) == 1

@@ -1,0 +1,89 @@
+"""How a job ends, and why: values to decide by; the sentence beside them is for people."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from distbelief import errors
+
+
+class Outcome(StrEnum):
+    """How a job ends."""
+
+    DONE = "done"
+    TARGET = "target"
+    INTERRUPTED = "interrupted"
+    LEFT = "left"
+    """Every replica went before it was done."""
+    FAILED = "failed"
+
+
+class Cause(StrEnum):
+    """Why a job ends; each is of one outcome."""
+
+    EPOCHS_DONE = "all epochs are done"
+    DONE_BEFORE = "all epochs were done before"
+    CONVERGED = "the gradient is within the tolerance"
+    NO_DESCENT = "nothing lowers the loss"
+
+    TARGET_REACHED = "the target is reached"
+
+    INTERRUPTED = "interrupted"
+
+    REPLICAS_LEFT = "every replica left"
+
+    REPLICAS_DIED = "every replica died"
+    DEATH_FORBIDDEN = "a replica died, which is to stop the job"
+    NO_ROUND = "groups of replicas broke up without a round"
+    SHARD_UNSAVED = "a shard died before a checkpoint"
+    SHARD_SPENT = "a shard died in its last life"
+    SHARD_CLOSING = "a shard died while the job closed"
+    SHARD_DESERTED = "a shard died, and the replicas had left"
+    UNKEPT = "every replica died before the last checkpoint"
+    CHECKPOINT_FAILED = "the last checkpoint was not written"
+    COORDINATOR_DIED = "the coordinator died"
+    PROCESS_DIED = "a process died that has no other in its place"
+    CUT_SHORT = "interrupted, and ended at once"
+    LOSS_NOT_FINITE = "the loss is not finite"
+    TASK_RAISED = "the task raised"
+    WRONG_OPTION = "an option cannot be used"
+    WRONG_DATA = "the data cannot be used"
+    WRONG_MODEL = "the model is not the server's"
+    WRONG_CHECKPOINT = "the checkpoint cannot be used"
+    BUG = "an error of distbelief"
+
+    @property
+    def outcome(self) -> Outcome:
+        """How a job ends for this cause.
+
+        >>> Cause.NO_DESCENT.outcome, Cause.CUT_SHORT.outcome
+        (<Outcome.DONE: 'done'>, <Outcome.FAILED: 'failed'>)
+        """
+        return _OUTCOMES.get(self, Outcome.FAILED)
+
+
+_OUTCOMES = {
+    **dict.fromkeys((Cause.EPOCHS_DONE, Cause.DONE_BEFORE, Cause.CONVERGED, Cause.NO_DESCENT), Outcome.DONE),
+    Cause.TARGET_REACHED: Outcome.TARGET,
+    Cause.INTERRUPTED: Outcome.INTERRUPTED,
+    Cause.REPLICAS_LEFT: Outcome.LEFT,
+}
+_OF_ERRORS: dict[type[BaseException], Cause] = {
+    errors.LossNotFinite: Cause.LOSS_NOT_FINITE,
+    errors.TrainingError: Cause.TASK_RAISED,
+    errors.UsageError: Cause.WRONG_OPTION,
+    errors.DataError: Cause.WRONG_DATA,
+    errors.LayoutError: Cause.WRONG_MODEL,
+    errors.CheckpointError: Cause.WRONG_CHECKPOINT,
+    errors.Interrupted: Cause.CUT_SHORT,
+    errors.JobFailed: Cause.PROCESS_DIED,
+}
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Why a job failed that an error has ended.
+
+    >>> cause_of(errors.LossNotFinite("the loss is nan")), cause_of(KeyError("x"))
+    (<Cause.LOSS_NOT_FINITE: 'the loss is not finite'>, <Cause.BUG: 'an error of distbelief'>)
+    """
+    return next((cause for kind, cause in _OF_ERRORS.items() if isinstance(error, kind)), Cause.BUG)
