@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-fast test-slow test-gpu bench clean
+.PHONY: train test test-fast test-slow test-mutants test-gpu bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -19,6 +19,7 @@ test: .venv/tools
 	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
 	$(BIN)/pytest tests/processes
 	$(BIN)/pytest --doctest-modules distbelief
+	PYTHONPATH=tests $(BIN)/python -m mutants --minutes 3 --passed
 
 test-fast: .venv/tools
 	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
@@ -27,6 +28,10 @@ test-slow: .venv/tools
 	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py tests/simulated/test_consistency.py tests/simulated/test_sandblaster_weather.py
 	DISTBELIEF_FRAMES=100000 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_fuzz.py
 	$(BIN)/pytest tests/slow
+
+# a change of the code that no test notices fails it; MUTANTS names some, else all are tried
+test-mutants: .venv/tools
+	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS)
 
 test-gpu: .venv/tools
 	$(BIN)/pytest tests/gpu

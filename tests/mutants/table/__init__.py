@@ -1,0 +1,1 @@
+"""The mutants, in one file for each area of the code."""
