@@ -18,6 +18,7 @@ from distbelief.bench.ranks import SWAPS, play
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
 from distbelief.core.cost import Link, price
+from distbelief.errors import UsageError
 
 MB = 1_000_000
 OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"
@@ -60,9 +61,10 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
     """Measure; returns what is written as JSON.
 
     Raises:
-        UsageError: a number that cannot be, or namespaces where none can be made.
+        UsageError: a number that cannot be, what describes a network where none is made, or namespaces where none can be.
     """
     facts = machine()
+    _check(options)
     sizes, repeats = ((100_000,), 1) if options.quick else (options.sizes, options.repeats)
     measured = {str(ranks): _on_one_host(ranks, sizes, repeats) for ranks in ((2,) if options.quick else options.ranks)}
     within = (4_000,) if options.quick else LIMITED
@@ -83,6 +85,15 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
             ]
             show(f"{ranks} namespaces of {options.rate} Mbit/s: ms", ("", "bytes", "measured", "price"), rows)
     return finish(result, options)
+
+
+def _check(options: AllreduceOptions) -> None:
+    """Refuse what describes a network that is not there."""
+    if options.rate != AllreduceOptions.rate and not (options.namespaces or options.cable):
+        raise UsageError(f"--rate {options.rate}: is that of a network between --namespaces or by a --cable, and there is neither: name one")
+    for name in ("delay", "loss"):
+        if (value := getattr(options, name)) != getattr(AllreduceOptions, name) and not options.cable:
+            raise UsageError(f"--{name} {value}: is that of a cable, and there is none: name one with --cable, or leave it off")
 
 
 @contextmanager

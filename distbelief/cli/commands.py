@@ -16,7 +16,7 @@ from distbelief.bench import BENCHES
 from distbelief.cli import options, words
 from distbelief.cli.main import INTERRUPTED
 from distbelief.cluster import forkserver
-from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, schedule
+from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.core.cost import Link
 from distbelief.core.drawing import LETTERS
 from distbelief.core.drawing import draw as draw_schedule
@@ -278,8 +278,14 @@ def draw(args: list[str]) -> int:
     asked = options.call_tyro(Draw, prog, str(Draw.__doc__), args[1:])
     if not 1 <= asked.ranks <= len(LETTERS):
         raise UsageError(f"--ranks {asked.ranks}: must be from 1 to {len(LETTERS)}")
-    hosts = by_host(asked.ranks, asked.per_host) if args[0].startswith("hierarchical") else ()
-    network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **words.network(asked.network)}
+    check_hosts(args[0], asked.per_host, auto=False)
+    given = words.network(asked.network)
+    knows_hosts = args[0].startswith("hierarchical")
+    for name in ("jitter", *(() if knows_hosts else ("local_latency", "local_bandwidth"))):
+        if name in given:
+            raise UsageError(f"--network {name.replace('_', '-')}: is in no price of {args[0]}; leave it off")
+    hosts = by_host(asked.ranks, asked.per_host) if knows_hosts else ()
+    network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **given}
     link = Link(network["latency"], network["bandwidth"], network["reduction"])
     inside = Link(network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction)
     made = schedule(args[0], asked.ranks, math.lcm(*range(1, asked.ranks + 1)) if asked.ranks < 10 else asked.ranks, hosts)

@@ -33,8 +33,8 @@ class Stepping:
     """adadelta, adagrad, adam, adamax, adamw, lamb, lars, momentum, nadam, nesterov, radam, rmsprop or sgd."""
     lr: float | None = None
     """Learning rate; the optimizer's own where none is given."""
-    weight_decay: float = 0.0
-    """Weight decay."""
+    weight_decay: float | None = None
+    """Weight decay; the optimizer's own where none is given."""
     decay_exempt: bool = False
     """Leave biases and the parameters of normalisations out of the weight decay."""
     optimizer_options: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Virtual:
     coordinator; restart=2s lets them come back so late;
     partition=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
-    """Compute nothing, move no bytes: only the time that passes."""
+    """Compute nothing, move no bytes: only the time that passes, to which the optimizer, its rate and clipping are nothing."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     sweep: int = 0
@@ -310,7 +310,7 @@ class Options:
         """
         asked = Stepping(**self._of(Stepping, without=""))
         options = words.optimizer_options(asked.optimizer_options)
-        if asked.weight_decay:
+        if asked.weight_decay is not None:
             options["weight_decay"] = asked.weight_decay
         for name, instead in (("name", "--optimizer"), ("lr", "--lr"), ("decay_exempt", "--decay-exempt")):
             if name in options:

@@ -101,6 +101,8 @@ def network(text: str) -> dict[str, float]:
             fields["reduction"] = 1 / (rate(value, where) or math.inf)
         else:
             fields[field] = duration(value, where) if name.endswith("latency") else rate(value, where)
+    if fields.get("jitter") and fields.get("latency") == 0:
+        raise UsageError(f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: give one, or leave it off")
     return fields
 
 
@@ -186,6 +188,8 @@ def faults(texts: Iterable[str]) -> Faults:
             found.place.update(restart_seconds=duration(value, "--faults restart"))
         else:
             raise unknown("fault in --faults", kind, ("crash", "partition", "delay", "restart"))
+    if found.place and not found.crashes:
+        raise UsageError("--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave it off")
     return found
 
 

@@ -55,6 +55,8 @@ class Guest:
         Raises:
             DistbeliefError: it may not take part, or failed in its last life.
         """
+        if self.script and self.data_dir:
+            raise errors.UsageError(f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off")
         ticket = read_ticket(self.ticket)
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():

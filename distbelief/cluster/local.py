@@ -17,6 +17,7 @@ import msgspec
 from distbelief import errors
 from distbelief.cluster.pace import Pace
 from distbelief.core import roles
+from distbelief.core.algorithms import check_hosts
 from distbelief.core.settings import Settings, option
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
@@ -140,7 +141,10 @@ class Local:
             DistbeliefError: as `run`.
         """
         began = time.monotonic()
-        settings = msgspec.structs.replace(self.settings(job), evaluate_every=0, target_accuracy=0.0)
+        settings = msgspec.structs.replace(self.settings(job), evaluate_every=0)
+        for name in ("evaluate_every", "target_accuracy", "data_dir"):
+            if (value := getattr(job, name)) and value != getattr(Job, name):
+                raise UsageError(f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off")
         if settings.descent:
             raise UsageError(
                 f"strategy {job.strategy.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
@@ -191,6 +195,11 @@ class Local:
         if settings.mapped and self.carrier != "shared":
             asked = f"--listen {self.listen}" if self.listen else f"--transport {self.transport}"
             raise UsageError(f"{asked}: strategy {settings.consistency} is of one machine, whose memory its replicas update; leave it off")
+        if not job.strategy.served and (self.transport != Local.transport or self.pace):
+            asked = "a pace" if self.pace else f"--transport {self.transport}"
+            raise UsageError(f"{asked}: strategy {job.strategy.name} is one process, which sends nothing and is padded by nobody: leave it off")
+        if settings.among_themselves:
+            check_hosts(settings.algorithm, settings.per_host, auto=self.carrier == "tcp")
         if self.listen and not job.strategy.served:
             raise UsageError(f"--listen {self.listen}: strategy {job.strategy.name} has no replicas that could join")
         for name in ("replicas", "shards"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,26 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import roles
+from distbelief.core.algorithms import check_hosts
+from distbelief.core.descent import Descent
 from distbelief.core.outcomes import Outcome, cause_of
 from distbelief.core.records import Finished, Record
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, option
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
 from distbelief.transport.virtual import Weather
+
+PHANTOM_LACKS: Mapping[str, str] = {
+    "target_accuracy": "that could reach it",
+    "evaluate_every": "that could be measured",
+    "checkpoint_every": "that could be kept",
+    "keep_checkpoints": "that could be kept",
+    "init_from": "that could begin there",
+    "line_search": "that could be searched",
+    "tolerance": "that could be so small",
+}
+"""What a phantom has no use for, and why; of what only values depend on (the optimizer, its rate, clipping) it takes any."""
 
 
 class Crash(msgspec.Struct, frozen=True):
@@ -58,7 +71,7 @@ class Simulated:
     restart_seconds: float = 1.0
     """Time from a crash to the first word of the next life."""
     phantom: bool = False
-    """Compute nothing, move no bytes: only the time that passes."""
+    """Compute nothing, move no bytes: only the time that passes, to which the optimizer, its rate and clipping are nothing."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
 
@@ -107,8 +120,7 @@ class Simulated:
         settings = job.settings()
         if settings.read_in_place:
             raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
-        if self.phantom and settings.target_accuracy:
-            raise UsageError(f"--target-accuracy {settings.target_accuracy}: --phantom computes nothing that could reach it; leave one of them off")
+        self._check_used(job, settings)
         if self.phantom:
             settings = msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0)
             if settings.descent:  # there is no loss to search for
@@ -120,6 +132,31 @@ class Simulated:
         self._check_crashes(settings)
         self._check_partitions(settings)
         return settings
+
+    def _check_used(self, job: Job, settings: Settings) -> None:
+        """Refuse what would do nothing here."""
+        asked = [(name, getattr(job, name), getattr(Job, name)) for name in PHANTOM_LACKS if hasattr(job, name)]
+        if settings.descent:
+            asked += [(name, getattr(settings.descent, name), getattr(Descent(), name)) for name in PHANTOM_LACKS if hasattr(Descent, name)]
+        for name, value, usual in asked if self.phantom else ():
+            if value not in (usual, 0, "none"):
+                raise UsageError(f"{option(name)} {value}: --phantom computes nothing {PHANTOM_LACKS[name]}; leave one of them off")
+        if job.keep_checkpoints != Job.keep_checkpoints and not (self.keep or job.out):
+            raise UsageError(
+                f"--keep-checkpoints {job.keep_checkpoints}: a simulation without a run folder leaves no checkpoints: give it one with --keep or"
+                " --out, or leave it off"
+            )
+        if self.weather.reduction and not (settings.among_themselves or settings.mapped):
+            raise UsageError(
+                "--network reduce: says how fast replicas add to what others have, which they do with strategies allreduce, hogwild and locking; with"
+                f" {settings.consistency} they do not: leave it off"
+            )
+        within = self.weather.local_latency or self.weather.local_bandwidth
+        if within and not (settings.among_themselves and settings.per_host):
+            needs = "set --per-host" if settings.among_themselves else "only strategy allreduce is told who is, by --per-host: leave it off"
+            raise UsageError(f"--network local-latency and local-bandwidth are of links between replicas of one host: {needs}")
+        if settings.among_themselves and not within:
+            check_hosts(settings.algorithm, settings.per_host, auto=True)
 
     def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):

@@ -34,10 +34,12 @@ def evaluates(settings: Settings, task: Task) -> bool:
     """Whether a job measures its model as it goes.
 
     Raises:
-        UsageError: a target that the task has no test set for.
+        UsageError: a target or a rhythm that the task has no test set for.
     """
     if settings.target_accuracy and task.test is None:
         raise UsageError(f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no test set to reach it on; leave it off")
+    if settings.evaluate_every > 1 and task.test is None:
+        raise UsageError(f"--evaluate-every {settings.evaluate_every}: task {task.reference!r} has no test set to measure on; leave it off")
     return settings.evaluate_every > 0 and task.test is not None
 
 

@@ -181,6 +181,20 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
         raise unknown(f"algorithm between hosts in {name}", inner, FLAT)
 
 
+def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
+    """Refuse to be told who is on one host where nobody asks: an algorithm that knows of no hosts, or auto, where `auto` says that it does not look.
+
+    Raises:
+        UsageError: with the algorithms that ask.
+
+    >>> check_hosts("hierarchical:tree", 4, auto=False), check_hosts("ring", 0, auto=False)
+    (None, None)
+    """
+    if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
+        asks = f"{HIERARCHICAL}{' or auto' if auto else ''}"
+        raise UsageError(f"--per-host {per_host}: says who is on one host, which --algorithm {algorithm} does not ask: name {asks}, or leave it off")
+
+
 @lru_cache(maxsize=256)
 def schedule(algorithm: str, ranks: int, length: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Schedule:
     """The schedule of an algorithm for so many ranks and elements.

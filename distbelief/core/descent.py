@@ -53,6 +53,12 @@ class Descent(msgspec.Struct, frozen=True):
             raise UsageError(f"--step {self.step}: must be more than 0")
         if not 0 < self.overlap <= 0.5:
             raise UsageError(f"--overlap {self.overlap}: is the fraction of a batch that the next one shares, more than 0 and at most 0.5")
+        if self.overlap != Descent().overlap and not self.batch:
+            raise UsageError(
+                f"--overlap {self.overlap}: is of consecutive batches, and each is the whole training set here: set --batch-size, or leave it off"
+            )
+        if self.history != Descent().history and self.method != "lbfgs":
+            raise UsageError(f"--history {self.history}: counts the curvature pairs of lbfgs, and --method {self.method} has none: leave it off")
         if self.damping and self.method != "lbfgs":
             raise UsageError(f"--damping is of the curvature pairs of lbfgs, and --method {self.method} has none: leave it off")
 

@@ -84,6 +84,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is {self.epochs}")
         if self.lr_schedule == "backoff" and len(self.lr_steps) > 1:
             raise UsageError(f"--lr-steps {self.lr_steps}: --lr-schedule backoff needs the first only, the others follow from --lr-gamma")
+        if self.lr_schedule == "backoff" and not self.lr_steps and self.epochs == 1:
+            raise UsageError("--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: give it more, or --lr-steps 0.5")
         if not 0 < self.lr_power < math.inf:
             raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
         if not 0 <= self.lr_gamma <= 1:

@@ -37,9 +37,9 @@ class Allreduce(Scaled):
     on_death: str = field(default="regroup", kw_only=True)
     """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once)."""
     per_host: int = field(default=0, kw_only=True)
-    """Replicas on each host, in their order, for hierarchical and for auto; 0 for all."""
+    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared memory); 0 for all."""
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica or the coordinator that died is started anew."""
+    """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only."""
 
     @property
     def implied(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Sandblaster:
     method: str = "lbfgs"
     """lbfgs, cg (nonlinear conjugate gradient) or gradient (steepest descent)."""
     history: int = 10
-    """Curvature pairs that L-BFGS remembers; each is two vectors on the shards."""
+    """With --method lbfgs, the curvature pairs that it remembers; each is two vectors on the shards."""
     line_search: str = "wolfe"
     """wolfe (strong conditions, cubic interpolation), backtracking, or none: every step is --step."""
     step: float = 1.0

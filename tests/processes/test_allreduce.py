@@ -57,18 +57,22 @@ def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def among_three(algorithm: str) -> Allreduce:
+    """Several buckets, and two hosts where the algorithm asks for hosts."""
+    hosts = 2 * algorithm.startswith("hierarchical")
+    return Allreduce(replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=hosts)
+
+
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree", "native", "auto"])
 def test_in_shared_memory_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, algorithm: str) -> None:
-    strategy = Allreduce(replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=2)
-    result = jobs.run(tmp_path / "run", strategy, epochs=2)
+    result = jobs.run(tmp_path / "run", among_three(algorithm), epochs=2)
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 14)
     assert_close(tmp_path / "run", union)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "hierarchical", "native", "auto"])
 def test_over_torch_distributed_too(tmp_path: Path, union: Path, algorithm: str) -> None:
-    strategy = Allreduce(replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=2)
-    result = jobs.run(tmp_path / "run", strategy, on=Local(transport="tcp"), epochs=2)
+    result = jobs.run(tmp_path / "run", among_three(algorithm), on=Local(transport="tcp"), epochs=2)
     assert (result["outcome"], result["updates"]) == ("done", 14)
     assert_close(tmp_path / "run", union)
 

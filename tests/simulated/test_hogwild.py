@@ -202,7 +202,7 @@ def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strat
     strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=0.05)})
     clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
     job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
-    run = Observed(job, Simulated(weather=SLOW, pace=STEADY))
+    run = Observed(job, Simulated(pace=STEADY))
     run.run()
     dense = dataclasses.replace(bags(), model=lambda: Bag(sparse=False))
     options = {

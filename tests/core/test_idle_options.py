@@ -1,0 +1,122 @@
+"""What would do nothing is refused, with the reason: an option is never taken without a word for what it cannot change."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import distbelief as db
+from distbelief.bench import allreduce
+from distbelief.cli import main, options, words
+from distbelief.cluster.guest import Guest
+from distbelief.cluster.sitting import evaluates
+from distbelief.core.optimizer import optim
+from distbelief.errors import UsageError
+from distbelief.tasks import resolve
+
+BESIDE = {
+    "train digits sandblaster --overlap 0.4": "--overlap 0.4: is of consecutive batches, and each is the whole training set here: set --batch-size",
+    "train digits sandblaster --method cg --history 5": "--history 5: counts the curvature pairs of lbfgs, and --method cg has none: leave it off",
+    "train digits sandblaster --method gradient --history 5": "--history 5: counts the curvature pairs of lbfgs, and --method gradient has none",
+    "train digits allreduce --per-host 2": "--per-host 2: says who is on one host, which --algorithm auto does not ask",
+    "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not ask",
+    "train digits allreduce --per-host 2 --algorithm tree --transport tcp": "--algorithm tree does not ask: name hierarchical or auto",
+    "simulate digits allreduce --per-host 2 --algorithm ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "simulate digits allreduce --network local-latency=1us": "--network local-latency and local-bandwidth are of links between replicas of one host:"
+    " set --per-host",
+    "simulate digits downpour --network local-bandwidth=1GB": "only strategy allreduce is told who is, by --per-host: leave it off",
+    "simulate digits hogwild --network local-latency=1us": "only strategy allreduce is told who is",
+    "simulate digits downpour --network reduce=10GB": "--network reduce: says how fast replicas add to what others have",
+    "simulate digits sandblaster --network reduce=10GB": "with sandblaster they do not: leave it off",
+    "simulate digits downpour --network latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
+    "simulate digits downpour --faults restart=2s": "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500",
+    "simulate digits downpour --keep-checkpoints 5": "--keep-checkpoints 5: a simulation without a run folder leaves no checkpoints",
+    "simulate digits downpour --phantom --keep --keep-checkpoints 5": "--keep-checkpoints 5: --phantom computes nothing that could be kept",
+    "simulate digits downpour --phantom --checkpoint-every 5": "--checkpoint-every 5: --phantom computes nothing that could be kept",
+    "simulate digits downpour --phantom --evaluate-every 5": "--evaluate-every 5: --phantom computes nothing that could be measured",
+    "simulate digits downpour --phantom --init-from run": "--init-from run: --phantom computes nothing that could begin there",
+    "simulate digits sandblaster --phantom --line-search backtracking": "--line-search backtracking: --phantom computes nothing that",
+    "simulate digits sandblaster --phantom --tolerance 1": "--tolerance 1.0: --phantom computes nothing that could be so small",
+    "train digits downpour --lr-schedule backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
+    "draw ring --per-host 2": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "draw ring --network local-latency=1us": "--network local-latency: is in no price of ring",
+    "draw hierarchical --network jitter=1": "--network jitter: is in no price of hierarchical",
+    "bench allreduce --rate 10": "--rate 10: is that of a network between --namespaces or by a --cable, and there is neither",
+    "bench allreduce --namespaces 4 --delay 10": "--delay 10.0: is that of a cable, and there is none",
+    "bench allreduce --loss 0.1": "--loss 0.1: is that of a cable, and there is none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BESIDE)
+def test_what_would_do_nothing_is_refused_with_the_reason(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(line.split()) == 2
+    said = capsys.readouterr().err
+    assert BESIDE[line] in said
+    assert said.count("\n") == 1
+
+
+TAKEN = [
+    (db.Sandblaster(batch_size=40, overlap=0.4, portion_size=4), db.Simulated()),
+    (db.Sandblaster(overlap=0.25, method="cg", history=10), db.Simulated()),
+    (db.Allreduce(4, algorithm="hierarchical", per_host=2), db.Local()),
+    (db.Allreduce(4, algorithm="hierarchical:tree", per_host=2), db.Simulated()),
+    (db.Allreduce(4, per_host=2), db.Local(transport="tcp")),
+    (db.Allreduce(4, algorithm="ring", per_host=2), db.Simulated(db.Weather(local_latency=1e-6))),
+    (db.Hogwild(), db.Simulated(db.Weather(reduction=1e-9))),
+    (db.Allreduce(), db.Simulated(db.Weather(reduction=1e-9))),
+    (db.Sandblaster(line_search="none"), db.Simulated(phantom=True)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "place"), TAKEN, ids=str)
+def test_what_does_something_is_taken(strategy: Any, place: db.Local | db.Simulated) -> None:
+    place.settings(db.Job("digits", strategy))
+
+
+def test_the_usual_value_is_taken_where_it_changes_nothing() -> None:
+    """Who types what holds anyway has asked for nothing else."""
+    job = db.Job("digits", db.Downpour(), evaluate_every=0, checkpoint_every=0, keep_checkpoints=2, snapshot_every="60s")
+    db.Simulated(phantom=True).settings(job)
+    assert words.network("latency=0,jitter=0") == {"latency": 0.0, "jitter": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        (db.Local(transport="tcp"), "--transport tcp: strategy single is one process, which sends nothing"),
+        (db.Local(pace=db.Pace(slow={0: 2.0})), "a pace: strategy single is one process, .* padded by nobody"),
+    ],
+)
+def test_one_process_has_no_links_and_no_pace(place: db.Local, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        place.settings(db.Job("digits", db.Single()))
+
+
+@pytest.mark.parametrize("more", [{"evaluate_every": 2}, {"target_accuracy": 0.5}, {"data_dir": "there"}], ids=str)
+def test_a_script_measures_and_reads_by_itself(more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="is of a task, and a script reads and measures by itself"):
+        db.Local().launch(db.Job("script", db.Downpour(), **more), [__file__])
+
+
+def test_a_guests_script_reads_its_data_by_itself() -> None:
+    with pytest.raises(UsageError, match="--data-dir there: is of a task, and a script reads its data by itself"):
+        Guest("ticket", ["script.py"], data_dir="there").run()
+
+
+def test_a_rhythm_of_evaluations_needs_a_test_set() -> None:
+    bare = dataclasses.replace(resolve("digits"), test=None)
+    assert not evaluates(db.Job("digits").settings(), bare)
+    with pytest.raises(UsageError, match=r"--evaluate-every 3: task .* has no test set to measure on"):
+        evaluates(db.Job("digits", evaluate_every=3).settings(), bare)
+
+
+def test_no_weight_decay_is_none_also_where_the_optimizer_has_one_of_its_own() -> None:
+    asked = [options.parse("train", "digits", "downpour", ["--optimizer", "adamw", *more]).optimizer() for more in ([], ["--weight-decay", "0"])]
+    assert asked == [optim("adamw"), optim("adamw", weight_decay=0.0)]
+
+
+def test_what_a_cable_is_like_is_taken_where_there_is_one() -> None:
+    allreduce._check(allreduce.AllreduceOptions(cable="netem.py", rate=10, delay=1.0, loss=0.1))
+    allreduce._check(allreduce.AllreduceOptions(namespaces=(2,), rate=10))
