@@ -225,7 +225,7 @@ class Gloo(Limit):
 
     def close(self) -> None:
         """End the other side, which waits for more, and the group."""
-        self._peer.process.terminate()
+        self._peer.process.kill()
         self._peer.process.join()
         del self._group
         self._folder.cleanup()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Self
@@ -16,7 +15,7 @@ from distbelief.errors import JobFailed
 ANSWER_SECONDS = 120.0
 """Longest wait for one word of a peer."""
 GRACE = 1.0
-"""Seconds between asking the peers to end and killing them."""
+"""Seconds that a peer whose pipe is closed may take to end."""
 
 
 class Peer:
@@ -55,13 +54,9 @@ class Peers:
 
     def __exit__(self, *_: object) -> None:
         for peer in self._peers:
-            peer.process.terminate()
-        deadline = time.monotonic() + GRACE
+            peer.process.kill()
         for peer in self._peers:
-            peer.process.join(max(0.0, deadline - time.monotonic()))
-            if peer.process.is_alive():
-                peer.process.kill()
-                peer.process.join()
+            peer.process.join()
             peer.connection.close()
         self._peers.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -249,6 +250,7 @@ def bench(args: list[str]) -> int:
         return 0
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], [*BENCHES, "table"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what it has started is ended as the exception goes by
     chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
     options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
     chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import NoReturn
 from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, unknown
 
 INTERRUPTED = 130
+INTERRUPTED_BEFORE = "interrupted before the job began"
 USAGE = """\
 usage: distbelief COMMAND ...
 
@@ -36,9 +38,9 @@ distbelief --version"""
 
 def main() -> NoReturn:
     """Run the command of this process, and end it."""
-    _open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, _end)
+    _open_standard_streams()
     status = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -48,13 +50,11 @@ def main() -> NoReturn:
         os._exit(status)
 
 
-_interruptions: list[int] = []
-
-
-def _interrupt(number: int, *_: object) -> NoReturn:
-    """As Python does; but what a package's import makes of it is known for what it is."""
-    _interruptions.append(number)
-    raise KeyboardInterrupt
+def _end(*_: object) -> NoReturn:
+    """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that is under way."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"distbelief: {INTERRUPTED_BEFORE}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def run(args: Sequence[str]) -> int:
@@ -67,10 +67,8 @@ def run(args: Sequence[str]) -> int:
         return _complain(error, 2)
     except DistbeliefError as error:
         return _complain(error, INTERRUPTED if isinstance(error, Interrupted) else 1)
-    except (KeyboardInterrupt, ImportError) as error:
-        if isinstance(error, ImportError) and not _interruptions:  # else it is one that a Ctrl-C has cut short
-            raise
-        return _complain("interrupted before the job began", INTERRUPTED)
+    except KeyboardInterrupt:
+        return _complain(INTERRUPTED_BEFORE, INTERRUPTED)
     except BrokenPipeError:
         # whoever read our output has gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-LEFT = (signal.SIGINT, signal.SIGHUP)
+LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Signals that the processes of a job leave to their supervisor."""
 
 
@@ -30,20 +30,15 @@ def context() -> ForkServerContext:
 def start() -> None:
     """Start the forkserver, where it does not run yet; it imports torch while this process goes on."""
     context()
-    if threading.current_thread() is not threading.main_thread():
-        _ensure_running()
-        return
-    # a Ctrl-C reaches every process of the terminal, and so does its closing: those of a job leave them to their supervisor from their first moment.
-    # Here one that comes meanwhile waits for its handler: what is blocked is kept, what is only ignored would be lost
-    multiprocessing.resource_tracker.ensure_running()  # it lets signals through when it has begun
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in LEFT}
+    # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave them to their supervisor from
+    # their first moment. What is blocked here is so in a process that is begun here, for good, and is kept for this one
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
     try:
+        multiprocessing.resource_tracker.ensure_running()  # it lets signals through when it has begun
+        signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
         _ensure_running()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ensure_running() -> None:

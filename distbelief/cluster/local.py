@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief import errors
+from distbelief.cluster import signals
 from distbelief.cluster.pace import Pace
 from distbelief.core import roles
 from distbelief.core.algorithms import check_hosts
@@ -126,7 +127,8 @@ class Local:
         evaluated = evaluates(settings, task)
         if settings.shards > MANY:
             _check_cut(task, settings)
-        return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), evaluated).run()
+        with signals.waitable() as woken:
+            return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), evaluated).run(woken)
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
         """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
@@ -162,7 +164,8 @@ class Local:
         from distbelief.cluster.sitting import Sitting, View
         from distbelief.cluster.supervisor import Supervisor
 
-        return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run()
+        with signals.waitable() as woken:
+            return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run(woken)
 
     def _check_assembled(self, settings: Settings) -> None:
         """Refuse what a job without a server cannot do."""

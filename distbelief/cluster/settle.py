@@ -24,9 +24,7 @@ MAPPED_BYTES = 32 << 20
 def settle_process(role: str, supervisor: int, threads: int) -> None:
     """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
     name_process(role)
-    for number in LEFT:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)  # as the forkserver may have been begun: its own children are to have them
+    _leave_signals()
     torch.set_num_threads(threads)
     _keep_memory()
     try:
@@ -34,6 +32,22 @@ def settle_process(role: str, supervisor: int, threads: int) -> None:
     except ProcessLookupError:
         raise SystemExit(1) from None
     threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
+
+
+def _leave_signals() -> None:
+    """Leave to the supervisor what is sent to the whole terminal or group. The forkserver was begun with them blocked."""
+    own = os.getpid()
+
+    def leave(number: int, _: object) -> None:
+        if os.getpid() != own:  # what a user's code has forked from this process ends as any other does
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in LEFT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, leave)  # ignored, it would be so in every program that a user's code starts, and nobody could end these
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
 
 
 def _keep_memory() -> None:

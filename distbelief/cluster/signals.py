@@ -9,19 +9,25 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
+WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal was closed"}
+"""The signals that end a job, and what each is called."""
+
 
 @contextlib.contextmanager
 def waitable() -> Iterator[Connection]:
-    """A connection from which a word can be received for each signal that comes, where this is the main thread."""
+    """A connection from which a word can be received for each signal that comes, where this is the main thread.
+
+    Nothing is raised: an exception at any line could be caught by whatever runs there, an import say, and then the signal would be lost.
+    """
     woken, wake = multiprocessing.Pipe(duplex=False)
     if threading.current_thread() is not threading.main_thread():
         yield woken
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in WORDS}
     if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
         del before[signal.SIGHUP]
     for number in before:
-        signal.signal(number, lambda *_: wake.send_bytes(b"!"))
+        signal.signal(number, lambda number, _: wake.send_bytes(WORDS[signal.Signals(number)].encode()))
     try:
         yield woken
     finally:

@@ -18,6 +18,7 @@ import msgspec
 from distbelief.cluster.assembled import Assembled
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
+from distbelief.cluster.signals import WORDS
 from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import roles
@@ -84,23 +85,24 @@ class Simulated:
         """
         settings = self.settings(job)
         evaluates(settings, task_of(job))
-        sitting = Sitting(
-            job,
-            settings,
-            view or View(),
-            0.0,
-            self.keep or job.out is not None,
-            {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))},
-        )
+        with _interrupts() as stopped:
+            return self._run(job, settings, view or View(), stopped)
+
+    def _run(self, job: Job, settings: Settings, view: View, stopped: Callable[[], str | None]) -> dict[str, Any]:
+        more = {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))}
+        sitting = Sitting(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
-            with _interrupts() as stopped:
-                simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
-                sitting.live.ask = lambda: _tell_shards(simulation, sitting)
-                simulation.run()
+            simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
+            sitting.live.ask = lambda: _tell_shards(simulation, sitting)
+            simulation.run()
         except BaseException as error:
-            sitting.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(error), str(error)))
+            twice = isinstance(error, KeyboardInterrupt)
+            told = Interrupted("interrupted twice: ended at once, without a checkpoint") if twice else error
+            sitting.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(told), str(told)))
             sitting.finish()
+            if twice:
+                raise told from None
             raise
         result = sitting.finish()
         if result["outcome"] == Outcome.FAILED:
@@ -215,10 +217,10 @@ def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], str | None]]:
     """A question whether Ctrl-C or SIGTERM came, where this is the main thread; the second of them ends what runs at once."""
-    came: list[int] = []
+    came: list[str] = []
 
     def interrupt(number: int, _frame: object) -> None:
-        came.append(number)
+        came.append(WORDS[signal.Signals(number)])
         if len(came) > 1:
             raise KeyboardInterrupt
 
@@ -227,9 +229,7 @@ def _interrupts() -> Iterator[Callable[[], str | None]]:
         return
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: "interrupted" if came else None
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted twice: ended at once, without a checkpoint") from None
+        yield lambda: came[0] if came else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -39,8 +39,6 @@ CLOSING = 600.0
 """Seconds that an interrupted job may take to write its checkpoint."""
 SILENCE = 20.0
 """Seconds without a word from anybody after which the supervisor says for whom it waits."""
-GRACE = 2.0
-"""Seconds between asking a process to end and killing it."""
 TICK = 1.0
 """Seconds between two looks at the clock and at the processes."""
 
@@ -57,7 +55,8 @@ class Supervisor:
         self.listening = self.started = False
         self._heard, self._looked = time.monotonic(), 0.0
         self._leave_by = self._end_by = float("inf")
-        self._interrupts = 0
+        self._interrupts: list[str] = []
+        """What each signal that came is called."""
         self._script = script or []
         self._coordinator: Listening | None = None
         self._address = ""
@@ -77,24 +76,23 @@ class Supervisor:
         self._ended: dict[str, Died] = {}
         """The last life of each role that has ended."""
 
-    def run(self) -> dict[str, Any]:
-        """Start, watch and end the job."""
-        with signals.waitable() as woken:
-            try:
-                self._start(woken)
-                while self.children and self.failure is None:
-                    self._watch(woken)
-            except BaseException:
-                self.sitting.finish()
-                raise
-            finally:
-                self._end_all()
-                self.desk.close()
-                if self._gate:
-                    self._gate.close()
-                for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
-                    os.close(descriptor)
-            return self._conclude()
+    def run(self, woken: Connection) -> dict[str, Any]:
+        """Start, watch and end the job; a word on `woken` is a signal that came."""
+        try:
+            self._start(woken)
+            while self.children and self.failure is None:
+                self._watch(woken)
+        except BaseException:
+            self.sitting.finish()
+            raise
+        finally:
+            self._end_all()
+            self.desk.close()
+            if self._gate:
+                self._gate.close()
+            for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
+                os.close(descriptor)
+        return self._conclude()
 
     def _conclude(self) -> dict[str, Any]:
         """The result; or the one error that says why there is none."""
@@ -189,8 +187,7 @@ class Supervisor:
         waiting += [child.channel.connection for child in self.children.values() if child.open]
         ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.desk.due))))
         if id(woken) in ready:
-            woken.recv_bytes()
-            self._interrupt()
+            self._interrupt(woken.recv_bytes().decode())
         for child in list(self.children.values()):
             if self.children.get(child.role) is child and id(child.channel.connection) in ready:
                 child.open = child.channel.hear_all(lambda word, child=child: self._take(child, word))  # type: ignore[misc]
@@ -262,7 +259,7 @@ class Supervisor:
             for died in self._ended.values() if child.incarnation else ():
                 child.channel.say(died)
             if self._interrupts:
-                child.channel.say(Interrupt("interrupted"))
+                child.channel.say(Interrupt(self._interrupts[0]))
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
@@ -366,9 +363,9 @@ class Supervisor:
 
     # ending
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, signal: str) -> None:
         """First Ctrl-C: let the job end in peace, with a checkpoint. Second: end it now."""
-        self._interrupts += 1
+        self._interrupts.append(signal)
         if self.finished is not None:
             self._end_by = 0.0
             return
@@ -376,23 +373,19 @@ class Supervisor:
         if not self.listening:
             self.failure = Interrupted(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
             return
-        if self._interrupts > 1:
+        if len(self._interrupts) > 1:
             self.failure = Interrupted(f"interrupted twice: ended at once, without a checkpoint; {self.known.remedy}")
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
         if coordinator is not None:
-            coordinator.channel.say(Interrupt("interrupted"))
+            coordinator.channel.say(Interrupt(signal))
 
     def _end_all(self) -> None:
-        """Leave no process behind: ask those that are left to end, then kill them."""
+        """Leave no process behind. They have nothing to do at such an end, and leave SIGTERM to this process."""
         for child in self.children.values():
-            child.process.terminate()
-        deadline = time.monotonic() + GRACE
+            child.process.kill()
         for child in self.children.values():
-            child.process.join(max(0.0, deadline - time.monotonic()))
-            if child.process.is_alive():
-                child.process.kill()
-                child.process.join()
+            child.process.join()
             child.channel.connection.close()
         self.children.clear()

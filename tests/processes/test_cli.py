@@ -67,8 +67,9 @@ def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path) -> None:
     assert lines[-1] == {**json.loads((tmp_path / "run" / "result.json").read_text()), "run": str(tmp_path / "run")}
 
 
-@pytest.mark.parametrize(("strategy", "how"), [("downpour", signal.SIGINT), ("single", signal.SIGINT), ("downpour", signal.SIGHUP)])
-def test_ctrl_c_or_a_closed_terminal_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str, how: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("strategy", ["downpour", "single", "allreduce", "hogwild"])
+def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str, how: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "a run"
     words = ["train", "digits", strategy, "--json", "--epochs", "100000", "--checkpoint-every", "0", "--out", str(run)]
     process = subprocess.Popen(
@@ -78,7 +79,7 @@ def test_ctrl_c_or_a_closed_terminal_keeps_a_checkpoint_and_the_printed_command_
     for line in process.stdout:
         if json.loads(line)["event"] == "EpochDone":
             break
-    # a terminal sends it to every process of the job
+    # a terminal sends it to every process of the job, and so does `timeout`
     os.killpg(process.pid, how)
     shown, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said

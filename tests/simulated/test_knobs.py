@@ -371,7 +371,7 @@ def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamesp
     before = signal.getsignal(signal.SIGINT)
     job = Job(task=plain.classes(lambda: Interrupting(1), samples=40), strategy=Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path))
     result = Simulated().run(job)
-    assert (result["outcome"], result["reason"]) == ended(tmp_path) == ("interrupted", "interrupted")
+    assert (result["outcome"], result["reason"]) == ended(tmp_path) == ("interrupted", "Ctrl-C")
     assert 0 < result["samples"] < 9 * 40
     assert list((tmp_path / "checkpoints").iterdir())
     assert signal.getsignal(signal.SIGINT) is before
