@@ -26,9 +26,10 @@ from distbelief.runtime.driver import Driver
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.transport.base import Arena, NetworkEndpoint
+from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
-from distbelief.transport.tls import Identity, TlsEndpoint
+from distbelief.transport.tls import TlsEndpoint
 
 RATE = 1e-3
 """Learning rate of every update that is measured, here and in `limits`: plain SGD."""

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from distbelief.transport.tls import Identity
+from distbelief.transport.secure import Identity
 
 LIFETIME = timedelta(days=30)
 """How long certificates hold: links that are there outlive them, new ones are refused after it."""

@@ -22,7 +22,7 @@ import msgspec
 from distbelief.core import roles
 from distbelief.core.settings import MOST
 from distbelief.errors import JobFailed, UsageError
-from distbelief.transport.tls import Identity, TlsSocket, context
+from distbelief.transport.secure import Identity, TlsSocket, context
 
 if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority

@@ -20,7 +20,7 @@ from distbelief.cluster.channel import Channel, Failed, Interrupt, Listening, No
 from distbelief.cluster.gate import Knock, Part, Sorry, Ticket, knock, read_ticket
 from distbelief.core import records
 from distbelief.errors import Interrupted, JobFailed
-from distbelief.transport.shared import check_user
+from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
 """How long to wait for a job that has not begun, and between two knocks."""
@@ -60,9 +60,9 @@ class Guest:
         ticket = read_ticket(self.ticket)
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():
-            forkserver.start()
             word = Knock(ticket.job, ticket.secret, script=bool(self.script))
             part = self._ask(ticket, word, woken)
+            forkserver.start()  # with torch: who is refused has not waited for that
             while not self._live(part, woken, door):
                 if part.incarnation >= part.restarts:
                     raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")

@@ -12,7 +12,7 @@ import msgspec
 from distbelief.cluster.pace import Pace
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
-from distbelief.transport.tls import Identity
+from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
     from distbelief.cluster.local import Local

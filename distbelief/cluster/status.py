@@ -17,7 +17,7 @@ from distbelief.core import roles
 from distbelief.errors import JobFailed
 from distbelief.record.folder import RunFolder
 from distbelief.record.summary import Summary
-from distbelief.transport.shared import check_user
+from distbelief.transport.secure import check_user
 
 ANSWER_SECONDS = 0.5
 """How long a process may take to say how it stands; one that computes for longer says nothing."""

@@ -9,7 +9,6 @@ import mmap
 import os
 import secrets
 import socket
-import struct
 
 import torch
 
@@ -17,11 +16,11 @@ from distbelief.core.messages import Bulk, Fetched
 from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena, plain_arena
 from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link
+from distbelief.transport.secure import check_user
 from distbelief.transport.sockets import SocketEndpoint
 
 _SCHEME = "unix:@"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 class SharedEndpoint(SocketEndpoint):
@@ -149,17 +148,6 @@ def _name(address: str) -> str:
     if not address.startswith(_SCHEME) or len(address) == len(_SCHEME):
         raise UsageError(f"{address!r} is no address of this carrier; it looks like {_SCHEME}NAME")
     return "\0" + address.removeprefix(_SCHEME)
-
-
-def check_user(connection: socket.socket) -> None:
-    """Refuse whoever is at the other end of a Unix socket and is not the user of this process.
-
-    Raises:
-        PermissionError: he is another.
-    """
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if uid != os.getuid():
-        raise PermissionError(f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user")
 
 
 def _close_all(fds: list[int]) -> None:

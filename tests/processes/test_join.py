@@ -275,3 +275,35 @@ def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(tmp_path: Path,
     [(status, said)] = guests.ended()
     assert status == 0, said
     assert said.count("joined as replica 1\n") == 1, said
+
+
+LIGHT = """
+import multiprocessing.forkserver, sys
+from distbelief.cli.main import run
+status = run(sys.argv[1:])
+sys.exit(99 if "torch" in sys.modules or multiprocessing.forkserver._forkserver._forkserver_pid else status)
+"""
+SORRY = gate.Sorry("the job is ending")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({}, 1, "the job is ending"),
+        ({"secret": "another"}, 1, "the ticket is of another job"),
+        ({"port": 1}, 1, "does not answer"),
+        ({"port": "x"}, 2, "is no ticket"),
+        (None, 2, "no ticket can be read"),
+    ],
+)
+def test_who_is_refused_has_not_waited_for_torch(tmp_path: Path, change: dict[str, Any] | None, status: int, said: str) -> None:
+    opened = gate.Gate("job", ("127.0.0.1", 0), "127.0.0.1", None, lambda _: SORRY, tmp_path)
+    try:
+        ticket = tmp_path / "mine.json"
+        if change is not None:
+            ticket.write_text(json.dumps({**json.loads(opened.path.read_text()), **change}))
+        command = [sys.executable, "-c", LIGHT, "join", str(ticket)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    finally:
+        opened.close()
+    assert (ended.returncode, said in ended.stderr) == (status, True), ended.stderr

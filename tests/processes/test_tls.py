@@ -21,7 +21,8 @@ from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets, tls
-from distbelief.transport.tls import Identity, TlsEndpoint, _chunks
+from distbelief.transport.secure import Identity, _chunks
+from distbelief.transport.tls import TlsEndpoint
 
 PATIENCE = 30.0
 AUTHORITY = Authority("job")

@@ -1,0 +1,146 @@
+"""Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix socket.
+
+Nothing of messages, and so light: who asks at a gate whether he may take part need not import torch for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+RECORD = 16 << 10
+"""Most bytes of a record of TLS; what is shorter goes joined."""
+_PIECE = 256 << 10  # of a long payload: what one write takes whole or not at all
+_TURN = 4 << 20  # received at once, however fast a peer sends: others wait
+_WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+Bytes = bytes | bytearray | memoryview
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """By what a role proves who it is. All three are PEM."""
+
+    authority: str
+    """The certificate of the job's authority."""
+    certificate: str
+    key: str
+    """Its own secret: it goes to its process only, and to no disk."""
+
+    def __repr__(self) -> str:
+        return "Identity(...)"  # the key belongs in no message and no log
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A connection under TLS with the calls of a plain socket, which raise BlockingIOError where a plain one would.
+
+    A failed write is tried again with the same bytes and perhaps more, as OpenSSL demands: the same queue begins with the same chunks. A read leaves
+    nothing decrypted behind, given `RECORD` bytes of room after the payload's. An end without a farewell (`close_notify`) is an end: messages say
+    how long they are, so one that was cut off is noticed without it.
+    """
+
+    peer = ""
+    """The role that the other end has proved to be; "" until the handshake is done."""
+
+    def greet(self) -> None:
+        """Go on with the handshake; raises BlockingIOError until it is done."""
+        try:
+            self.do_handshake()
+        except _WAIT:
+            raise BlockingIOError from None
+        certificate: Any = self.getpeercert()
+        self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")  # the authority names every role
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """Send as much as is taken at once; returns how much that was."""
+        return self.sendmsg((data,))
+
+    def sendmsg(self, buffers: Iterable[Bytes], *_: object) -> int:  # type: ignore[override]
+        """Send as much of several buffers as is taken at once; returns how much that was."""
+        sent = 0
+        try:
+            for chunk in _chunks(buffers):
+                sent += self.write(chunk)
+        except _WAIT:
+            if not sent:
+                raise BlockingIOError from None
+        return sent
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """Receive what one record holds; returns how much that was, 0 at the end."""
+        try:
+            return self._take(buffer)
+        except _WAIT:
+            raise BlockingIOError from None
+
+    def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]
+        """Receive into the first buffer all that is there for it, and into the second what its last record holds beyond that."""
+        room, beyond = buffers
+        got = 0
+        try:
+            while got < min(len(room), _TURN):
+                count = self._take(room[got:])
+                if not count:
+                    return (got,)
+                got += count
+            if got == len(room) and self.pending():
+                got += self._take(beyond)
+        except _WAIT:
+            if not got:
+                raise BlockingIOError from None
+        return (got,)
+
+    def _take(self, room: Any) -> int:
+        return int(self.read(len(room), room))
+
+
+def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:
+    """What is written at once: short buffers joined up to a record, long ones in pieces."""
+    joined = bytearray()
+    for buffer in buffers:
+        view = memoryview(buffer)
+        room = RECORD - len(joined)
+        if len(view) < room:
+            joined += view
+            continue
+        if joined:
+            yield joined + view[:room]
+            view, joined = view[room:], bytearray()
+        for at in range(0, len(view), _PIECE):
+            yield view[at : at + _PIECE]
+    if joined:
+        yield joined
+
+
+def context(purpose: int, identity: Identity) -> ssl.SSLContext:
+    """What a handshake needs: our certificate, and whose others we believe."""
+    made = ssl.SSLContext(purpose)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False  # certificates are of roles, which may run anywhere
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.sslsocket_class = TlsSocket
+    made.load_verify_locations(cadata=identity.authority)
+    secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)  # `ssl` reads keys from files only, and no disk is to see this one
+    try:
+        os.write(secret, (identity.certificate + identity.key).encode())
+        made.load_cert_chain(f"/proc/self/fd/{secret}")
+    finally:
+        os.close(secret)
+    return made
+
+
+def check_user(connection: socket.socket) -> None:
+    """Refuse whoever is at the other end of a Unix socket and is not the user of this process.
+
+    Raises:
+        PermissionError: he is another.
+    """
+    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if uid != os.getuid():
+        raise PermissionError(f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user")
