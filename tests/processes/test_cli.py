@@ -67,7 +67,7 @@ def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path) -> None:
     assert lines[-1] == {**json.loads((tmp_path / "run" / "result.json").read_text()), "run": str(tmp_path / "run")}
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
 @pytest.mark.parametrize("strategy", ["downpour", "single", "allreduce", "hogwild"])
 def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str, how: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "a run"
