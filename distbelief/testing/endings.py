@@ -1,0 +1,171 @@
+"""How a job may end: what its faults allow, decided from outside, by what has died when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from distbelief.core import mirroring, records, roles
+from distbelief.core.messages import Message
+from distbelief.core.outcomes import Cause, Outcome
+from distbelief.testing.simulations import Observed
+
+DONE = frozenset({Cause.EPOCHS_DONE, Cause.CONVERGED, Cause.NO_DESCENT})
+"""The causes for which a job ends that nothing has kept from what it was to do."""
+
+
+class Death(NamedTuple):
+    """The death of one life of a role, and how the job stood then."""
+
+    role: str
+    life: int
+    started: bool
+    saved: bool
+    """Whether there was a checkpoint."""
+    ending: bool
+    """Whether the replicas had been asked to leave."""
+    covered: bool | None = False
+    """Of a shard: whether the coordinator knew that a standby held all that it had acknowledged; None where that was on its way."""
+
+
+def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
+    """The causes for which a job on shards may end.
+
+    Args:
+        replicas: of the job.
+        restarts: times that each role is started anew.
+        deaths: of its roles.
+        interrupted: whether it was asked to end before it was ending.
+
+    >>> shard = Death("shard 0", 0, started=True, saved=True, ending=False)
+    >>> causes(2, 1, [shard], interrupted=False) == DONE
+    True
+    >>> causes(2, 1, [shard._replace(saved=False)], interrupted=False) == DONE | {Cause.SHARD_UNSAVED}
+    True
+    >>> causes(2, 1, [shard._replace(life=1)], interrupted=False)
+    {<Cause.SHARD_SPENT: 'a shard died in its last life'>}
+    """
+    shards = [death for death in deaths if roles.kind(death.role) == "shard" and not death.covered]
+    spent = [death for death in shards if death.life >= restarts]
+    last = [death for death in deaths if roles.is_replica(death.role) and death.life >= restarts]
+    failed = {Cause.SHARD_SPENT} if spent else set()
+    if any(not death.saved for death in shards):
+        failed.add(Cause.SHARD_UNSAVED)
+    if any(death.ending for death in shards):
+        failed |= {Cause.SHARD_CLOSING, Cause.SHARD_DESERTED}
+    if shards and len(last) == replicas:
+        failed.add(Cause.SHARD_DESERTED)
+    if any(death.started and not death.ending and death.covered is False for death in spent):
+        return failed
+    if interrupted:
+        return failed | {Cause.INTERRUPTED} | ({Cause.REPLICAS_DIED} if len(last) == replicas else set())
+    if len(last) < replicas:
+        return failed | DONE
+    return failed | {Cause.REPLICAS_DIED} | (DONE if any(death.ending for death in last) else set())
+
+
+class Endings:
+    """Stands beside a run, notes who dies when, and holds its end against what that allows."""
+
+    def __init__(self, run: Observed) -> None:
+        self.deaths: list[Death] = []
+        self._run = run
+        self.interrupted = False
+        self._told: dict[str, tuple[int, int]] = {}
+        """By shard: which life of it, and which of its standby, hold the same, as it has told the coordinator."""
+        self._heard: dict[str, tuple[int, int]] = {}
+        """What of that the coordinator has heard."""
+        simulation: Any = run.simulation
+        self._kill_one, simulation.kill = simulation.kill, self._kill
+        self._stopped, simulation.stopped = simulation.stopped, self._asked
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """A shard says that its standby holds everything."""
+        if isinstance(message, mirroring.Mirrored):
+            self._told[sender] = self._life(sender), message.life
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """The coordinator hears that it does."""
+        if isinstance(message, mirroring.Mirrored):
+            self._heard[sender] = self._told[sender]
+
+    def _asked(self) -> str | None:
+        """Whether the job is to end, as somebody else has set."""
+        reason: str | None = self._stopped()
+        self.interrupted |= reason is not None and not self._has(records.Ending)
+        return reason
+
+    def _has(self, kind: type[records.Record]) -> bool:
+        return any(isinstance(record, kind) for record in self._run.records)
+
+    def _life(self, role: str) -> int:
+        return self._run.simulation.network.endpoints[role].incarnation
+
+    def _dead(self, role: str) -> bool:
+        return self._run.simulation.network.endpoints[role].closed
+
+    def _kill(self, role: str) -> None:
+        if not self._dead(role):
+            self._note(role)
+        self._kill_one(role)
+
+    def _note(self, role: str) -> None:
+        covered: bool | None = False
+        if roles.kind(role) == "shard" and role in self._told and not self._dead(standby := roles.standby_of(role)):
+            lives = self._life(role), self._life(standby)
+            covered = True if self._heard.get(role) == lives else None if self._told[role] == lives else False
+        elif roles.kind(role) == "standby":
+            self._bereave(roles.shard(roles.index_of(role)))
+        self.deaths.append(self._death(role, self._life(role), covered))
+
+    def _bereave(self, shard: str) -> None:
+        """A shard's standby dies: with it the shard, where that is dead and the standby was to be it."""
+        if self._dead(shard):
+            life = self._life(shard)
+            self.deaths = [death._replace(covered=None) if death[:2] == (shard, life) and death.covered else death for death in self.deaths]
+            self.deaths.append(self._death(shard, life + 1, covered=False))
+
+    def _death(self, role: str, life: int, covered: bool | None) -> Death:
+        saved = any(isinstance(record, records.Checkpointed) and not record.error for record in self._run.records)
+        return Death(role, life, self._has(records.Started), saved, self._has(records.Ending), covered)
+
+    def hold(self) -> Cause:
+        """Hold the end of the run against what its faults allow; returns why it has ended."""
+        [finished] = [record for record in self._run.records if isinstance(record, records.Finished)]
+        settings = self._run.simulation.settings
+        allowed = causes(settings.replicas, settings.restarts, self.deaths, self.interrupted)
+        assert finished.cause in allowed, (
+            f"it ended since {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: {self.interrupted}"
+        )
+        assert finished.outcome is finished.cause.outcome
+        return finished.cause
+
+
+def ways(run: Observed, cause: Cause) -> Counter[str]:
+    """How a job has come to its end, by name: what a sweep counts, so that a way that none goes any more is seen."""
+    found = Counter([cause.name])
+    if cause.outcome is Outcome.DONE:
+        count = Counter(type(record) for record in run.records)
+        died = {roles.kind(role) for role in run.simulation.killed}
+        again = [record for record in run.records if isinstance(record, records.Vacant) and roles.kind(record.role) == "shard"]
+        found["done, and nobody died"] = not died
+        found["done after a replica died"] = "replica" in died
+        found["done after the coordinator died"] = "coordinator" in died
+        found["done after a shard came again"] = bool(again) and not count[records.Rewound]
+        found["done after all went back"] = count[records.Rewound] > 0
+        found["done after a standby succeeded"] = count[records.Succeeded] > 0
+        found["done with pushes forgotten"] = count[records.Forgotten] > 0
+    return +found
+
+
+def hold_floors(found: Counter[str], floors: Mapping[str, int]) -> None:
+    """Hold that each way was gone at least so often, and that no job ended for a cause that has no floor, but for rare ones.
+
+    >>> hold_floors(Counter(EPOCHS_DONE=9, REPLICAS_DIED=1), {"EPOCHS_DONE": 5, "REPLICAS_DIED": 1})
+    """
+    rare = {Cause.SHARD_CLOSING.name, Cause.SHARD_DESERTED.name}
+    assert found.keys() & Cause.__members__.keys() <= floors.keys() | rare, f"nobody expected all of {dict(found)}"
+    few = {name: f"{found[name]} of {floor}" for name, floor in floors.items() if found[name] < floor}
+    assert not few, f"these ways are gone too seldom: {few}; all: {dict(found)}"
