@@ -20,10 +20,13 @@ from distbelief.errors import DataError as DataError
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 from distbelief.tasks import Task, TensorData
+from distbelief.testing import tally
 
 SAMPLES, BATCH = 330, 16
 """21 minibatches an epoch; the last is smaller."""
 Kind = TypeVar("Kind", bound=Record)
+LONG = 30
+"""Epochs in which there is time for a death."""
 MANY = 100_000
 """Epochs of a job that something has to end."""
 
@@ -39,6 +42,11 @@ def net() -> nn.Module:
 
 def tiny() -> Task:
     return Task(model=net, train=data, test=lambda: data(100))
+
+
+def tallied() -> Task:
+    """Whose parameters say which minibatches are in them, of a job of `LONG` epochs."""
+    return tally.tallied(tiny(), BATCH, LONG)
 
 
 def dropped() -> Task:

@@ -19,8 +19,8 @@ from distbelief.core.algorithms import ALGORITHMS
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.strategy import Allreduce, Single, Synchronous
+from distbelief.testing import tally
 
-EPOCHS = 30
 SECONDS = 20.0
 """Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
 SCRIPT = """
@@ -106,15 +106,18 @@ def test_buffers_are_one_for_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 @pytest.mark.parametrize("restarts", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_others_go_on_when_one_is_killed(tmp_path: Path, watch: jobs.Watch, seed: int, restarts: int, transport: str) -> None:
+def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_update(
+    tmp_path: Path, watch: jobs.Watch, seed: int, restarts: int, transport: str
+) -> None:
     chance = random.Random(seed)
     victim, kind = chance.randrange(3), chance.choice([records.Stepped, records.Stepped, records.EpochDone])
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(8))
-    strategy = Allreduce(replicas=3, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003)
-    result = jobs.run(tmp_path, strategy, on=Local(transport=transport), epochs=EPOCHS, evaluate_every=0)
+    strategy = Allreduce(3, tally.ADAGRAD, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003)
+    result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0)
     assert result["outcome"] == "done"
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
-    assert (result["epochs"], result["samples"]) == (EPOCHS, EPOCHS * jobs.SAMPLES)
+    assert (result["epochs"], result["samples"]) == (jobs.LONG, jobs.LONG * jobs.SAMPLES)
+    assert (tally.times(weights(tmp_path)[tally.NAME]) == 1).all()
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])

@@ -22,11 +22,13 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.summary import Summary
+from distbelief.runtime.whole import TorchWhole
 from distbelief.strategy import Allreduce, Synchronous
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_partitions, draw_revivals
+from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import Weather
 
@@ -84,9 +86,8 @@ def held(run: Observed) -> dict[str, dict[str, torch.Tensor]]:
 
 def same_on_all(run: Observed) -> dict[str, torch.Tensor]:
     """What all replicas hold, once it is seen to be the same bits."""
-    ended = list(held(run).values())
-    first = ended[0] if ended else {}
-    for other in ended[1:]:
+    first, *others = held(run).values()
+    for other in others:
         for name, value in first.items():
             assert torch.equal(value, other[name]), f"{name} differs between replicas"
     return first
@@ -95,6 +96,37 @@ def same_on_all(run: Observed) -> dict[str, torch.Tensor]:
 def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=tolerance, atol=tolerance)
+
+
+class Updates:
+    """Looks into every update that a replica is about to make of a tallied model: which minibatches are in it, and which are in the model."""
+
+    def __init__(self) -> None:
+        self._update = TorchWhole.update
+
+    def update(self, whole: TorchWhole, factor: float) -> None:
+        """Stand in for `TorchWhole.update`: no minibatch is in two updates, and each weighs as much as its samples are of those of its update."""
+        model = whole.flat.module
+        if isinstance(model, Tallied):
+            entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
+            weights = whole.sum[entry.start : entry.start + entry.tensor.size].view(torch.float32).view(entry.tensor.shape)
+            here = weights != 0
+            again = (here & (model.tally != 0)).nonzero().tolist()
+            assert not again, f"(epoch, minibatch) {again} are in an update for the second time"
+            torch.testing.assert_close(weights[here], model.sizes[here] / model.sizes[here].sum())
+        self._update(whole, factor)
+
+
+@pytest.fixture(autouse=True)
+def updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every update of a tallied model is looked into."""
+    updates = Updates()
+    monkeypatch.setattr(TorchWhole, "update", lambda whole, factor: updates.update(whole, factor))
+
+
+def assert_each_once(run: Observed) -> None:
+    """All replicas hold the same bits, and every minibatch of every epoch is in them; that none was there before its update, `Updates` has seen."""
+    assert (same_on_all(run)[NAME] != 0).all()
 
 
 def summary(run: Observed) -> dict[str, Any]:
@@ -314,26 +346,26 @@ def dying(plain: SimpleNamespace, algorithm: str, who: int, message: int, **opti
 @pytest.mark.parametrize("who", [0, 1, 3])
 def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace, algorithm: str, who: int) -> None:
     """Each message of a whole job, so each step of each round, is in turn the one that a replica dies of."""
-    _, counted = (run := begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, samples=24))[0].run(), run[1]
-    task = plain.classes(plain.mlp, samples=24)
+    task = tallied(plain.classes(plain.mlp, samples=22), 4)
+    run, counted = begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task)
+    run.run()
     for message in range(1, counted.counts[roles.replica(who)] + 1):
         run, _ = dying(plain, algorithm, who, message, task=task)
         run.run()
-        assert run.outcome == "done"
-        told = summary(run)
-        assert told["samples"] == 24, f"at message {message}"
-        same_on_all(run)
+        assert (run.outcome, run.simulation.killed) == ("done", [roles.replica(who)])
+        assert summary(run)["samples"] == 22, f"at message {message}"
+        assert_each_once(run)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
 @pytest.mark.parametrize("who", [0, 2])
 def test_who_comes_again_is_given_what_the_others_hold(plain: SimpleNamespace, who: int, restarts: int) -> None:
     """With momentum, whose state must come along: with the next life there are four again, else three."""
-    task = plain.classes(normed, samples=400)
+    task = tallied(plain.classes(normed, samples=400), 4, epochs=4)
     run, _ = dying(plain, "ring", who, 40, task=task, restarts=restarts, optimizer=optim("momentum", lr=0.01), epochs=4)
     run.run()
     assert summary(run)["samples"] == 1600
-    same_on_all(run)
+    assert_each_once(run)
     last = [r.role for r in run.records if isinstance(r, records.Stepped)][-4:]
     assert (roles.replica(who) in last) is bool(restarts)
     [gone] = [r for r in run.records if isinstance(r, records.Gone) and r.died]
@@ -351,13 +383,18 @@ def test_on_death_stop_ends_the_job_with_the_reason(plain: SimpleNamespace) -> N
 
 
 def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: SimpleNamespace) -> None:
-    crashes = tuple(Crash(roles.replica(i), 30 + i) for i in range(2))
-    run, _ = begin(plain, Simulated(crashes=crashes, restart_seconds=5.0), replicas=2, restarts=1, epochs=6, checkpoint_every=1, samples=48)
-    run.run()
-    assert run.outcome == "done"
-    assert any(isinstance(r, records.Rewound) and r.samples for r in run.records)
-    assert summary(run)["epochs"] == 6
-    same_on_all(run)
+    """Before the first of them, and after each: there is one for every epoch."""
+    task, back = tallied(plain.classes(plain.mlp, samples=46), 4, epochs=6), Counter[int]()
+    for message in range(3, 42, 2):
+        crashes = tuple(Crash(roles.replica(i), message + i) for i in range(2))
+        run, _ = begin(plain, Simulated(crashes=crashes, restart_seconds=5.0), replicas=2, restarts=1, epochs=6, checkpoint_every=1, task=task)
+        run.run()
+        assert run.outcome == "done", f"at message {message}"
+        back.update(rewound := [r.samples for r in run.records if isinstance(r, records.Rewound)])
+        assert len(rewound) == 1, f"at message {message}"
+        assert summary(run)["epochs"] == 6
+        assert_each_once(run)
+    assert set(back) == {46 * epoch for epoch in range(6)}
 
 
 def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
@@ -371,12 +408,14 @@ def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
 @pytest.mark.parametrize("chunk", range(10))
 def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
     """Seeds x deaths, late messages and partitions: every minibatch is in one update, and all end with the same bits."""
+    ways = Counter[str]()
     for seed in range(chunk * SEEDS // 10, (chunk + 1) * SEEDS // 10):
         chance = random.Random(f"allreduce {seed}")
         replicas = chance.randint(1, 6)
         restarts = chance.choice((0, 0, 1, 2))
         dead = chance.sample(range(replicas), chance.randint(0, replicas - 1 if not restarts else replicas))
-        crashes = tuple(Crash(roles.replica(i), chance.randint(1, 150)) for i in dead)
+        at = chance.randint(1, chance.choice((20, 150)))
+        crashes = tuple(Crash(roles.replica(i), max(1, at + chance.randint(-3, 3))) for i in dead)
         crashes += draw_revivals(random.Random(f"coordinator {seed}"), restarts)
         weather = Weather(
             jitter=chance.choice((0.0, 2.0)),
@@ -391,7 +430,8 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
             "algorithm": chance.choice([*ALGORITHMS, "auto"]),
             "bucket_mb": chance.choice((25.0, 0.0002)),
             "per_host": chance.choice((0, 1, 2)),
-            "epochs": chance.choice((1, 2)),
+            "epochs": (epochs := chance.choice((1, 2))),
+            "task": tallied(plain.classes(plain.mlp, samples=39), 4, epochs, seed),
             "checkpoint_every": chance.choice((0, 1)),
             "evaluate_every": chance.choice((0, 1)),
             "seed": seed,
@@ -400,8 +440,11 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
         run, _ = begin(plain, cluster, **options)
         run.run()
         told = summary(run)
-        assert run.outcome == "done", f"seed {seed}: {told['reason']}"
-        rewound = any(isinstance(r, records.Rewound) for r in run.records)
-        assert told["samples"] == 40 * options["epochs"] or rewound, f"seed {seed}"
-        assert told["epochs"] == options["epochs"]
-        same_on_all(run)
+        assert (run.outcome, told["epochs"]) == ("done", epochs), f"seed {seed}: {told['reason']}"
+        died = {role for role in run.simulation.killed if roles.is_replica(role)}
+        rewound = [r.samples for r in run.records if isinstance(r, records.Rewound)]
+        assert len(died) == replicas or not any(rewound), f"seed {seed}: only {died} died, and what the others held is lost"
+        assert told["samples"] == 39 * epochs, f"seed {seed}"
+        assert_each_once(run)
+        ways["went back" if rewound else "went on" if died else "undisturbed"] += 1
+    assert min(ways["went on"], ways["undisturbed"]) >= SEEDS // 100, ways
