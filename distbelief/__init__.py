@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distbelief import tasks
     from distbelief.cluster.evaluate import evaluate
+    from distbelief.cluster.handling import INSTANT, Handling
     from distbelief.cluster.local import Local
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.hook import Reduce, comm_hook
+    from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import Partition, Weather
 
     __version__: str
@@ -37,6 +39,8 @@ _PLACES = {
     "Crash": "cluster.simulated",
     "Pace": "cluster.pace",
     "View": "cluster.sitting",
+    **dict.fromkeys(("INSTANT", "Handling"), "cluster.handling"),
+    "Hosts": "transport.processors",
     "Partition": "transport.virtual",
     "Weather": "transport.virtual",
     **dict.fromkeys(("Reduce", "comm_hook"), "transport.hook"),
@@ -51,9 +55,10 @@ _PLACES = {
 }
 
 __all__ = [
-    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Hogwild", "Job", "JobFailed", "Local",
-    "Locking", "Pace", "Partition", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData",
-    "TrainingError", "UsageError", "View", "Weather", "__version__", "comm_hook", "evaluate", "join", "optim", "run", "tasks",
+    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling", "Hogwild", "Hosts",
+    "INSTANT", "Job", "JobFailed", "Local", "Locking", "Pace", "Partition", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
+    "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "comm_hook", "evaluate", "join",
+    "optim", "run", "tasks",
 ]  # fmt: skip
 
 

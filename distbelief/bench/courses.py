@@ -31,6 +31,11 @@ def lenet_short() -> Task:
     return _part("mnist-lenet", SHORT)
 
 
+def mlp_short() -> Task:
+    """The MLP on `SHORT` samples."""
+    return _part("mnist", SHORT)
+
+
 def lenet_quick() -> Task:
     """LeNet on `QUICK` samples of noise: it needs no files."""
     return _noisy("mnist-lenet", (1, 28, 28))

@@ -1,4 +1,4 @@
-"""`bench simulator`: how fast the virtual cluster runs where nothing is computed and payloads are only lengths."""
+"""`bench simulator`: how fast the virtual cluster runs where nothing is computed; and, asked to validate, how near its times are to real ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from distbelief.bench import validate
 from distbelief.bench.courses import counted
 from distbelief.bench.timing import figure, finish, interleave, machine, number, show
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
 from distbelief.core.messages import Message
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 
@@ -32,6 +34,10 @@ class SimulatorOptions:
     """Steps of each replica."""
     repeats: int = 3
     """Times it is run."""
+    validate: bool = False
+    """Run the same jobs on real processes and in simulation instead, and compare their times."""
+    only: tuple[str, ...] = ()
+    """With --validate, the jobs whose names begin so: mlp, lenet, '4 padded'."""
     json: str | None = None
     """File to write the result to."""
     quick: bool = False
@@ -41,7 +47,16 @@ class SimulatorOptions:
 
 
 def run(options: SimulatorOptions) -> dict[str, Any]:
-    """Measure; returns what is written as JSON."""
+    """Measure; returns what is written as JSON.
+
+    Raises:
+        UsageError: --only without --validate, or no such job.
+        DataError: --validate, and there is no MNIST.
+    """
+    if options.validate:
+        return _validate(options)
+    if options.only:
+        raise UsageError(f"--only {' '.join(options.only)}: names jobs that --validate compares; give that too, or leave it off")
     replicas, repeats = (min(50, options.replicas), 1) if options.quick else (options.replicas, options.repeats)
     facts, messages = machine(), _messages(replicas, options)  # counted in a run of its own, which is not timed: the same seed, the same messages
     own: list[float] = []
@@ -73,6 +88,16 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
             number(messages / median),
         ]
         show("the virtual cluster, nothing computed", ("replicas x shards x steps", "messages", "seconds", "of CPU", "messages/s"), [row])
+    return finish(result, options)
+
+
+def _validate(options: SimulatorOptions) -> dict[str, Any]:
+    """Compare times, real and simulated."""
+    facts = machine()
+    found = validate.measure(1 if options.quick else options.repeats, options.quick, options.only)
+    result = {"bench": "simulator", "machine": facts, **found, "figures": [] if options.quick else validate.figures(found)}
+    if not options.quiet:
+        validate.tell(found)
     return finish(result, options)
 
 

@@ -68,14 +68,18 @@ def simulate(args: list[str]) -> int:
     job = asked.job(task)
     virtual = asked.virtual
     network, pace = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
-    faults = words.faults(virtual.faults)
+    faults, hosts = words.faults(virtual.faults), words.hosts(virtual.hosts)
+    handling = words.handling(virtual.handling)
+    from distbelief.cluster.handling import Handling
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
+    from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import Partition, Weather
 
     crashes, partitions = tuple(Crash(*one) for one in faults.crashes), tuple(Partition(*one) for one in faults.partitions)
     weather = Weather(**network, **faults.weather, partitions=partitions)
-    place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **faults.place)
+    own: dict[str, Any] = {"handling": Handling(**handling), "hosts": Hosts(**hosts) if hosts else None, **faults.place}
+    place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
     if virtual.sweep:
         return _sweep(place, job, virtual.sweep, asked, args)
     return _show(place.run(job, _view(asked)), asked, ["simulate", *args])

@@ -66,10 +66,15 @@ class Virtual:
     """The virtual cluster."""
 
     network: str = "latency=50us,bandwidth=10Gbit"
-    """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of those inside a host (allreduce
-    --per-host); reduce=10GB, how fast a gradient that arrives is added to another."""
+    """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of those inside a host (--hosts, or
+    allreduce --per-host); reduce=10GB, how fast a gradient that arrives is added to another, where that is not the memory of --handling."""
     compute: str = "lognormal:1ms:0.2"
     """Time of a step: 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2."""
+    handling: str = "message=6us,memory=26GB"
+    """What a message costs who takes it; how fast bytes are read and written, in updates, sums and copies."""
+    hosts: str = ""
+    """Machines that roles share: cores=2 puts all on one with two cores, replicas=4 as many replicas on each, with shards spread over them;
+    together=0.9 is the speed of a core while all of a host work. Else each role has its own."""
     stragglers: tuple[str, ...] = ()
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()
@@ -77,7 +82,7 @@ class Virtual:
     coordinator; restart=2s lets them come back so late;
     partition=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
-    """Compute nothing, move no bytes: only the time that passes, to which the optimizer, its rate and clipping are nothing."""
+    """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     sweep: int = 0

@@ -106,6 +106,42 @@ def network(text: str) -> dict[str, float]:
     return fields
 
 
+def handling(text: str) -> dict[str, float]:
+    """The fields of `Handling` in `--handling`.
+
+    Raises:
+        UsageError: an unknown word, or a value that it cannot have.
+
+    >>> handling("message=6us,memory=26GB"), handling("message=0")
+    ({'message': 6e-06, 'memory': 26000000000.0}, {'message': 0.0})
+    """
+    fields: dict[str, float] = {}
+    for item in _items([text]):
+        name, value = _pair(item, "=", "--handling", "message=6us,memory=26GB")
+        if name not in ("message", "memory"):
+            raise unknown("word in --handling", name, ("message", "memory"))
+        fields[name] = duration(value, "--handling message") if name == "message" else rate(value, "--handling memory")
+    return fields
+
+
+def hosts(text: str) -> dict[str, Any]:
+    """The fields of `Hosts` in `--hosts`; none where there are no shared ones.
+
+    Raises:
+        UsageError: an unknown word, or a value that it cannot have.
+
+    >>> hosts("cores=2,replicas=4,together=0.9"), hosts("")
+    ({'cores': 2, 'replicas': 4, 'together': 0.9}, {})
+    """
+    fields: dict[str, Any] = {}
+    for item in _items([text]):
+        name, value = _pair(item, "=", "--hosts", "cores=2,replicas=4")
+        if name not in ("cores", "replicas", "together"):
+            raise unknown("word in --hosts", name, ("cores", "replicas", "together"))
+        fields[name] = fraction(value, "--hosts together") if name == "together" else _count(value, f"--hosts {name}")
+    return fields
+
+
 def compute(text: str) -> dict[str, Any]:
     """The fields of `Pace` in `--compute`: a time, or a spread, a mean and (lognormal) a variation.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distbelief.cluster.pace import Stopwatch
-from distbelief.cluster.simulation import Simulation, with_data
+from distbelief.cluster.simulation import Simulation
+from distbelief.cluster.timed import with_data
 from distbelief.core import roles
 from distbelief.core.algorithms import by_host
 from distbelief.core.buckets import Bucket, buckets, shares
@@ -15,11 +16,10 @@ from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.whole import PhantomWhole
-from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.whole import TorchWhole
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
-from distbelief.transport.virtual import HEADER
+from distbelief.transport.virtual import HEADER, VirtualEndpoint
 
 
 class Assembled(Simulation):
@@ -32,44 +32,52 @@ class Assembled(Simulation):
         role, samples = roles.replica(index), len(self._data)
         stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
         worker: _Worker | _Phantom
+        endpoint = self._endpoint(role, incarnation)
         if self.cluster.phantom:
-            worker = _Phantom(self.clock, stopwatch, samples, PhantomWhole(self._layout()))
+            worker = _Phantom(endpoint, stopwatch, samples, PhantomWhole(self._layout()))
         else:
             model = self._model()
             trainer = Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed)
-            worker = _Worker(self.clock, stopwatch, trainer, TorchWhole(self._flat(model)))
+            worker = _Worker(endpoint, stopwatch, trainer, TorchWhole(self._flat(model)))
         story = self.peers[role] = Allreduce(role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose)
-        self._play_story(role, story.story(), incarnation, worker, self._store)
+        self._play_story(role, story.story(), endpoint, worker, self._store)
 
     def _choose(self, bucket: Bucket, ranks: int) -> str:
         """The cheapest algorithm for a bucket on this network."""
         weather = self.network.weather
-        link, inside = Link(weather.latency, weather.bandwidth, weather.reduction), self.network.inside
-        within = Link(inside.latency, inside.bandwidth, weather.reduction) if inside else None
+        adding = weather.reduction or self.cluster.handling.addition
+        link, inside = Link(weather.latency, weather.bandwidth, adding), self.network.inside
+        within = Link(inside.latency, inside.bandwidth, adding) if inside else None
         hosts = by_host(ranks, self.settings.per_host)
         return cheapest(ranks, bucket.length, bucket.item, link, within, hosts, CHOICES, HEADER)
 
 
 class _Gradual:
-    """A worker whose first bucket is ready before its step is over; when the others are, its story asks the clock."""
+    """A worker whose first bucket is ready before its step is over; when the others are, its story asks the clock.
 
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch) -> None:
-        self._clock, self._stopwatch = clock, stopwatch
-        self._first = 1.0
+    A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update after its round.
+    """
+
+    def __init__(self, endpoint: VirtualEndpoint, stopwatch: Stopwatch) -> None:
+        self._endpoint, self._stopwatch = endpoint, stopwatch
+        self._first, self._more = 1.0, 0.0
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         self._first = shares([*buckets(plan.layout, plan.settings.bucket_mb)])[0]
+        if (work := self._endpoint.work) is not None:
+            trained = plan.layout.trained.size
+            self._more = work.copy(trained) + work.update(trained) / plan.settings.push_every
 
     def _answer(self, loss: float | None, samples: int, answer: Callable[[Computed], None]) -> None:
         seconds = self._stopwatch.draw()
-        self._clock.call_later(seconds * self._first, answer, Computed(loss, samples, seconds))
+        self._endpoint.thread.do(seconds * self._first + self._more, answer, Computed(loss, samples, seconds))
 
 
 class _Worker(_Gradual):
     """Computes real gradients at once."""
 
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, trainer: Trainer, whole: TorchWhole) -> None:
-        super().__init__(clock, stopwatch)
+    def __init__(self, endpoint: VirtualEndpoint, stopwatch: Stopwatch, trainer: Trainer, whole: TorchWhole) -> None:
+        super().__init__(endpoint, stopwatch)
         self._trainer, self.whole = trainer, whole
 
     def attach(self, plan: Plan, arena: Arena) -> None:
@@ -88,8 +96,8 @@ class _Worker(_Gradual):
 class _Phantom(_Gradual):
     """Computes nothing."""
 
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, samples: int, whole: PhantomWhole) -> None:
-        super().__init__(clock, stopwatch)
+    def __init__(self, endpoint: VirtualEndpoint, stopwatch: Stopwatch, samples: int, whole: PhantomWhole) -> None:
+        super().__init__(endpoint, stopwatch)
         self._samples, self.whole = samples, whole
 
     def attach(self, plan: Plan, arena: Arena) -> None:

@@ -1,7 +1,8 @@
 """One run of a simulated job whose replicas update one mapping: updates take time there, wait for their locks, and race as real ones do.
 
 A gradient is that of the parameters at the moment when its step begins. Its update is made in parts, each at one moment: the ranges that have locks,
-or `RANGES` where nothing is locked; `--network reduce=10GB` says how fast. Whoever dies leaves what he has made of an update, and his locks.
+or `RANGES` where nothing is locked; `--handling memory=26GB` says how fast, or `--network reduce=10GB`. Whoever dies leaves what he has made of an
+update, and his locks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 
 from distbelief.cluster import cast
-from distbelief.cluster.simulation import Simulation, with_data
+from distbelief.cluster.simulation import Simulation
+from distbelief.cluster.timed import with_data
 from distbelief.core import mapping, roles
 from distbelief.core.counts import Counts
 from distbelief.core.effects import Batch, Computed, Measured, Story
@@ -27,6 +29,7 @@ from distbelief.runtime.mapped import MappedModel, Stroke
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
+from distbelief.transport.virtual import VirtualEndpoint
 
 
 class Racing(Simulation):
@@ -41,12 +44,13 @@ class Racing(Simulation):
 
     def _add_replica(self, index: int, incarnation: int = 0) -> None:
         role = roles.replica(index)
-        peer = self.peers[role] = (_Phantom if self.cluster.phantom else _Computing)(self, role, incarnation)
-        self._play_story(role, peer.story(incarnation), incarnation, peer, self._store)
+        endpoint = self._endpoint(role, incarnation)
+        peer = self.peers[role] = (_Phantom if self.cluster.phantom else _Computing)(self, role, endpoint)
+        self._play_story(role, peer.story(incarnation), endpoint, peer, self._store)
 
     def _add_evaluator(self) -> None:
         flat = self._flat(self._model())
-        self._play_story(roles.EVALUATOR, Evaluator(flat).story(), 0, _Reader(self, flat))
+        self._play_story(roles.EVALUATOR, Evaluator(flat).story(), self._endpoint(roles.EVALUATOR), _Reader(self, flat))
 
     def _kill(self, role: str) -> None:
         super()._kill(role)
@@ -76,9 +80,9 @@ class _Peer:
 
     counts: Counts
 
-    def __init__(self, racing: Racing, role: str, incarnation: int) -> None:
-        self._racing, self._role, self.dead = racing, role, False
-        self._stopwatch = racing.cluster.pace.stopwatch(roles.index_of(role), racing.job.seed + incarnation)
+    def __init__(self, racing: Racing, role: str, endpoint: VirtualEndpoint) -> None:
+        self._racing, self._role, self._endpoint, self.dead = racing, role, endpoint, False
+        self._stopwatch = racing.cluster.pace.stopwatch(roles.index_of(role), racing.job.seed + endpoint.incarnation)
         self._strokes: deque[Stroke] = deque()
         self._wanted: deque[int] = deque()
         self._then: Callable[[], None]
@@ -137,11 +141,16 @@ class _Peer:
                 if not self._racing.locks.ask(self._role, self._wanted[0]):
                     return
                 self._wanted.popleft()
-            if seconds := self._strokes[0].size * self._racing.cluster.weather.reduction:
-                self._racing.clock.call_later(seconds, self._made, None)
+            if seconds := self._seconds(self._strokes[0].size):
+                self._endpoint.thread.do(seconds, self._made, None)
                 return
             self._make()
         self._then()
+
+    def _seconds(self, size: int) -> float:
+        """How long it takes to update so many bytes of parameters."""
+        work, reduction = self._endpoint.work, self._racing.cluster.weather.reduction
+        return size * reduction if reduction or work is None else work.update(size)
 
     def _made(self, _: None) -> None:
         if not self.dead:
@@ -161,8 +170,8 @@ class _Peer:
 class _Computing(_Peer):
     """Computes real gradients at once, and answers when the simulated step is over."""
 
-    def __init__(self, racing: Racing, role: str, incarnation: int) -> None:
-        super().__init__(racing, role, incarnation)
+    def __init__(self, racing: Racing, role: str, endpoint: VirtualEndpoint) -> None:
+        super().__init__(racing, role, endpoint)
         job, settings, model = racing.job, racing.settings, racing._model()
         cast.check_model(settings, model)
         self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm)
@@ -188,7 +197,7 @@ class _Computing(_Peer):
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         self._mapped.look()
         computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
-        self._racing.clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
+        self._endpoint.thread.do(seconds, answer, Computed(computed.loss, computed.samples, seconds))
         return None
 
 
@@ -217,7 +226,7 @@ class _Phantom(_Peer):
         self.counts.look()
         seconds, settings = self._stopwatch.draw(), self._settings
         samples = min(settings.batch_size, len(self._racing._data) - batch.index * settings.batch_size)
-        self._racing.clock.call_later(seconds, answer, Computed(None, samples, seconds))
+        self._endpoint.thread.do(seconds, answer, Computed(None, samples, seconds))
         return None
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
+from distbelief.cluster.alone import Alone
 from distbelief.cluster.assembled import Assembled
+from distbelief.cluster.handling import Handling, Labour
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.signals import WORDS
@@ -30,6 +32,7 @@ from distbelief.core.settings import Settings, option
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
+from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import Weather
 
 PHANTOM_LACKS: Mapping[str, str] = {
@@ -41,7 +44,7 @@ PHANTOM_LACKS: Mapping[str, str] = {
     "line_search": "that could be searched",
     "tolerance": "that could be so small",
 }
-"""What a phantom has no use for, and why; of what only values depend on (the optimizer, its rate, clipping) it takes any."""
+"""What a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes any."""
 
 
 class Crash(msgspec.Struct, frozen=True):
@@ -72,9 +75,13 @@ class Simulated:
     restart_seconds: float = 1.0
     """Time from a crash to the first word of the next life."""
     phantom: bool = False
-    """Compute nothing, move no bytes: only the time that passes, to which the optimizer, its rate and clipping are nothing."""
+    """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
+    handling: Handling = Handling()
+    """What messages cost those who take them; `INSTANT` costs nothing."""
+    hosts: Hosts | None = None
+    """Machines whose cores several roles share; None gives each role its own."""
 
     def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
         """Run a job to its end; returns what `result.json` holds, with `seconds` of virtual time.
@@ -89,13 +96,17 @@ class Simulated:
             return self._run(job, settings, view or View(), stopped)
 
     def _run(self, job: Job, settings: Settings, view: View, stopped: Callable[[], str | None]) -> dict[str, Any]:
-        more = {"cluster": msgspec.to_builtins((self.weather, self.pace, self.crashes))}
+        more = {"cluster": self.described()}
         sitting = Sitting(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
-            simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
-            sitting.live.ask = lambda: _tell_shards(simulation, sitting)
-            simulation.run()
+            if job.strategy.served:
+                simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
+                sitting.live.ask = lambda: _tell_shards(simulation, sitting)
+                simulation.run()
+            else:
+                stopwatch, labour = self.pace.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
+                Alone(job, settings, stopwatch, labour, sitting, clock, stopped, self.phantom).run()
         except BaseException as error:
             twice = isinstance(error, KeyboardInterrupt)
             told = Interrupted("interrupted twice: ended at once, without a checkpoint") if twice else error
@@ -111,15 +122,20 @@ class Simulated:
             raise Interrupted("interrupted before the job began")
         return {**result, "events": clock.events}
 
+    def described(self) -> dict[str, Any]:
+        """What this cluster is like, as results tell it."""
+        own = {name: getattr(self, name) for name in ("weather", "pace", "handling", "hosts", "crashes", "restart_seconds", "phantom")}
+        return dict(msgspec.to_builtins(own, str_keys=True))
+
     def settings(self, job: Job) -> Settings:
         """What every role of a job is told here.
 
         Raises:
             UsageError: a strategy or option that has no meaning here.
         """
-        if not job.strategy.served:
-            raise UsageError(f"strategy {job.strategy.name} has nothing to simulate; downpour with --replicas 1 is the same arithmetic on a server")
         settings = job.settings()
+        if not job.strategy.served:
+            self._check_alone(job.strategy.name)
         if settings.read_in_place:
             raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
         self._check_used(job, settings)
@@ -131,6 +147,10 @@ class Simulated:
             raise UsageError("--algorithm native is that of a real network's library, and a simulated one has none: name another, or auto")
         self.weather.check()
         self.pace.check(settings.replicas)
+        self.handling.check()
+        if self.hosts is not None:
+            self.hosts.check()
+            self._check_hosts(settings, self.hosts)
         self._check_crashes(settings)
         self._check_partitions(settings)
         return settings
@@ -154,11 +174,30 @@ class Simulated:
                 f" {settings.consistency} they do not: leave it off"
             )
         within = self.weather.local_latency or self.weather.local_bandwidth
-        if within and not (settings.among_themselves and settings.per_host):
-            needs = "set --per-host" if settings.among_themselves else "only strategy allreduce is told who is, by --per-host: leave it off"
-            raise UsageError(f"--network local-latency and local-bandwidth are of links between replicas of one host: {needs}")
-        if settings.among_themselves and not within:
+        if within and not (self.hosts or (settings.among_themselves and settings.per_host)):
+            needs = "set --hosts or --per-host" if settings.among_themselves else "say with --hosts who is on one, or leave it off"
+            raise UsageError(f"--network local-latency and local-bandwidth are of links inside a host: {needs}")
+        if settings.among_themselves and not within and not self.hosts:
             check_hosts(settings.algorithm, settings.per_host, auto=True)
+
+    def _check_alone(self, strategy: str) -> None:
+        """Refuse what means nothing to a loop that has nobody to talk to."""
+        if self.weather != Weather():
+            raise UsageError(f"--network and delays mean nothing to strategy {strategy}, which sends nothing: leave them off")
+        if self.handling.message != Handling().message:
+            raise UsageError(f"--handling message means nothing to strategy {strategy}, which is told nothing: leave it off")
+        if self.hosts is not None:
+            raise UsageError(f"--hosts means nothing to strategy {strategy}, which has one machine for one role: leave it off")
+        if self.crashes or self.restart_seconds != 1.0:
+            raise UsageError(f"--faults crash and restart mean nothing to strategy {strategy}: nobody could go on; leave them off")
+
+    def _check_hosts(self, settings: Settings, hosts: Hosts) -> None:
+        if hosts.replicas > settings.replicas:
+            raise UsageError(f"hosts with {hosts.replicas} replicas: there are {settings.replicas}; leave it off for one host with all roles")
+        if settings.per_host and settings.per_host != (hosts.replicas or settings.replicas):
+            raise UsageError(f"--per-host {settings.per_host}: the hosts have {hosts.replicas or settings.replicas} replicas; name the same number")
+        if settings.mapped and hosts.replicas not in (0, settings.replicas):
+            raise UsageError(f"hosts with {hosts.replicas} replicas: all {settings.replicas} update one memory, on one host; leave it off")
 
     def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):

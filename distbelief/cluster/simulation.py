@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 from collections import deque
@@ -15,15 +14,15 @@ import torch
 from torch import nn
 
 from distbelief.cluster import cast
-from distbelief.cluster.pace import Stopwatch
+from distbelief.cluster.handling import INSTANT, Labour
 from distbelief.cluster.sitting import Sitting, evaluates
+from distbelief.cluster.timed import TimedPhantom, TimedWorker, Watcher, with_data
 from distbelief.core import events, messages, roles, upkeep
-from distbelief.core.effects import Batch, Computed, Measured, Story
+from distbelief.core.effects import Story
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
 from distbelief.core.records import Finished, Iterated, Record, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
@@ -37,11 +36,10 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
-from distbelief.tasks import Data, Task, as_data, resolve
+from distbelief.tasks import Task, as_data, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, measure
-from distbelief.transport.base import Arena
+from distbelief.tasks.worker import Trainer, build_model
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
 if TYPE_CHECKING:
@@ -51,6 +49,21 @@ if TYPE_CHECKING:
 def task_of(job: Job) -> Task:
     """The task that a job names or holds."""
     return resolve(job.reference, job.data_dir) if isinstance(job.task, str) else job.task
+
+
+def model_of(job: Job, task: Task) -> nn.Module:
+    """The model that a job begins with."""
+    model = build_model(task, job.seed, job.device)
+    if job.init_from:
+        model.load_state_dict(load_weights(job.init_from, layout_of(model)))
+    return model
+
+
+def without_loss(record: Record) -> Record:
+    """A record of a phantom's, which has computed none."""
+    if isinstance(record, Iterated):
+        return msgspec.structs.replace(record, loss=math.nan, gradient=math.nan)
+    return msgspec.structs.replace(record, loss=None) if isinstance(record, Stepped) else record
 
 
 @dataclass
@@ -68,7 +81,12 @@ class Simulation:
     """Says, between two events, why the job is to end; None while it is not."""
 
     def __post_init__(self) -> None:
-        self.network = VirtualNetwork(self.clock, self.cluster.weather, self.job.seed, self.cluster.phantom, self.settings.per_host)
+        cluster, settings = self.cluster, self.settings
+        self.network = VirtualNetwork(
+            self.clock, cluster.weather, self.job.seed, cluster.phantom, settings.per_host, cluster.hosts, settings.replicas
+        )
+        self._lengths: dict[int, int] = {}
+        """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(crash.role == roles.COORDINATOR for crash in self.cluster.crashes)
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
         self.task = task_of(self.job)
@@ -112,11 +130,7 @@ class Simulation:
         return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
 
     def _record(self, moment: float, role: str, record: Record) -> None:
-        if self.cluster.phantom and isinstance(record, Iterated):  # nobody has computed one
-            record = msgspec.structs.replace(record, loss=math.nan, gradient=math.nan)
-        elif self.cluster.phantom and isinstance(record, Stepped):
-            record = msgspec.structs.replace(record, loss=None)
-        self.sink(moment, role, record)
+        self.sink(moment, role, without_loss(record) if self.cluster.phantom else record)
         self._known += role == roles.COORDINATOR
         if isinstance(record, Finished):
             self._over = True
@@ -147,7 +161,7 @@ class Simulation:
 
     def _add_evaluator(self) -> None:
         evaluated = self._flat(self._model())
-        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), 0, _Watcher(self.task, evaluated))
+        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), self._endpoint(roles.EVALUATOR), Watcher(self.task, evaluated))
 
     def _cast_servers(self) -> None:
         for i in range(0 if self.settings.mapped else self.settings.shards):
@@ -157,7 +171,7 @@ class Simulation:
 
     def _add_coordinator(self, incarnation: int = 0) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
-        sitting, endpoint = self.sitting, self.network.endpoint(roles.COORDINATOR, incarnation)
+        sitting, endpoint = self.sitting, self._endpoint(roles.COORDINATOR, incarnation)
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
         self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
         host = Host(endpoint, self.coordinator, cast.memory_of(self.coordinator), Journal(*self._journal), self._watched) if self._revives else None
@@ -183,20 +197,25 @@ class Simulation:
         if self._interrupt:
             self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(self._interrupt))
 
-    def _play_story(self, role: str, story: Story, incarnation: int, worker: Worker, store: Keeper | None = None) -> None:
-        self.driver.add_story(role, story, self.network.endpoint(role, incarnation), worker, store)
+    def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
+        """The endpoint of one life of a role, whose messages take their time; the evaluator is outside of all time."""
+        endpoint = self.network.endpoint(role, incarnation)
+        if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
+            lengths, adds = self._lengths, not self.cluster.weather.reduction
+            endpoint.work = Labour(self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds)
+        return endpoint
+
+    def _play_story(self, role: str, story: Story, endpoint: VirtualEndpoint, worker: Worker, store: Keeper | None = None) -> None:
+        self.driver.add_story(role, story, endpoint, worker, store)
         if self._revives:
             self.driver.link(role)
 
     def _model(self) -> nn.Module:
-        model = build_model(self.task, self.job.seed, self.job.device)
-        if self.job.init_from:
-            model.load_state_dict(load_weights(self.job.init_from, layout_of(model)))
-        return model
+        return model_of(self.job, self.task)
 
     def _add_shard(self, index: int, incarnation: int = 0) -> None:
         role = roles.shard(index)
-        shard, endpoint = cast.shard(self.settings, index, self._slice, incarnation), self.network.endpoint(role, incarnation)
+        shard, endpoint = cast.shard(self.settings, index, self._slice, incarnation), self._endpoint(role, incarnation)
         self._play_shard(role, shard, endpoint)
 
     def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
@@ -212,7 +231,7 @@ class Simulation:
 
     def _add_standby(self, index: int, incarnation: int = 0) -> None:
         role = roles.standby(index)
-        endpoint = self.network.endpoint(role, incarnation)
+        endpoint = self._endpoint(role, incarnation)
         self.driver.add_machine(role, cast.standby(self.settings, index, self._slice, incarnation), endpoint, become=self._become)
         self._report(role, incarnation)
 
@@ -224,7 +243,7 @@ class Simulation:
 
         def play(_: None) -> None:
             if not self._over:
-                self._play_shard(role, shard, self.network.endpoint(role, incarnation))
+                self._play_shard(role, shard, self._endpoint(role, incarnation))
 
         self.clock.call_later(0.0, play, None)
 
@@ -232,22 +251,23 @@ class Simulation:
         role, samples = roles.replica(index), len(self._data)
         stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
         vectors: Vectors
-        worker: _Worker | _Phantom
+        worker: TimedWorker | TimedPhantom
+        endpoint = self._endpoint(role, incarnation)
         if self.cluster.phantom:
             vectors = PhantomVectors(self._layout())
-            worker = _Phantom(self.clock, stopwatch, samples, self.settings.batch_size)
+            worker = TimedPhantom(endpoint.thread, stopwatch, samples, self.settings.batch_size)
         else:
             model = self._model()
             cast.check_model(self.settings, model)
             vectors = self._flat(model)
-            worker = _Worker(
-                self.clock,
+            worker = TimedWorker(
+                endpoint.thread,
                 stopwatch,
                 vectors,
                 Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
             )
         story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
-        self._play_story(role, story, incarnation, worker)
+        self._play_story(role, story, endpoint, worker)
 
     def _flat(self, model: nn.Module) -> FlatModule:
         return FlatModule(model, groups_of(model, self.settings.optimizer), rows=self.settings.mapped)
@@ -258,6 +278,7 @@ class Simulation:
         return self._known_layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
+        self._lengths[shard] = plan.assignments[shard].moving.size
         return cast.phantom_slice(plan, shard) if self.cluster.phantom else cast.torch_slice(plan, shard)
 
     def _plan_crashes(self) -> None:
@@ -333,61 +354,3 @@ class Simulation:
         if not self._over and self._granted[record.role] == record.incarnation:
             add = self._add_shard if roles.kind(record.role) == "shard" else self._add_standby
             add(roles.index_of(record.role), record.incarnation)
-
-
-def with_data(task: Task, data: Data) -> Task:
-    """The task with its training set loaded, shared by all simulated replicas."""
-    return dataclasses.replace(task, train=lambda: data).named(task.reference)
-
-
-class _Worker:
-    """Computes real gradients at once, and answers when the simulated step is over."""
-
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, vectors: FlatModule, trainer: Trainer) -> None:
-        self._clock, self._stopwatch, self._vectors, self._trainer = clock, stopwatch, vectors, trainer
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        self._vectors.bind(arena.gradients, arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
-        self._clock.call_later(seconds, answer, Computed(computed.loss, computed.samples, seconds))
-        return None
-
-    def measure(self) -> Measured:
-        raise UsageError("a replica measures nothing")
-
-
-class _Phantom:
-    """Computes nothing, and answers when the simulated step is over."""
-
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, samples: int, batch_size: int) -> None:
-        self._clock, self._stopwatch, self._samples, self._batch_size = clock, stopwatch, samples, batch_size
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Nothing to bind."""
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        seconds = self._stopwatch.draw()
-        samples = min(self._batch_size, self._samples - batch.index * self._batch_size)
-        self._clock.call_later(seconds, answer, Computed(None, samples, seconds))
-        return None
-
-    def measure(self) -> Measured:
-        raise UsageError("a phantom measures nothing")
-
-
-class _Watcher:
-    """Measures for the evaluator; in no simulated time, as it is outside every clock."""
-
-    def __init__(self, task: Task, vectors: FlatModule) -> None:
-        self._task, self._vectors = task, vectors
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        self._vectors.bind(arena.gradients, arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        raise UsageError("the evaluator computes no gradients")
-
-    def measure(self) -> Measured:
-        return measure(self._task, self._vectors.module)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from distbelief.core import mapping, records, roles
-from distbelief.core.effects import Batch
+from distbelief.core.effects import Batch, Computed
 from distbelief.core.layout import Layout
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
@@ -55,12 +55,14 @@ class SingleLoop:
         note: is handed every record.
         stopped: says, after each step, why the loop is to end; None while it is not.
         run: the run folder; "" keeps nothing.
+        now: the clock that says when it is time for a checkpoint.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, settings: Settings, note: Callable[[Record], None], stopped: Callable[[], str | None], run: str = ""
-    ) -> None:
-        self.task, self.model, self.settings, self._note, self._stopped = task, model, settings, note, stopped
+        self, task: Task, model: nn.Module, settings: Settings, note: Callable[[Record], None], stopped: Callable[[], str | None], run: str = "",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.task, self.model, self.settings, self._note, self._stopped, self._now = task, model, settings, note, stopped, now
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
@@ -84,7 +86,7 @@ class SingleLoop:
         self._epochs = self._dealer.completed
         if checkpoint:
             self._load(checkpoint)
-        self._saved = time.monotonic(), self._steps
+        self._saved = self._now(), self._steps
         self._note(records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples))
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
@@ -120,13 +122,12 @@ class SingleLoop:
             self._save()
         return (Cause.TARGET_REACHED, f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}") if reached else None
 
-    def _step(self, batch: Batch) -> None:
-        computed = self._trainer.compute(batch)
-        if computed.loss is not None and not math.isfinite(computed.loss):
-            raise LossNotFinite(
-                f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
-                f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
-            )
+    def compute(self, batch: Batch) -> Computed:
+        """The gradient of a minibatch."""
+        return self._trainer.compute(batch)
+
+    def update(self) -> None:
+        """Step with it."""
         for parameter in self._dense:
             check_dense(parameter.grad)
         factor = self._plan.factor(self._samples)
@@ -135,6 +136,15 @@ class SingleLoop:
                 group["lr"] = self.settings.optimizer.lr * factor
         for update in self._update:
             update()
+
+    def _step(self, batch: Batch) -> None:
+        computed = self.compute(batch)
+        if computed.loss is not None and not math.isfinite(computed.loss):
+            raise LossNotFinite(
+                f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
+                f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
+            )
+        self.update()
         self._steps += 1
         self._samples += computed.samples
         since = self._since
@@ -163,10 +173,10 @@ class SingleLoop:
     def _is_time(self) -> bool:
         """Whether it is time for a checkpoint within an epoch; a step counts as a push."""
         seconds, steps = self.settings.snapshot_seconds, self.settings.snapshot_pushes
-        return 0 < steps <= self._steps - self._saved[1] or 0 < seconds <= time.monotonic() - self._saved[0]
+        return 0 < steps <= self._steps - self._saved[1] or 0 < seconds <= self._now() - self._saved[0]
 
     def _save(self) -> None:
-        self._saved = time.monotonic(), self._steps
+        self._saved = self._now(), self._steps
         if self._store is None:
             return
         error = ""

@@ -72,7 +72,7 @@ class Sitting:
                 self.folder = RunFolder.create(job.out, f"{job.reference.replace(':', '.')}-{job.strategy.name}")
                 self.folder.lock()
                 self.folder.write_job(self._description)
-            self.live = Live(sys.stdout, view.quiet, view.json, f"{job.strategy.name} on {job.reference}")
+            self.live = Live(sys.stdout, view.quiet, view.json, f"{job.strategy.name} on {job.reference}", simulated="cluster" in (more or {}))
             self.recorder = Recorder(self.folder, self._description)
         except BaseException:
             if self.folder:

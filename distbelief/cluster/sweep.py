@@ -15,6 +15,7 @@ from distbelief.cluster.simulation import task_of
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
+from distbelief.record.live import SIMULATED
 from distbelief.tasks import as_data
 
 FIGURES = {
@@ -24,6 +25,8 @@ FIGURES = {
     "samples_per_second": "{:,.0f}",
 }
 """What is compared, and how it is shown; `staleness` is the mean of a job."""
+TIMED = ("seconds", "samples_per_second")
+"""Those of the simulated clock."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -104,16 +107,17 @@ def lines(spread: dict[str, Any]) -> list[str]:
 
     >>> print("\n".join(lines(spread([Ended(0, "done", "", 2.0, 0.5, 1.0, 1000.0), Ended(1, "failed", "")]))))
     2 seeds: 1 done, 1 failed
-                               min      median         max
-    seconds                  2.000       2.000       2.000
-    test accuracy           50.00%      50.00%      50.00%
-    staleness                 1.00        1.00        1.00
-    samples per second       1,000       1,000       1,000
+                                         min      median         max
+    seconds simulated                  2.000       2.000       2.000
+    test accuracy                     50.00%      50.00%      50.00%
+    staleness                           1.00        1.00        1.00
+    samples per second simulated       1,000       1,000       1,000
     """
     count = spread["seeds"]
     table = [f"{count} seed{'' if count == 1 else 's'}: {', '.join(f'{many} {outcome}' for outcome, many in spread['outcomes'].items())}"]
-    table.append(" " * 18 + "".join(f"{name:>12}" for name in ("min", "median", "max")))
+    table.append(" " * 28 + "".join(f"{name:>12}" for name in ("min", "median", "max")))
     for name, shown in FIGURES.items():
         if (row := spread[name]) is not None:
-            table.append(f"{name.replace('_', ' '):<18}" + "".join(f"{shown.format(row[one]):>12}" for one in ("min", "median", "max")))
+            told = name.replace("_", " ") + SIMULATED * (name in TIMED)
+            table.append(f"{told:<28}" + "".join(f"{shown.format(row[one]):>12}" for one in ("min", "median", "max")))
     return table if len(table) > 2 else table[:1]

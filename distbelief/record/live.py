@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,10 @@ ROWS = 16
 """Most replicas in the table."""
 
 
+SIMULATED = " simulated"
+"""What is said beside a time or a rate that no wall's clock has seen."""
+
+
 class Live:
     """Shows the records of a job as they come; a stream that breaks is written to no more, and the job goes on.
 
@@ -31,9 +36,14 @@ class Live:
         json: write records as lines of JSON, the same as in `metrics.jsonl`, and nothing else.
         title: of the job, such as "downpour on mnist".
         now: the clock of the wall, in seconds.
+        simulated: say so beside every time and every rate of the job.
     """
 
-    def __init__(self, stream: TextIO, quiet: bool = False, json: bool = False, title: str = "", now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, quiet: bool = False, json: bool = False, title: str = "", now: Callable[[], float] = time.monotonic,
+        simulated: bool = False,
+    ) -> None:  # fmt: skip
+        self._mark = SIMULATED if simulated else ""
         self._stream, self._json, self._title, self._now = stream, json, title, now
         self._silent = quiet and not json
         self._summary = Summary({})
@@ -140,7 +150,7 @@ class Live:
                 again = not record.epoch or record.epoch in self._tested
                 self._tested.add(record.epoch)
                 when = f"at the end, after {self._summary.samples:,} samples," if again else f"after {_many(record.epoch, self._unit)}"
-                moment = _time(self._summary.history[-1]["seconds"])
+                moment = _time(self._summary.history[-1]["seconds"]) + self._mark
                 return f"tested {when} at {moment}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
             case records.Gone():
                 verb = "is" if record.lost == 1 else "are"
@@ -173,7 +183,8 @@ class Live:
         where = f"{self._unit} {epoch}/{epochs} done" if epoch else f"{self._unit} {min(done + 1, max(epochs, 1))}/{epochs}"
         share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if self._unit == 'epoch' else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
-        told = [share, _time(self._summary.seconds), f"{self._summary.rate:,.0f} samples/s", trained, self._stale()]
+        taken, rate = f"{_time(self._summary.seconds)}{self._mark}", f"{self._summary.rate:,.0f} samples/s{self._mark}"
+        told = [share, taken, rate, trained, self._stale()]
         return f"{where}: {', '.join(filter(None, told))}"
 
     def _print(self, text: str) -> None:
@@ -214,8 +225,8 @@ class Live:
         bar.add_row(
             ProgressBar(total=max(bar_of[0], 1), completed=bar_of[1], width=30),
             f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else 'iterations'}",
-            f"{summary.rate:,.0f}/s",
-            _time(summary.seconds),
+            f"{summary.rate:,.0f}/s{self._mark}",
+            f"{_time(summary.seconds)}{self._mark}",
             self._recent_loss,
             "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
             self._stale(),
@@ -227,7 +238,7 @@ class Live:
             state = f"gone: {escape(one.gone)}" if one.gone else "slow" if share < fair / 2 and summary.steps > 10 else ""
             speed = one.steps / summary.seconds if summary.seconds > 0 else 0.0
             lost = f"lost {one.lost}" if one.lost else ""
-            table.add_row(f" {roles.replica(index)}", f"{one.steps:,} steps", f"{speed:,.1f}/s", f"{100 * share:.0f} %", lost, state)
+            table.add_row(f" {roles.replica(index)}", f"{one.steps:,} steps", f"{speed:,.1f}/s{self._mark}", f"{100 * share:.0f} %", lost, state)
         if len(summary.replicas) > ROWS:
             table.add_row(f" and {len(summary.replicas) - ROWS} more")
         return Group(bar, table)
@@ -240,16 +251,17 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
         result: as `Recorder.result` returns it.
         folder: the run folder, where there is one.
     """
+    mark = SIMULATED if result.get("cluster") else ""
     rows = [("outcome", f"{result.get('outcome') or 'unknown'}: {result.get('reason', '')}".rstrip(": "))]
     if result["test_accuracy"] is not None:
         loss = "" if result["test_loss"] is None else f", loss {result['test_loss']:.4f}"
         rows.append(("accuracy", f"{100 * result['test_accuracy']:.2f} %{loss}"))
     target = result["target"]
     if target["accuracy"]:
-        reached = f"reached after {_time(target['seconds'])}, {_many(target['epochs'], 'epoch')}" if target["reached"] else "not reached"
+        reached = f"reached after {_time(target['seconds'])}{mark}, {_many(target['epochs'], 'epoch')}" if target["reached"] else "not reached"
         rows.append(("target", f"{100 * target['accuracy']:.2f} % {reached}"))
     work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {_many(result['pushes'], 'push', 'es')}"
-    rows.append(("time", f"{_time(result['seconds'])}, {result['samples_per_second']:,.0f} samples/s ({work})"))
+    rows.append(("time", f"{_time(result['seconds'])}{mark}, {result['samples_per_second']:,.0f} samples/s{mark} ({work})"))
     if descent := result.get("descent"):
         searches = f", {_many(descent['restarts'], 'search', 'es')} that failed" if descent["restarts"] else ""
         loss = "" if descent["loss"] is None else f"training loss {descent['loss']:.6g} after "
@@ -263,9 +275,19 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     if lost:
         more = f" and {len(lost) - NAMES} more" if len(lost) > NAMES else ""
         rows.append(("dealt again", ", ".join(lost[:NAMES]) + more))
+    if cluster := result.get("cluster"):
+        rows.append(("simulated", _cluster(cluster)))
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _cluster(told: Mapping[str, Any]) -> str:
+    """What a simulated cluster costs: its steps, messages, memory and hosts."""
+    handling, hosts = told["handling"], told["hosts"]
+    memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
+    each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
+    return f"steps of {_time(told['pace']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is read and written, {each}"
 
 
 def _many(count: int, noun: str, plural: str = "s") -> str:

@@ -188,6 +188,7 @@ class Summary:
         return {
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
+            **({"cluster": self.job["cluster"]} if "cluster" in self.job else {}),
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),
             "epochs": self.epochs,

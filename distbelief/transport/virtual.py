@@ -4,13 +4,18 @@ A link behaves as TCP does: what one role sends another arrives in order, late o
 one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. What a partition meets on its way is sent
 again when it heals, at the bandwidth of its own link; nothing is lost by it, and nobody hears of a death on its other side before. A link opens at
 once, also across a partition; only what is sent on it waits.
+
+A role is one thread. A machine is handed an arrival when it is done with those before, and with the work that this one makes; what it sends leaves
+when the work for that is done. A story finds what has arrived as soon as it looks; the work for it delays what the story does next.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import torch
@@ -19,13 +24,18 @@ from distbelief.core import roles
 from distbelief.core.assembly import Piece
 from distbelief.core.cost import Link, Port, add, carry
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.events import Lost
+from distbelief.core.events import Event, Lost
 from distbelief.core.messages import Bulk, Fetched, Message
 from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
+from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer
 
 HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""
+
+
+MEMORY = Link(8e-6, math.inf)
+"""Shared memory as a link: the time in which somebody wakes who waits for it, as `bench wire` measured it."""
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -61,9 +71,9 @@ class Weather(msgspec.Struct, frozen=True):
     reduction: float = 0.0
     """Seconds per byte of a gradient that is added to another where it arrives."""
     local_latency: float = 0.0
-    """Latency between two replicas of one host; 0 is that of all links."""
+    """Latency between two roles of one host; 0 is that of all links, or on `Hosts` that of shared memory."""
     local_bandwidth: float = 0.0
-    """Bandwidth between two replicas of one host; 0 is that of all links."""
+    """Bandwidth between two roles of one host; 0 is that of all links; in the memory of `Hosts` nothing is sent."""
     partitions: tuple[Partition, ...] = ()
     """When who cannot reach whom."""
 
@@ -84,17 +94,28 @@ class Weather(msgspec.Struct, frozen=True):
             partition.check()
 
 
-class Timer(Protocol):
-    """The simulator's clock, as the network needs it."""
+class Work(Protocol):
+    """What messages cost one role, in seconds."""
 
-    time: float
+    def taking(self, event: Event, payload: Payload | None) -> float:
+        """Because of what it is told."""
+        ...
 
-    def call_at(self, moment: float, function: Callable[[Any], None], argument: Any) -> None:
-        """Call a function at a moment."""
+    def saying(self, message: Message, payload: Payload | None) -> float:
+        """For what it says."""
+        ...
+
+    def copy(self, length: int) -> float:
+        """For so many bytes that are copied, or added to others."""
+        ...
+
+    def update(self, length: int) -> float:
+        """For an optimizer's step on so many bytes of parameters."""
+        ...
 
 
 class VirtualNetwork:
-    """All links of a simulated cluster.
+    """All links of a simulated cluster, and the processors of its roles.
 
     Args:
         clock: moves the time.
@@ -102,19 +123,27 @@ class VirtualNetwork:
         seed: of jitter and delays.
         phantom: whether payloads are only lengths, so that arenas are empty.
         per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
+        hosts: the machines that roles share; each role has its own where there are none.
+        replicas: of the job, which are on those hosts.
     """
 
-    def __init__(self, clock: Timer, weather: Weather | None = None, seed: int = 0, phantom: bool = False, per_host: int = 0) -> None:
+    def __init__(
+        self, clock: Timer, weather: Weather | None = None, seed: int = 0, phantom: bool = False, per_host: int = 0,
+        hosts: Hosts | None = None, replicas: int = 1,
+    ) -> None:  # fmt: skip
         self.clock, self.weather = clock, weather or Weather()
         self.weather.check()
         self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
         self.partitions = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.weather.partitions, key=lambda cut: cut.start)]
         self.chance = random.Random(seed)
         self.phantom = phantom
-        inside = Link(self.weather.local_latency or self.weather.latency, self.weather.local_bandwidth or self.weather.bandwidth)
-        self.inside = inside if per_host and inside != Link(self.weather.latency, self.weather.bandwidth) else None
-        """What links between replicas of one host are like, where that is otherwise."""
-        self.per_host = per_host
+        usual = Link(self.weather.latency, self.weather.bandwidth)
+        own = MEMORY if hosts else usual
+        inside = Link(self.weather.local_latency or own.latency, self.weather.local_bandwidth or own.bandwidth)
+        self.inside = inside if (per_host or hosts) and inside != usual else None
+        """What links inside a host are like, where that is otherwise."""
+        self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
+        self._machines: dict[int, Host] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
         """Called with sender, receiver and message before each message leaves: where faults are injected."""
@@ -126,6 +155,21 @@ class VirtualNetwork:
         endpoint = self.endpoints[role] = VirtualEndpoint(role, self, incarnation)
         return endpoint
 
+    def host_of(self, role: str) -> int:
+        """The number of the host that a role shares with others; -1 for a machine of its own."""
+        if self._hosts is not None:
+            return self._hosts.place(role, self._replicas)
+        return roles.index_of(role) // self._per_host if self._per_host and roles.is_replica(role) else -1
+
+    def thread_of(self, role: str) -> Thread:
+        """A thread for one more life of a role."""
+        if self._hosts is None:
+            return OwnThread(self.clock)
+        number = self.host_of(role)
+        if number not in self._machines:
+            self._machines[number] = Host(self.clock, self._hosts.cores, self._hosts.together)
+        return self._machines[number].thread()
+
     def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
         """When it arrives, if what is on its way between two roles is sent again after each partition that meets it, which takes so long."""
         for start, stop, side in self.partitions:
@@ -135,7 +179,7 @@ class VirtualNetwork:
 
     def crash(self, role: str) -> None:
         """End a role as kill -9 does: its peers see `Lost` one latency after what it had sent."""
-        self.endpoints[role].close()
+        self.endpoints[role].die()
 
 
 class VirtualEndpoint(Endpoint):
@@ -146,7 +190,12 @@ class VirtualEndpoint(Endpoint):
         self.network, self.incarnation = network, incarnation
         self.closed = False
         self.port = Port()
-        self.host = roles.index_of(role) // network.per_host if network.inside and roles.is_replica(role) else -1
+        self.host, self.thread = network.host_of(role), network.thread_of(role)
+        self.work: Work | None = None
+        """What its messages cost it: no time, where nobody says."""
+        self._ended = False
+        self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
+        self._waiting: deque[Arrival] = deque()
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
@@ -199,20 +248,33 @@ class VirtualEndpoint(Endpoint):
             self._reach(peer)
         if self.closed or peer in self.cut:
             return
-        weather, clock = network.weather, network.clock
-        size = HEADER
-        if payload is not None:
-            size += payload.nbytes
-            if isinstance(message, Bulk) and not network.phantom:
-                lent = peer.arena.parameters if type(message) is Fetched else self.arena.gradients
-                whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
-                payload = whole.clone() if type(message) is Fetched else whole
+        if payload is not None and isinstance(message, Bulk) and not network.phantom:
+            lent = peer.arena.parameters if type(message) is Fetched else self.arena.gradients
+            whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
+            payload = whole.clone() if type(message) is Fetched else whole
+        seconds = 0.0 if self.work is None else self.work.saying(message, payload)
+        moment = self.thread.spend(seconds)
+        if moment is None:
+            self.thread.do(seconds, self._leave, (peer, message, payload))
+        else:
+            self._carry(moment, peer, message, payload)
+
+    def _leave(self, what: tuple[VirtualEndpoint, Message, Payload | None]) -> None:
+        """The work for a message is done."""
+        if what[0] not in self.cut and self.peers[what[0].role] is what[0]:
+            self._carry(self.network.clock.time, *what)
+
+    def _carry(self, moment: float, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
+        """Have a message arrive that leaves at a moment."""
+        network, to = self.network, peer.role
+        weather = network.weather
+        size = HEADER if payload is None else HEADER + payload.nbytes
         line = weather if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
         takes = size / line.bandwidth
-        arrives = carry(self.port, peer.port, clock.time, takes, line.latency)
+        arrives = carry(self.port, peer.port, moment, takes, line.latency)
         if weather.reduction and payload is not None and isinstance(message, Piece) and message.adds:
             arrives = add(peer.port, arrives, payload.nbytes * weather.reduction)
-        if self.network.unsteady:
+        if network.unsteady:
             arrives += self._late(weather)
         last = self.last.get(to, 0.0)
         if network.partitions:
@@ -221,7 +283,7 @@ class VirtualEndpoint(Endpoint):
                 arrives = max(again, last + takes)
                 began = arrives - alone
         self.last[to] = arrives = arrives if arrives > last else last
-        clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
+        network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
 
     def _late(self, weather: Weather) -> float:
         late = 0.0
@@ -246,8 +308,33 @@ class VirtualEndpoint(Endpoint):
             if isinstance(payload, torch.Tensor):
                 here = self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)
             arrival = Arrival(arrival.sender, event, here)
-        if isinstance(event, Message):
-            self.network.watch(arrival.sender, self.role, event)
+        self._hand(arrival)
+
+    def _hand(self, arrival: Arrival) -> None:
+        """Hand an arrival to this role: at once, or when a machine has done its work with those before."""
+        if self.work is not None:
+            if self._queues and (self._waiting or self.thread.busy):
+                self._waiting.append(arrival)
+                if len(self._waiting) == 1:
+                    self.thread.do(0.0, self._hand_next, None)
+                return
+            self.thread.owe(self.work.taking(arrival.event, arrival.payload))
+        self._tell(arrival)
+
+    def _hand_next(self, _: None) -> None:
+        """The work with what arrived before is done."""
+        if not self.closed:
+            assert self.work is not None
+            arrival = self._waiting[0]
+            self.thread.owe(self.work.taking(arrival.event, arrival.payload))
+            self._tell(arrival)
+            self._waiting.popleft()
+            if self._waiting:
+                self.thread.do(0.0, self._hand_next, None)
+
+    def _tell(self, arrival: Arrival) -> None:
+        if isinstance(arrival.event, Message):
+            self.network.watch(arrival.sender, self.role, arrival.event)
         self.deliver(arrival)
 
     def _replace(self, sender: VirtualEndpoint) -> None:
@@ -269,6 +356,21 @@ class VirtualEndpoint(Endpoint):
         if self.closed:
             return
         self.closed = True
+        if self.thread.busy:
+            self.thread.do(0.0, self._end, None)
+        else:
+            self._end(None)
+
+    def die(self) -> None:
+        """End this role as kill -9 does: what it had no time to say is not said."""
+        self.thread.stop()
+        self.closed = True
+        self._end(None)
+
+    def _end(self, _: None) -> None:
+        if self._ended:
+            return
+        self._ended = True
         for peer in {id(peer): peer for peer in (*self.peers.values(), *self.knocking)}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
@@ -286,7 +388,7 @@ class VirtualEndpoint(Endpoint):
         peer, reason = what
         if not self.closed and peer not in self.cut and self.peers[peer.role] is peer:
             self.cut.add(peer)
-            self.deliver(Arrival(peer.role, Lost(reason, peer.incarnation)))
+            self._hand(Arrival(peer.role, Lost(reason, peer.incarnation)))
 
 
 def _nothing(sender: str, to: str, message: Message) -> None:

@@ -39,7 +39,7 @@ OWN = {
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",
 }
-VIRTUAL = "--network --compute --stragglers --faults --phantom --keep --sweep"
+VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
 LOCAL = "--transport --bind --advertise --insecure --tls --listen --pad --straggle"
 FROZEN = {
     ("train", "single"): f"{SCALED} {SHARED} {TASK}",
@@ -251,8 +251,19 @@ REFUSED = {
     "simulate digits downpour --sweep -1": "--sweep -1: must be 1 or more seeds",
     "simulate digits downpour --sweep 2 --keep": "--keep: --sweep 2 leaves no run folder; leave --keep off, or run one seed with it",
     "simulate digits downpour --sweep 2 --out x": "--out: --sweep 2 leaves no run folder",
-    "simulate digits single --sweep 2": "strategy single has nothing to simulate",
-    "simulate digits single": "strategy single has nothing to simulate",
+    "simulate digits single --network latency=1ms": "--network and delays mean nothing to strategy single",
+    "simulate digits single --handling message=1ms": "--handling message means nothing to strategy single",
+    "simulate digits single --hosts cores=2": "--hosts means nothing to strategy single",
+    "simulate digits single --faults crash=0@5": "--faults crash and restart mean nothing to strategy single",
+    "simulate digits single --faults restart=2s": "--faults",
+    "simulate digits downpour --handling mesage=1us": "unknown word in --handling 'mesage'; did you mean 'message'?",
+    "simulate digits downpour --handling memory=0": "handling reads and writes 0.0 bytes a second: must be more than 0",
+    "simulate digits downpour --hosts coars=2": "unknown word in --hosts 'coars'; did you mean 'cores'?",
+    "simulate digits downpour --hosts cores=0": "hosts with 0 cores: must be 1 or more",
+    "simulate digits downpour --hosts cores=2,together=0": "together have 0.0 of their speed",
+    "simulate digits downpour --hosts replicas=5": "hosts with 5 replicas: there are 2",
+    "simulate digits allreduce --replicas 4 --per-host 2 --hosts replicas=4": "--per-host 2: the hosts have 4 replicas",
+    "simulate digits hogwild --replicas 4 --hosts replicas=2": "all 4 update one memory, on one host",
 }
 
 
@@ -318,10 +329,10 @@ def test_a_sweep_tells_which_seeds_fail_how_to_replay_them_and_how_the_others_sp
         assert replay.endswith(f" --seed {seed}")
     capsys.readouterr()
     assert counts == f"3 seeds: {len(fine)} done, {len(failing)} failed"
-    assert seconds.split()[1::2] == [f"{how(one['seconds'] for one in fine):.3f}" for how in (min, max)]
+    assert seconds.split()[2::2] == [f"{how(one['seconds'] for one in fine):.3f}" for how in (min, max)]
     assert accuracy.split()[2::2] == [f"{how(one['test_accuracy'] for one in fine):.2%}" for how in (min, max)]
     assert staleness.split()[1::2] == [f"{how(one['staleness']['mean'] for one in fine):.2f}" for how in (min, max)]
-    assert rate.split()[3::2] == [f"{how(one['samples_per_second'] for one in fine):,.0f}" for how in (min, max)]
+    assert rate.split()[4::2] == [f"{how(one['samples_per_second'] for one in fine):,.0f}" for how in (min, max)]
     assert not list(tmp_path.iterdir())
 
 

@@ -178,3 +178,31 @@ def test_the_summary_is_a_few_lines():
 
 def test_the_summary_of_a_job_that_never_started_is_short():
     assert summary(Summary({}).result()).splitlines() == ["outcome     unknown", "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 pushes)"]
+
+
+def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
+    shown = {}
+    for simulated in (False, True):
+        stream = io.StringIO()
+        live = Live(stream, title="downpour on mnist", simulated=simulated)
+        live.take(0.0, r.Started(1, 1, 10, 100, 10, 1))
+        live.take(2.0, r.Stepped("replica 0", 10, 100, 10, None, 0, 0))
+        live.take(2.0, r.EpochDone(1))
+        live.take(2.0, r.Tested(1, 0.5, 0.9))
+        shown[simulated] = stream.getvalue()
+    assert "2.00 s simulated, 50 samples/s simulated" in shown[True]
+    assert "at 2.00 s simulated: accuracy" in shown[True]
+    assert shown[False] == shown[True].replace(" simulated", "")
+
+
+def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
+    cluster = {"pace": {"step": 1e-3}, "handling": {"message": 6e-6, "memory": 26e9}, "hosts": {"cores": 2}}
+    whole = Summary({"cluster": cluster, "settings": {"target_accuracy": 0.5}})
+    whole.take(0.0, r.Started(1, 1, 10, 100, 10, 1))
+    whole.take(2.0, r.Stepped("replica 0", 10, 100, 10, None, 0, 0))
+    whole.take(2.0, r.Tested(1, 0.5, 0.9))
+    text = summary(whole.result())
+    assert "reached after 2.00 s simulated, 1 epoch" in text
+    assert "2.00 s simulated, 50 samples/s simulated (" in text
+    assert "steps of 1.0 ms, 6 us a message, 26 GB/s for what is read and written, hosts of 2 cores" in text
+    assert "simulated" not in summary({name: value for name, value in whole.result().items() if name != "cluster"})

@@ -75,6 +75,22 @@ def test_a_benchmark_writes_what_it_measured_and_on_what_machine(name, tmp_path,
     assert capfd.readouterr().out == ""
 
 
+def test_the_simulator_is_held_against_real_processes(tmp_path):
+    found = run("simulator", tmp_path, validate=True)["rows"]
+    kinds = {"single", "downpour, 1 replica", "downpour, 2 replicas", "synchronous, 2 replicas", "allreduce, 2 replicas"}
+    padded = {"downpour", "synchronous", "synchronous, 1 backup worker", "allreduce"}
+    assert set(found) == {f"{model}, {kind}" for model in ("mlp", "lenet") for kind in kinds} | {
+        f"4 padded{slow}, {kind}" for slow in ("", ", one 4 times slower") for kind in padded
+    }
+    assert all(row["simulated"] > 0 and row["real"] > 0 for row in found.values())
+
+
+def test_the_simulator_refuses_jobs_that_it_does_not_compare(tmp_path):
+    for options, says in (({"only": ("mlp",)}, "give that too"), ({"only": ("x",), "validate": True}, "no job begins so")):
+        with pytest.raises(UsageError, match=says):
+            run("simulator", tmp_path, **options)
+
+
 def test_straggle_refuses_what_has_no_straggler() -> None:
     bench = BENCHES["straggle"]
     for options in ({"replicas": 1}, {"pad": -1.0}):

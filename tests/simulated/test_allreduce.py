@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import assembly, cost, records, roles
@@ -315,7 +316,7 @@ def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str
         weather = Weather(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
         data = TensorData(torch.zeros(ranks, 1), torch.zeros(ranks, dtype=torch.int64))
         task = Task(model=lambda: nn.Linear(size // 4, 1, bias=False), train=lambda data=data: data)  # type: ignore[misc]
-        cluster = Simulated(weather=weather, pace=Pace(step=1e-3, spread="constant"), phantom=True)
+        cluster = Simulated(weather=weather, pace=Pace(step=1e-3, spread="constant"), phantom=True, handling=INSTANT)
         run = Observed(Job(task, Allreduce(replicas=ranks, algorithm=algorithm), batch_size=1, evaluate_every=0, checkpoint_every=0), cluster)
         computed, summed = moments(run)
         run.run()

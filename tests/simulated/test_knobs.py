@@ -24,8 +24,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.strategy import STRATEGIES, Bounded, Downpour, Single, Softsync, Synchronous
-from distbelief.tasks import Task
+from distbelief.strategy import STRATEGIES, Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
@@ -235,7 +234,9 @@ HOSTS = ("reduction", "local_latency", "local_bandwidth")
 def test_weather_and_pace_have_no_other_options() -> None:
     assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay", "partitions", *HOSTS}
     assert set(Pace.__struct_fields__) == {"step", "spread", "variation", "slow", "straggle_chance", "straggle_factor"}
-    assert {f.name for f in dataclasses.fields(Simulated)} == {"weather", "pace", "crashes", "restart_seconds", "phantom", "keep"}
+    assert {f.name for f in dataclasses.fields(Simulated)} == {
+        "weather", "pace", "crashes", "restart_seconds", "phantom", "keep", "handling", "hosts",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -313,12 +314,6 @@ def test_what_no_cluster_can_be_is_refused(plain: SimpleNamespace, cluster: Simu
 def test_replicas_compute_on_the_device_that_is_named(plain: SimpleNamespace) -> None:
     with pytest.raises(UsageError, match="--device cuda:77"):
         play(plain, device="cuda:77")
-
-
-def test_a_strategy_without_a_server_is_not_simulated(plain: SimpleNamespace) -> None:
-    task: Task = plain.classes(plain.mlp)
-    with pytest.raises(UsageError, match="strategy single has nothing to simulate"):
-        Simulated().run(Job(task=task, strategy=Single()))
 
 
 def test_a_target_without_a_test_set_is_refused_before_anything_is_made(plain: SimpleNamespace, tmp_path: Path) -> None:

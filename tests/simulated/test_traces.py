@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core.optimizer import optim
@@ -28,14 +29,14 @@ STEADY = Pace(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
 UNSTEADY = Weather(jitter=2.0, delay_chance=0.05, delay=1e-3)
 
 JOBS = {
-    "plain": (Downpour(replicas=3, shards=2), Simulated(weather=UNSTEADY, pace=STEADY, phantom=True)),
+    "plain": (Downpour(replicas=3, shards=2), Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, handling=INSTANT)),
     "prefetch and warm start": (
         Downpour(replicas=3, shards=3, prefetch=1, fetch_every=2, push_every=3, warm_start_steps=6),
-        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True),
+        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, handling=INSTANT),
     ),
     "deaths": (
         Downpour(replicas=4, shards=2, push_every=2),
-        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, crashes=(Crash("replica 0", 4), Crash("replica 2", 30))),
+        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, handling=INSTANT, crashes=(Crash("replica 0", 4), Crash("replica 2", 30))),
     ),
 }
 

@@ -1,0 +1,149 @@
+"""`bench simulator --validate`: the same jobs on real processes and in simulation, side by side: whether the simulator tells the truth.
+
+The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the machine, how much slower
+cores are while all of them work (two such loops that know nothing of each other), and what `bench wire` says of messages and memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from distbelief.bench import courses, loops
+from distbelief.bench.timing import figure, interleave, number, show, spread
+from distbelief.cluster.handling import Handling
+from distbelief.cluster.local import Local
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Simulated
+from distbelief.core.optimizer import Optimizer
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.strategy import Allreduce, Downpour, Single, Strategy, Synchronous
+from distbelief.tasks import as_data, resolve
+from distbelief.tasks.flat import layout_of
+from distbelief.transport.processors import Hosts
+
+WITHIN = 0.15
+"""How far a simulated time may lie from the real one."""
+CORES, BATCH, PAD, SLOWER = 2, 64, 0.01, 4.0
+"""Cores of the machine that is simulated; samples in a minibatch; seconds of a padded step; how many times slower the slow replica is."""
+SGD = Optimizer("sgd", 0.01)
+
+
+class Model(NamedTuple):
+    """A model that jobs train."""
+
+    task: str
+    epochs: int
+
+
+MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.courses:lenet_short", 1)}
+QUICK = {"mlp": Model("distbelief.bench.courses:mlp_quick", 1), "lenet": Model("distbelief.bench.courses:lenet_quick", 1)}
+PADDED = Model("distbelief.bench.courses:mlp_short", 4)
+"""What padded replicas train: steps that are much shorter than the pad, so that few cores hold many replicas."""
+
+
+class Inputs(NamedTuple):
+    """What is measured for a simulation."""
+
+    step: float
+    """Seconds of a gradient, alone on the machine."""
+    together: float
+    """The speed of each core while all work."""
+
+
+class Case(NamedTuple):
+    """One job, on both."""
+
+    model: Model
+    strategy: Strategy
+    pad: Pace | None = None
+
+
+def strategies(replicas: int) -> dict[str, Strategy]:
+    """The strategies that are compared, with so many replicas."""
+    one: dict[str, Any] = {"replicas": replicas, "optimizer": SGD}
+    backup = {"synchronous, 1 backup worker": Synchronous(**one, shards=1, backup_workers=1)} if replicas > 2 else {}
+    return {"downpour": Downpour(**one, shards=1), "synchronous": Synchronous(**one, shards=1), **backup, "allreduce": Allreduce(**one)}
+
+
+def cases(models: Mapping[str, Model], padded: Model, pad: float) -> dict[str, Case]:
+    """Every job, by what is told of it."""
+    found = {}
+    for name, model in models.items():
+        found[f"{name}, single"] = Case(model, Single(optimizer=SGD))
+        found[f"{name}, downpour, 1 replica"] = Case(model, Downpour(replicas=1, shards=1, optimizer=SGD))
+        found |= {f"{name}, {strategy}, 2 replicas": Case(model, made) for strategy, made in strategies(2).items()}
+    alike, slow = (Pace(step=pad, spread="constant", slow=one) for one in ({}, {3: SLOWER}))
+    for told, pace in (("4 padded", alike), (f"4 padded, one {SLOWER:g} times slower", slow)):
+        found |= {f"{told}, {strategy}": Case(padded, made, pace) for strategy, made in strategies(4).items()}
+    return found
+
+
+def measure(repeats: int, quick: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Real seconds, simulated ones and their ratio, of every job whose name begins with one of `only`.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    models, padded, pad = (QUICK, QUICK["mlp"], 0.002) if quick else (MODELS, PADDED, PAD)
+    chosen = {name: case for name, case in cases(models, padded, pad).items() if not only or name.startswith(only)}
+    if not chosen:
+        raise UsageError(f"--only {' '.join(only)}: no job begins so; they begin with mlp, lenet or '4 padded'")
+    inputs = {model.task: _inputs(model, repeats) for model in {case.model for case in chosen.values() if case.pad is None}}
+    taken = interleave({name: partial(_real, case) for name, case in chosen.items()}, repeats)
+    rows = {}
+    for name, case in chosen.items():
+        real, simulated = statistics.median(taken[name]), _simulated(case, inputs.get(case.model.task))
+        rows[name] = {"real": real, "spread": spread(taken[name]), "simulated": simulated, "ratio": simulated / real}
+    return {"inputs": {task: one._asdict() for task, one in inputs.items()}, "handling": {"message": Handling().message, "memory": Handling().memory},
+            "pad": pad, "rows": rows}  # fmt: skip
+
+
+def _inputs(model: Model, repeats: int) -> Inputs:
+    """What a plain loop does alone, and two that know nothing of each other."""
+    steps = len(as_data(resolve(model.task).train())) * model.epochs // BATCH
+    course = loops.Course(model.task, max(1, steps), BATCH, SGD.lr)
+    rates = interleave({str(count): partial(loops.independent, course, count) for count in (1, CORES)}, repeats)
+    alone = statistics.median(rates["1"])
+    parameters = layout_of(resolve(model.task).model()).trained.size
+    together = statistics.median(pair / one / CORES for one, pair in zip(rates["1"], rates[str(CORES)], strict=True))
+    return Inputs(BATCH / alone - Handling().addition * parameters, min(1.0, together))
+
+
+def _job(case: Case) -> Job:
+    return Job(case.model.task, case.strategy, epochs=case.model.epochs, batch_size=BATCH, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
+
+
+def _real(case: Case) -> float:
+    return float(courses.run(_job(case), Local(pace=case.pad))["seconds"])
+
+
+def _simulated(case: Case, inputs: Inputs | None) -> float:
+    """Of one host; padded steps are slept, so that cores are no limit to them."""
+    if case.pad is not None:
+        on = Simulated(pace=case.pad, phantom=True, hosts=Hosts(cores=16))
+    else:
+        assert inputs is not None
+        hosts = Hosts(CORES, together=inputs.together) if case.strategy.served else None
+        on = Simulated(pace=Pace(step=inputs.step, spread="constant"), phantom=True, hosts=hosts)
+    return float(on.run(_job(case))["seconds"])
+
+
+def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How far each simulated time is from the real one."""
+    return [
+        figure(f"{name}: simulated time, away from the real one", abs(row["ratio"] - 1), WITHIN, lower=True) for name, row in found["rows"].items()
+    ]
+
+
+def tell(found: Mapping[str, Any]) -> None:
+    """Print the table."""
+    for task, one in found["inputs"].items():
+        print(f"{task}: a gradient takes {1000 * one['step']:.3f} ms alone; while all cores work, each has {one['together']:.0%} of its speed")
+    rows = [
+        [name, number(row["real"]), f"{row['spread']:.0%}", number(row["simulated"]), number(row["ratio"])] for name, row in found["rows"].items()
+    ]
+    show("seconds of training, real and simulated", ("", "real, s", "+-", "simulated, s", "of the real"), rows)

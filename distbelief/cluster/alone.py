@@ -1,0 +1,95 @@
+"""One run of a simulated `single`: the plain loop on one virtual machine, with the step times of the pace and nobody to talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from distbelief.cluster.handling import Labour
+from distbelief.cluster.pace import Stopwatch
+from distbelief.cluster.simulation import model_of, task_of, without_loss
+from distbelief.cluster.single import SingleLoop
+from distbelief.cluster.sitting import Sitting
+from distbelief.core import roles
+from distbelief.core.effects import Batch, Computed
+from distbelief.core.records import Record
+from distbelief.core.settings import Settings
+from distbelief.job import Job
+from distbelief.runtime.clock import VirtualClock
+
+
+class Alone:
+    """A simulation of the plain loop; a step takes what the pace says, and the time of the update that it ends with.
+
+    Args:
+        job: what is run.
+        settings: of it.
+        stopwatch: of its steps.
+        labour: what its updates cost.
+        sitting: takes the records, and knows where to go on.
+        clock: of the simulation.
+        stopped: says, after each step, why the loop is to end; None while it is not.
+        phantom: compute nothing.
+    """
+
+    def __init__(
+        self, job: Job, settings: Settings, stopwatch: Stopwatch, labour: Labour, sitting: Sitting, clock: VirtualClock,
+        stopped: Callable[[], str | None], phantom: bool,
+    ) -> None:  # fmt: skip
+        self._job, self._sitting, self._clock, self._phantom = job, sitting, clock, phantom
+        task, folder = task_of(job), sitting.folder
+        run = str(folder.path) if folder is not None and not phantom else ""
+        kind = _Phantom if phantom else _Timed
+        self._loop = kind(task, model_of(job, task), settings, self._note, stopped, run, clock.now)
+        self._loop.pass_time(clock, stopwatch, labour)
+
+    def _note(self, record: Record) -> None:
+        self._sitting.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
+
+    def run(self) -> None:
+        """Train to the end."""
+        threads, sitting = torch.get_num_threads(), self._sitting
+        torch.set_num_threads(self._job.threads)
+        try:
+            self._loop.run(sitting.checkpoint, sitting.position if sitting.checkpoint else None, sitting.samples, sitting.number)
+        finally:
+            torch.set_num_threads(threads)
+
+
+class _Timed(SingleLoop):
+    """The plain loop, on simulated time."""
+
+    def pass_time(self, clock: VirtualClock, stopwatch: Stopwatch, labour: Labour) -> None:
+        """Have steps take time."""
+        self._clock, self._stopwatch = clock, stopwatch
+        self._updating = labour.update(self._flat.layout.trained.size)
+
+    def compute(self, batch: Batch) -> Computed:
+        """The gradient of a minibatch, as long as the pace says after the step began."""
+        return msgspec.structs.replace(super().compute(batch), seconds=self._passed())
+
+    def _passed(self) -> float:
+        seconds = self._stopwatch.draw()
+        self._clock.events += 1
+        self._clock.time += seconds
+        return seconds
+
+    def update(self) -> None:
+        """Step, which takes its time."""
+        super().update()
+        self._clock.time += self._updating
+
+
+class _Phantom(_Timed):
+    """One that computes nothing."""
+
+    def compute(self, batch: Batch) -> Computed:
+        """Only the time that passes."""
+        size = self.settings.batch_size
+        return Computed(None, min(size, self._plan.samples - batch.index * size), self._passed())
+
+    def update(self) -> None:
+        """Only the time that passes."""
+        self._clock.time += self._updating

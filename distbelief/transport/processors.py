@@ -1,0 +1,247 @@
+"""What the roles of a virtual cluster work with: each its own machine, or the cores of a host that several share. A role does one thing at a time."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from distbelief.core import roles
+from distbelief.errors import UsageError
+
+Then = Callable[[Any], None]
+
+
+class Hosts(msgspec.Struct, frozen=True):
+    """Machines whose cores several roles share. Shards, and their standbys, are spread over them; the coordinator is on the first."""
+
+    cores: int = 1
+    """Of each host."""
+    replicas: int = 0
+    """Replicas on each host; 0 for one host with all roles."""
+    together: float = 1.0
+    """The speed of a core while all cores of its host work, of that of one that works alone."""
+
+    def check(self) -> None:
+        """Refuse impossible hosts.
+
+        Raises:
+            UsageError: naming the value.
+        """
+        if self.cores < 1:
+            raise UsageError(f"hosts with {self.cores} cores: must be 1 or more")
+        if self.replicas < 0:
+            raise UsageError(f"hosts with {self.replicas} replicas: must be 1 or more, or 0 for one host with all roles")
+        if not 0 < self.together <= 1:
+            raise UsageError(f"hosts whose cores together have {self.together} of their speed: must be more than 0, and at most 1")
+        if self.cores == 1 and self.together != 1:
+            raise UsageError(f"hosts whose cores together have {self.together} of their speed have one core: give them more cores, or leave it off")
+
+    def place(self, role: str, replicas: int) -> int:
+        """The number of the host that a role is on, in a job of so many replicas.
+
+        >>> [Hosts(replicas=2).place(role, 4) for role in ("replica 1", "replica 2", "shard 1", "standby 1", "shard 2", "coordinator")]
+        [0, 1, 1, 0, 0, 0]
+        """
+        index = roles.index_of(role)
+        if not self.replicas or index < 0:
+            return 0
+        if roles.is_replica(role):
+            return index // self.replicas
+        return (index + (roles.kind(role) == "standby")) % max(1, -(-replicas // self.replicas))
+
+
+class Timer(Protocol):
+    """The simulator's clock, as networks and processors need it."""
+
+    time: float
+
+    def call_at(self, moment: float, function: Then, argument: Any) -> None:
+        """Call a function at a moment."""
+
+
+class Thread(ABC):
+    """One role's: what it is given to do it does in that order, one after the other."""
+
+    @abstractmethod
+    def do(self, seconds: float, then: Then, argument: Any) -> None:
+        """Work for so many seconds, and then call."""
+
+    @abstractmethod
+    def spend(self, seconds: float) -> float | None:
+        """Work for so many seconds, and say when they are over; None, and nothing is begun, where only `do` can tell."""
+
+    @abstractmethod
+    def owe(self, seconds: float) -> None:
+        """Work for so many seconds, for which nobody waits but what comes after."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether there is something that it still does."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Do nothing more, and call nobody: the role is dead."""
+
+
+class OwnThread(Thread):
+    """That of a role with a machine of its own.
+
+    >>> from distbelief.runtime.clock import VirtualClock
+    >>> clock = VirtualClock(); thread = OwnThread(clock)
+    >>> thread.owe(1.0); thread.do(2.0, lambda _: print(clock.now()), None); clock.turn()
+    3.0
+    """
+
+    __slots__ = ("_clock", "_free", "_stopped")
+
+    def __init__(self, clock: Timer) -> None:
+        self._clock, self._free, self._stopped = clock, 0.0, False
+
+    def do(self, seconds: float, then: Then, argument: Any) -> None:
+        """Work, and then call."""
+        self._clock.call_at(self.spend(seconds), self._done, (then, argument))
+
+    def spend(self, seconds: float) -> float:
+        """Work, and say when it is done."""
+        now, free = self._clock.time, self._free
+        self._free = free = (free if free > now else now) + seconds
+        return free
+
+    owe = spend  # type: ignore[assignment]  # which also says when
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is not done."""
+        return self._free > self._clock.time
+
+    def stop(self) -> None:
+        """Do nothing more."""
+        self._stopped = True
+
+    def _done(self, what: tuple[Then, Any]) -> None:
+        then, argument = what
+        if not self._stopped:
+            then(argument)
+
+
+class Host:
+    """A machine whose cores several roles share: those that have something to do work at one speed, each on one core at most.
+
+    Args:
+        clock: of the simulation.
+        cores: it has.
+        together: the speed of a core while all work, of that of one that works alone.
+
+    >>> from distbelief.runtime.clock import VirtualClock
+    >>> clock = VirtualClock(); host = Host(clock, cores=2)
+    >>> for seconds in (2.0, 2.0, 4.0):  # at two thirds of a core each, until two of them are done at 3 s
+    ...     host.thread().do(seconds, lambda _: print(round(clock.now(), 6)), None)
+    >>> while clock.pending: clock.turn()
+    3.0
+    3.0
+    5.0
+    """
+
+    def __init__(self, clock: Timer, cores: int, together: float = 1.0) -> None:
+        self._clock, self._cores, self._together = clock, cores, together
+        self._working: list[tuple[float, int, SharedThread]] = []
+        """Who works, by the work that each will have been given when its own is done: a heap."""
+        self._given = self._since = 0.0
+        """Seconds of work that somebody who had always worked would have been given, and when that was so."""
+        self._order = self._plans = 0
+
+    def thread(self) -> SharedThread:
+        """That of one more role."""
+        return SharedThread(self, self._clock)
+
+    def begin(self, thread: SharedThread, seconds: float) -> None:
+        """A role begins to work for so many seconds."""
+        self._pass()
+        self._order += 1
+        heapq.heappush(self._working, (self._given + seconds, self._order, thread))
+        self._plan()
+
+    def end(self, thread: SharedThread) -> None:
+        """A role works no more."""
+        self._pass()
+        self._working = [one for one in self._working if one[2] is not thread]
+        heapq.heapify(self._working)
+        self._plan()
+
+    def speed(self, roles: int) -> float:
+        """Of each of so many that work, in seconds of work a second.
+
+        >>> [Host(None, 2, 0.9).speed(roles) for roles in (1, 2, 3)]
+        [1.0, 0.9, 0.6]
+        """
+        busy = min(roles, self._cores)
+        slowed = 1.0 - (1.0 - self._together) * (busy - 1) / max(self._cores - 1, 1)
+        return slowed * busy / roles
+
+    def _pass(self) -> None:
+        """Give those who work what is theirs of the time that has passed."""
+        now = self._clock.time
+        if self._working:
+            self._given += (now - self._since) * self.speed(len(self._working))
+        self._since = now
+
+    def _plan(self) -> None:
+        """Be called when the next is done, as things stand."""
+        self._plans += 1
+        if self._working:
+            left = max(0.0, self._working[0][0] - self._given)
+            self._clock.call_at(self._clock.time + left / self.speed(len(self._working)), self._end_first, self._plans)
+
+    def _end_first(self, plan: int) -> None:
+        if plan == self._plans:
+            self._pass()
+            self._given, _, thread = heapq.heappop(self._working)
+            self._plan()
+            thread.go_on()
+
+
+class SharedThread(Thread):
+    """That of a role on a host."""
+
+    def __init__(self, host: Host, clock: Timer) -> None:
+        self._host, self._clock = host, clock
+        self._given: deque[tuple[float, Then | None, Any]] = deque()
+
+    def do(self, seconds: float, then: Then | None, argument: Any) -> None:
+        """Work, and then call."""
+        self._given.append((seconds, then, argument))
+        if len(self._given) == 1:
+            self._host.begin(self, seconds)
+
+    def owe(self, seconds: float) -> None:
+        """Work."""
+        self.do(seconds, None, None)
+
+    def spend(self, seconds: float) -> float | None:
+        """Now, where there is nothing to do."""
+        return None if self._given or seconds else self._clock.time
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is not done."""
+        return bool(self._given)
+
+    def stop(self) -> None:
+        """Do nothing more."""
+        if self._given:
+            self._given.clear()
+            self._host.end(self)
+
+    def go_on(self) -> None:
+        """The first piece is done."""
+        _, then, argument = self._given.popleft()
+        if self._given:
+            self._host.begin(self, self._given[0][0])
+        if then is not None:
+            then(argument)

@@ -1,0 +1,54 @@
+"""Mutants of the simulator: what costs time there, and who waits for whom."""
+
+from mutants import Mutant
+
+COSTS = "In simulation a role does one thing at a time"
+
+MUTANTS = [
+    Mutant(
+        "an-update-costs-a-simulated-shard-no-time",
+        COSTS,
+        "cluster/handling.py",
+        "                seconds += self.update(payload.nbytes)\n        elif kind is Operate:",
+        "                seconds += 0.0\n        elif kind is Operate:",
+        (
+            "tests/simulated/test_handling.py::test_taking_a_message_costs_the_vectors_that_it_touches",
+            "tests/simulated/test_handling.py::test_a_step_of_downpour_takes_what_its_messages_cost",
+        ),
+    ),
+    Mutant(
+        "a-simulated-machine-does-all-things-at-once",
+        COSTS,
+        "transport/virtual.py",
+        "if self._queues and (self._waiting or self.thread.busy):",
+        "if self._queues and self._waiting:",
+        ("tests/machines/test_processors.py::test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done",),
+    ),
+    Mutant(
+        "every-role-of-a-host-has-all-its-cores",
+        COSTS,
+        "transport/processors.py",
+        "return slowed * busy / roles",
+        "return slowed",
+        (
+            "tests/machines/test_processors.py::test_those_who_work_share_the_cores_evenly",
+            "tests/simulated/test_handling.py::test_four_replicas_on_one_core_take_four_times_the_time_of_one",
+        ),
+    ),
+    Mutant(
+        "a-simulated-round-is-updated-once-for-each-gradient",
+        COSTS,
+        "cluster/handling.py",
+        "                self._known = updates\n",
+        "",
+        ("tests/simulated/test_handling.py::test_a_round_costs_an_addition_for_each_gradient_and_one_update",),
+    ),
+    Mutant(
+        "simulated-single-updates-in-no-time",
+        COSTS,
+        "cluster/alone.py",
+        "        super().update()\n        self._clock.time += self._updating",
+        "        super().update()",
+        ("tests/simulated/test_handling.py::test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates",),
+    ),
+]

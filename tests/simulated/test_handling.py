@@ -1,0 +1,212 @@
+"""What a simulated job costs its roles: each message, and the bytes that are read and written because of it; by hand, and knob by knob."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from distbelief.cluster.handling import INSTANT, STATES, Handling, Labour, touched
+from distbelief.cluster.pace import Pace
+from distbelief.cluster.simulated import Simulated
+from distbelief.core import operations
+from distbelief.core.assembly import Piece
+from distbelief.core.effects import Phantom
+from distbelief.core.events import Lost
+from distbelief.core.messages import Fetch, Fetched, Message, Push, Pushed, Version
+from distbelief.core.mirroring import Copied, Took
+from distbelief.core.operations import Contribute, Operate
+from distbelief.core.optimizer import LEARNING_RATES, optim
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.strategy import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
+from distbelief.transport.processors import Hosts
+from distbelief.transport.virtual import HEADER, Weather
+
+UNIT = Handling(message=0.0, memory=1.0)
+"""Seconds are vectors' bytes."""
+STEADY = Pace(step=1e-3, spread="constant")
+AT, SLICE = Version(0, 1), 40
+HUNDRED = Phantom(100)
+
+
+def labour(strategy: Strategy, handling: Handling = UNIT, **options: Any) -> Labour:
+    return Labour(handling, Job("digits", strategy).settings(), lambda: SLICE, **options)
+
+
+PUSH = Push(0, 0, 100, 0, 1, AT, 1, 1)
+FETCHED = Fetched(0, 0, 100, AT)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "event", "payload", "vectors"),
+    [
+        (Downpour(optimizer=optim("sgd")), PUSH, HUNDRED, 2),
+        (Downpour(optimizer=optim("momentum")), PUSH, HUNDRED, 3),
+        (Downpour(optimizer=optim("adagrad")), PUSH, HUNDRED, 3),
+        (Downpour(optimizer=optim("adam")), PUSH, HUNDRED, 4),
+        (Synchronous(), PUSH, HUNDRED, 0),  # kept where it lies until its round is made
+        (Softsync(n=1), PUSH, HUNDRED, 0),
+        (Downpour(), Fetch(0, 0, 100), None, 0),
+        (Downpour(), FETCHED, HUNDRED, 0),  # it has landed
+        (Sandblaster(), Contribute(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
+        (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, "apply", (), (), 1, 1.0), HUNDRED, 4),
+        (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, "gather", (), (), 1, 1.0), HUNDRED, 2),
+        (Sandblaster(), Took(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
+        (Allreduce(), Piece(0, 0, 0, 0, 0, True), HUNDRED, 2),
+        (Allreduce(), Piece(0, 0, 0, 0, 0, False), HUNDRED, 2),
+    ],
+)
+def test_taking_a_message_costs_the_vectors_that_it_touches(strategy: Strategy, event: Message, payload: Phantom | None, vectors: int) -> None:
+    assert labour(strategy).taking(event, payload) == 100 * vectors
+    assert labour(strategy, Handling(0.5, 1.0)).taking(event, payload) == 100 * vectors + 0.5
+
+
+def test_additions_that_the_network_counts_are_not_counted_twice() -> None:
+    assert labour(Allreduce(), adds=False).taking(Piece(0, 0, 0, 0, 0, True), HUNDRED) == 0
+    assert labour(Allreduce(), adds=False).taking(Piece(0, 0, 0, 0, 0, False), HUNDRED) == 200
+
+
+def test_a_death_is_no_message() -> None:
+    assert labour(Downpour(), Handling(0.5, 1.0)).taking(Lost("it is gone"), None) == 0
+
+
+@pytest.mark.parametrize(("message", "payload", "seconds"), [(PUSH, HUNDRED, 200), (FETCHED, HUNDRED, 200), (Fetch(0, 0, 100), None, 0)])
+def test_saying_something_costs_the_copy_of_its_bytes(message: Message, payload: Phantom | None, seconds: float) -> None:
+    assert labour(Downpour()).saying(message, payload) == seconds
+
+
+def test_a_round_costs_an_addition_for_each_gradient_and_one_update() -> None:
+    """Told when they are acknowledged; one that came too late is in no round."""
+    work = labour(Synchronous(optimizer=optim("adam")))
+    said = [work.saying(Pushed(0, 1, Version(0, version), dropped), None) for version, dropped in ((1, False), (1, False), (1, True), (2, False))]
+    assert said == [2 * SLICE + 4 * SLICE, 2 * SLICE, 0, 2 * SLICE + 4 * SLICE]
+    assert labour(Downpour()).saying(Pushed(0, 1, AT), None) == 0
+
+
+def test_an_operation_costs_the_vectors_that_it_names() -> None:
+    commands = (
+        operations.Zero("g"), operations.Scale(2.0, "g"), operations.Copy("x", "x0"), operations.Add(1.0, "d", "x"),
+        operations.Combine(((1.0, "g"), (2.0, "history.s"), (3.0, "d")), "d"), operations.Dots((("s", "s"), ("s", "y"))),
+        operations.Norms("sum", ("g", "d")), operations.Gather(1, ("g", "g.tail")),
+    )  # fmt: skip
+    assert [touched(command) for command in commands] == [1, 1, 2, 2, 3, 2, 2, 2]
+    assert labour(Sandblaster()).taking(Operate(1, commands), None) == 15 * SLICE
+
+
+def test_every_optimizer_says_how_many_vectors_it_keeps() -> None:
+    assert set(STATES) == set(LEARNING_RATES)
+
+
+def run(plain: SimpleNamespace, strategy: Strategy, **options: Any) -> dict[str, Any]:
+    pace = options.pop("pace", STEADY)
+    task = plain.classes(plain.mlp, samples=options.pop("samples", 24))
+    job = Job(task, strategy, batch_size=4, **{"checkpoint_every": 0, "evaluate_every": 0, **options.pop("job", {})})
+    return Simulated(pace=pace, phantom=True, **options).run(job)
+
+
+def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace) -> None:
+    """One replica, one shard, sgd: the gradient is copied, sent, and added to the parameters; they are copied, and sent.
+
+    The fetch follows the push on the line, and is read when the update is made.
+    """
+    latency, bandwidth, message, memory = 1e-3, 1e6, 2e-3, 1e5
+    own = {"weather": Weather(latency=latency, bandwidth=bandwidth), "handling": Handling(message, memory)}
+    short, long = (run(plain, Downpour(1, 1, optimizer=optim("sgd")), samples=samples, **own)["seconds"] for samples in (80, 120))
+    size = plain_size(plain)
+    copies = 2 * size / memory
+    there, back = (size + HEADER) / bandwidth + latency, (size + HEADER) / bandwidth + latency
+    shard = message + copies + message  # the push and its update, and the fetch
+    step = 1e-3 + copies + there + shard + copies + back
+    replica = message  # the parameters: the acknowledgement was read while they were on their way
+    assert (long - short) / 10 == pytest.approx(step + replica, rel=1e-6)
+
+
+def plain_size(plain: SimpleNamespace) -> int:
+    """Bytes that one shard holds of the little model."""
+    from distbelief.core.sharding import cut
+    from distbelief.tasks.flat import layout_of
+
+    return cut(layout_of(plain.mlp()), 1)[0].moving.size
+
+
+@pytest.mark.parametrize(
+    "strategy", [Downpour(2, 2), Synchronous(2, 2), Allreduce(2), Hogwild(2), Sandblaster(2, 2, 3, portion_size=4)], ids=lambda s: s.name
+)
+@pytest.mark.parametrize("knob", [{"message": 6e-3}, {"memory": 1e6}], ids=str)
+def test_what_handling_costs_makes_every_strategy_slower(plain: SimpleNamespace, strategy: Strategy, knob: dict[str, float]) -> None:
+    task = plain.classes(plain.mlp, samples=24)
+    own: dict[str, Any] = {"snapshot_every": "0"} if strategy.name == "sandblaster" else {"batch_size": 4}
+
+    def seconds(handling: Handling) -> float:
+        return float(Simulated(pace=STEADY, phantom=True, handling=handling).run(Job(task, strategy, **own))["seconds"])
+
+    assert seconds(msgspec.structs.replace(INSTANT, **knob)) > 1.2 * seconds(INSTANT)
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        (Hosts(cores=8), Hosts(cores=1)),
+        (Hosts(cores=2), Hosts(cores=2, together=0.5)),
+        (Hosts(cores=2, replicas=1), Hosts(cores=2, replicas=4)),
+    ],
+    ids=["cores", "together", "replicas"],
+)
+@pytest.mark.parametrize("strategy", [Downpour(4, 2), Allreduce(4), Synchronous(4, 2)], ids=lambda s: s.name)
+def test_roles_that_share_cores_are_slower(plain: SimpleNamespace, strategy: Strategy, less: Hosts, more: Hosts) -> None:
+    fast, slow = (run(plain, strategy, hosts=hosts, samples=160)["seconds"] for hosts in (less, more))
+    assert slow > 1.3 * fast
+
+
+def test_four_replicas_on_one_core_take_four_times_the_time_of_one(plain: SimpleNamespace) -> None:
+    """Steps of a millisecond, beside which messages are nothing."""
+    own = {"handling": INSTANT, "weather": Weather(local_latency=1e-9), "samples": 160}
+    assert run(plain, Downpour(4, 1), hosts=Hosts(cores=1), **own)["seconds"] == pytest.approx(40e-3, rel=0.01)
+    assert run(plain, Downpour(4, 1), hosts=Hosts(cores=4), **own)["seconds"] == pytest.approx(10e-3, rel=0.01)
+    assert run(plain, Downpour(4, 1), hosts=Hosts(cores=2), **own)["seconds"] == pytest.approx(20e-3, rel=0.01)
+
+
+def test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates(plain: SimpleNamespace) -> None:
+    size = plain_size(plain)
+    for phantom in (True, False):
+        job = Job(plain.classes(plain.mlp, samples=22), Single(optimizer=optim("adam")), batch_size=4, epochs=2)
+        result = Simulated(pace=STEADY, handling=Handling(memory=1e6), phantom=phantom).run(job)
+        assert result["seconds"] == pytest.approx(12 * (1e-3 + 4 * size / 1e6))
+        assert (result["steps"], result["samples"], result["replicas"], result["shards"]) == (12, 44, 1, 0)
+        assert (result["test_accuracy"] is None) is phantom
+
+
+def test_single_in_simulation_is_single(plain: SimpleNamespace, tmp_path: Any) -> None:
+    """The same bits as the plain loop, which knows nothing of it."""
+    from safetensors.torch import load_file
+
+    job = Job(plain.classes(plain.mlp), Single(optimizer=optim("sgd", lr=0.1)), batch_size=4, epochs=2, out=str(tmp_path / "run"))
+    Simulated().run(job)
+    expected = plain.sequential(plain.classes(plain.mlp), "sgd", lr=0.1, epochs=2)
+    found = load_file(next((tmp_path / "run").rglob("model.safetensors")))
+    assert all(found[name].equal(value) for name, value in expected.items())
+
+
+def test_a_slow_single_is_slow_and_ends_at_its_target(plain: SimpleNamespace) -> None:
+    job = Job(plain.classes(plain.mlp), Single(), batch_size=4, epochs=5, target_accuracy=0.01)
+    usual, slow = (Simulated(pace=Pace(spread="constant", slow=slow)).run(job) for slow in ({}, {0: 4.0}))
+    assert usual["outcome"] == "target"
+    assert slow["seconds"] == pytest.approx(4 * usual["seconds"], rel=0.01)
+
+
+def test_a_result_says_what_the_cluster_costs(plain: SimpleNamespace) -> None:
+    cluster = run(plain, Downpour(2), handling=Handling(1e-5, 5e9), hosts=Hosts(cores=3))["cluster"]
+    assert cluster["handling"] == {"message": 1e-5, "memory": 5e9}
+    assert cluster["hosts"] == {"cores": 3, "replicas": 0, "together": 1.0}
+    assert cluster["pace"]["step"] == STEADY.step
+
+
+@pytest.mark.parametrize(
+    ("handling", "says"), [(Handling(message=-1.0), "a message takes -1.0 s"), (Handling(memory=0.0), "writes 0.0 bytes a second")]
+)
+def test_impossible_handling_is_refused(plain: SimpleNamespace, handling: Handling, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        run(plain, Downpour(), handling=handling)
