@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from distbelief.core.settings import Settings, option
+from distbelief.core.values import Given, check_fields
 from distbelief.errors import UsageError
-from distbelief.strategy import Downpour, Strategy
+from distbelief.strategy import Downpour, Strategy, by_name
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task
@@ -33,8 +35,8 @@ class Job:
 
     task: str | Task
     """A built-in task, `module:function` of your own, or a `Task`."""
-    strategy: Strategy = Downpour()
-    """How it is trained."""
+    strategy: Given[Strategy, str] = Given(Downpour(), str, by_name)
+    """How it is trained: a strategy, or the name of one that keeps its defaults."""
     epochs: int = 1
     """Passes over the training set."""
     batch_size: int = 64
@@ -68,24 +70,21 @@ class Job:
     """Training time (30s, 5min) or pushes (500) between checkpoints beside those, which a shard that died goes back to; 0 for none."""
     keep_checkpoints: int = 2
     """Checkpoints kept."""
-    init_from: str | None = None
+    init_from: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """A safetensors state dict, a checkpoint or a run folder to start from."""
     device: str = "cpu"
     """Where replicas compute: cpu, cuda, cuda:1."""
     threads: int = 1
     """Torch threads of each process."""
-    data_dir: str | None = None
+    data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
-    out: str | None = None
+    out: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """Run folder; a new one under runs/ where none is given."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder `out`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lr_steps", tuple(self.lr_steps))
-        for name in ("init_from", "data_dir", "out"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, os.fspath(value))
+        check_fields(self, Task=object if isinstance(self.task, str) else import_module("distbelief.tasks").Task)
         if self.data_dir is None and not isinstance(self.task, str):
             object.__setattr__(self, "data_dir", self.task.data_dir)
 

@@ -20,6 +20,7 @@ from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
+from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import STRATEGIES, Strategy
@@ -147,7 +148,7 @@ def _flat(sources: Sequence[Source], heading: str, meanings: Mapping[str, str]) 
         # a job's task is no option, and its type would import torch
         hints, texts = typing.get_type_hints(kind, localns={"Task": object}), {**documents(kind), **meanings}
         for field in fields_of(kind, without):
-            hint = hints[field.name]
+            hint = read_as(hints[field.name])
             several = typing.get_origin(hint) is tuple
             bare = next((part for part in typing.get_args(hint) if part is not type(None)), hint)
             empty = field.default is None or field.default is False or field.default in ("", ())

@@ -20,6 +20,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.core import roles
 from distbelief.core.algorithms import check_hosts
 from distbelief.core.settings import Settings, option
+from distbelief.core.values import Checked, admit, shown
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
 
@@ -41,7 +42,7 @@ _BIND = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Checked):
     """Processes of this machine."""
 
     transport: str = "shared"
@@ -183,6 +184,7 @@ class Local:
         Raises:
             UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
         """
+        admit(job, Job, f"job={shown(job)}")
         if self.transport not in TRANSPORTS:
             raise unknown("transport", self.transport, TRANSPORTS)
         given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(self, name) != getattr(Local, name)]

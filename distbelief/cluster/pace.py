@@ -7,12 +7,13 @@ import random
 
 import msgspec
 
+from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError, unknown
 
 SPREADS = ("constant", "lognormal", "exponential")
 
 
-class Pace(msgspec.Struct, frozen=True):
+class Pace(CheckedStruct, frozen=True):
     """The compute times of a cluster."""
 
     step: float = 1e-3
@@ -21,7 +22,7 @@ class Pace(msgspec.Struct, frozen=True):
     """constant, lognormal or exponential around the mean."""
     variation: float = 0.2
     """Standard deviation of the lognormal, as a fraction of the mean."""
-    slow: dict[int, float] = {}
+    slow: dict[int, float] = msgspec.field(default_factory=dict)
     """Replicas that are always slower, and how many times."""
     straggle_chance: float = 0.0
     """Chance that a step takes `straggle_factor` times as long."""

@@ -29,6 +29,7 @@ from distbelief.core.descent import Descent
 from distbelief.core.outcomes import Outcome, cause_of
 from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings, option
+from distbelief.core.values import Checked, CheckedStruct, admit, shown
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
@@ -47,7 +48,7 @@ PHANTOM_LACKS: Mapping[str, str] = {
 """What a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes any."""
 
 
-class Crash(msgspec.Struct, frozen=True):
+class Crash(CheckedStruct, frozen=True):
     """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is one of its second life, and so
     on; those that are killed because another shard died, in a synchronous job, begin a new life too.
     """
@@ -57,7 +58,7 @@ class Crash(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Simulated:
+class Simulated(Checked):
     """A virtual cluster.
 
     >>> import distbelief as db
@@ -133,6 +134,7 @@ class Simulated:
         Raises:
             UsageError: a strategy or option that has no meaning here.
         """
+        admit(job, Job, f"job={shown(job)}")
         settings = job.settings()
         if not job.strategy.served:
             self._check_alone(job.strategy.name)

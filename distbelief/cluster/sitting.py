@@ -13,6 +13,7 @@ from distbelief.core.portions import START, Position
 from distbelief.core.records import Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
 from distbelief.core.settings import Settings
+from distbelief.core.values import CheckedStruct
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
@@ -23,7 +24,7 @@ from distbelief.server import optimizers
 from distbelief.tasks import Task
 
 
-class View(msgspec.Struct, frozen=True):
+class View(CheckedStruct, frozen=True):
     """How a job is shown while it runs."""
 
     quiet: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from distbelief.core.values import admit, check_fields, shown
 from distbelief.errors import UsageError, unknown
 
 
@@ -50,6 +51,8 @@ def optim(name: str, lr: float | None = None, *, decay_exempt: bool = False, **o
     >>> optim("adagrad", lr=0.05, eps=1e-8)
     Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08}, decay_exempt=False)
     """
-    if name not in LEARNING_RATES:
+    if admit(name, str, f"optim({shown(name)})") not in LEARNING_RATES:
         raise unknown("optimizer", name, LEARNING_RATES)
-    return Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
+    made = Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
+    check_fields(made)
+    return made

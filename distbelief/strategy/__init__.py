@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distbelief.errors import unknown
 from distbelief.strategy.allreduce import Allreduce
 from distbelief.strategy.bounded import Bounded
 from distbelief.strategy.downpour import Downpour
@@ -20,4 +21,21 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 }
 """Every strategy, by name."""
 
-__all__ = ["STRATEGIES", "Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous"]
+
+def by_name(name: str) -> Strategy:
+    """The strategy of that name, with its defaults.
+
+    Raises:
+        UsageError: there is none, with the nearest that there is.
+
+    >>> by_name("downpour")
+    Downpour(replicas=2, shards=2, optimizer=Optimizer(name='sgd', lr=0.1, options={}, decay_exempt=False), restarts=3, ...)
+    """
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+    return STRATEGIES[name]()
+
+
+__all__ = [
+    "STRATEGIES", "Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous", "by_name",
+]  # fmt: skip

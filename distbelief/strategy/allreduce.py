@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from distbelief.core import roles
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.values import Given
 from distbelief.strategy.large import Scaled
 
 
@@ -23,7 +24,7 @@ class Allreduce(Scaled):
 
     replicas: int = 2
     """Copies of the model, each in its own process."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What every replica steps with."""
     accumulate: int = field(default=1, kw_only=True)
     """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from distbelief.core import roles
 from distbelief.core.mapping import RANGES
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.values import Checked, Given
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(Checked):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in place."""
 
     served: ClassVar[bool] = True
@@ -20,7 +21,7 @@ class Mapped:
 
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What every replica steps the mapping with: sgd, momentum, nesterov or adagrad."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica or the coordinator that died is started anew."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from distbelief.core.values import Checked
+
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Checked):
     """A strategy whose learning rate can grow with its global batch (Goyal et al. 2017, section 2.1)."""
 
     lr_scaling: str = field(default="none", kw_only=True)

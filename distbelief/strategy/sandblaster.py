@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.descent import Descent
+from distbelief.core.values import Checked
 
 
 @dataclass(frozen=True)
-class Sandblaster:
+class Sandblaster(Checked):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of it.
 
     >>> Sandblaster(history=5).implied["descent"].history

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from distbelief.core import roles
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.values import Checked, Given
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(Checked):
     """A strategy whose replicas train parameters that shards hold, under a coordinator."""
 
     served: ClassVar[bool] = True
@@ -20,7 +21,7 @@ class Served:
     """Copies of the model, each in its own process."""
     shards: int = 2
     """Server processes that share the parameters."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What the shards step with."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica, shard or standby, or the coordinator, that died is started anew."""

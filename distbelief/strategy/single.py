@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distbelief.core import roles
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.values import Given
 from distbelief.strategy.large import Scaled
 
 
@@ -20,7 +21,7 @@ class Single(Scaled):
     replicas: ClassVar[int] = 1
     shards: ClassVar[int] = 1
 
-    optimizer: Optimizer = Optimizer()
+    optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What the loop steps with."""
 
     def cast(self) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
 import torch
 
 from distbelief.core import roles
@@ -26,6 +25,7 @@ from distbelief.core.cost import Link, Port, add, carry
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Event, Lost
 from distbelief.core.messages import Bulk, Fetched, Message
+from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
 from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer
@@ -38,7 +38,7 @@ MEMORY = Link(8e-6, math.inf)
 """Shared memory as a link: the time in which somebody wakes who waits for it, as `bench wire` measured it."""
 
 
-class Partition(msgspec.Struct, frozen=True):
+class Partition(CheckedStruct, frozen=True):
     """From `start` until `stop`, in seconds, the roles of one side cannot reach those of the other."""
 
     start: float
@@ -58,7 +58,7 @@ class Partition(msgspec.Struct, frozen=True):
             raise UsageError(f"network partition from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as 'replica 1'")
 
 
-class Weather(msgspec.Struct, frozen=True):
+class Weather(CheckedStruct, frozen=True):
     """What the network is like. Times in seconds, rates in bytes per second."""
 
     latency: float = 50e-6

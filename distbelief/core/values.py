@@ -1,0 +1,177 @@
+"""Values as they are given: each field of a public class is held to the type that it is annotated with, at the door."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from distbelief.errors import UsageError
+
+Read = TypeVar("Read")
+Also = TypeVar("Also")
+
+_WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
+
+
+class Given(Generic[Read, Also]):
+    """A field of a frozen dataclass that may also be given as something else (by its name, say), and is always read as what that stands for.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Box:
+    ...     size: Given[int, str] = Given(3, str, {"large": 9}.__getitem__)
+    >>> Box().size, Box("large").size, Box(5).size
+    (3, 9, 5)
+    """
+
+    def __init__(self, default: Read, also: Any, find: Callable[[Any], Read]) -> None:  # also: the class Also; mypy wants no abstract one
+        self._default, self._also, self._find = default, also, find
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Read:
+        return self._default if instance is None else vars(instance)[self._name]
+
+    def __set__(self, instance: object, value: Read | Also) -> None:
+        vars(instance)[self._name] = self._find(value) if isinstance(value, self._also) else value
+
+
+class Checked:
+    """A dataclass whose fields have the types that they say."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class CheckedStruct(msgspec.Struct, frozen=True):
+    """A struct whose fields have the types that they say."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(whole: Any, **later: Any) -> None:
+    """Hold each field of a frozen dataclass or struct to its type; what stands for such a value (a number of numpy's, a list) becomes one.
+
+    Args:
+        whole: made of values that a user gave.
+        later: types that its annotations name, and that its module does not import.
+
+    Raises:
+        UsageError: naming the field, its value and what it may be.
+    """
+    for name, hint in _hints(type(whole), **later).items():
+        given = getattr(whole, name)
+        held = admit(given, hint, f"{type(whole).__name__}({name}={shown(given)})")
+        if held is given:
+            continue
+        if isinstance(whole, msgspec.Struct):
+            msgspec.structs.force_setattr(whole, name, held)
+        else:
+            object.__setattr__(whole, name, held)
+
+
+def _hints(kind: Any, **later: Any) -> dict[str, Any]:
+    """The type of each field."""
+    fields = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [field.name for field in dataclasses.fields(kind)]
+    hints = typing.get_type_hints(kind, localns=later)
+    return {name: hints[name] for name in fields}
+
+
+def read_as(hint: Any) -> Any:
+    """The type that a field of this annotation is read as."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Given else hint
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types that a value may have, one by one."""
+    if typing.get_origin(hint) is Given:
+        return tuple(kind for part in typing.get_args(hint) for kind in _kinds(part))
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def admit(value: Any, hint: Any, where: str) -> Any:
+    """A value as a field of this type holds it.
+
+    Raises:
+        UsageError: it is none, with where it was given and what it may be.
+
+    >>> admit([1, 2], tuple[float, ...], "lr_steps")
+    (1.0, 2.0)
+    >>> admit(True, int | None, "epochs=True")
+    Traceback (most recent call last):
+    distbelief.errors.UsageError: epochs=True: must be a whole number or None, not a bool
+    """
+    kinds = _kinds(hint)
+    for kind in kinds:
+        if (held := _held(value, kind, where)) is not _NONE:
+            return held
+    if isinstance(value, type):
+        made = f"; write {value.__name__}()" if value in kinds else ""
+        raise UsageError(f"{where}: must be {_names(kinds)}, not a class{made}")
+    raise UsageError(f"{where}: must be {_names(kinds)}, not {_article(type(value).__name__)}")
+
+
+_NONE = object()
+"""What a value of another type is held as."""
+
+
+def _held(value: Any, kind: Any, where: str) -> Any:
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(admit(item, of[0], where) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {admit(name, of[0], where): admit(item, of[1], where) for name, item in value.items()}
+    if kind is int:
+        return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _NONE
+    if kind is float:
+        return _number(value, where) if isinstance(value, Real) and not isinstance(value, bool) else _NONE
+    return value if isinstance(kind, type) and origin is None and isinstance(value, kind) else _NONE
+
+
+def _number(value: Real, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise UsageError(f"{where}: is larger than any number that a computer computes with") from None
+    if math.isnan(number):
+        raise UsageError(f"{where}: is not a number")
+    return number
+
+
+def _names(kinds: tuple[Any, ...]) -> str:
+    """What a value may be, in words."""
+    *most, last = [_words(kind) for kind in kinds]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _words(kind: Any) -> str:
+    of = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return f"a tuple, each of it {_words(of[0])}"
+    if typing.get_origin(kind) is dict:
+        return f"a dict from {_words(of[0])} to {_words(of[1])}"
+    return _WORDS.get(kind) or _article((typing.get_origin(kind) or kind).__name__)
+
+
+def _article(name: str) -> str:
+    """A name with its article.
+
+    >>> _article("int"), _article("Downpour")
+    ('an int', 'a Downpour')
+    """
+    return f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
+
+
+def shown(value: Any) -> str:
+    """A value in a message: short, whatever it is."""
+    return value.__name__ if isinstance(value, type) else " ".join(reprlib.repr(value).split())
