@@ -54,6 +54,9 @@ _PLACES = {
     **dict.fromkeys(("CheckpointError", "DataError", "DistbeliefError", "JobFailed", "TrainingError", "UsageError"), "errors"),
 }
 
+_NAMED = {"local": "Local", "simulated": "Simulated"}
+"""The places that have a name."""
+
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling", "Hogwild", "Hosts",
     "INSTANT", "Job", "JobFailed", "Local", "Locking", "Pace", "Partition", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
@@ -62,29 +65,37 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(job: Job, on: Local | Simulated | None = None, view: View | None = None) -> dict[str, Any]:
+def run(job: Job, on: Local | Simulated | str = "local", view: View | None = None) -> dict[str, Any]:
     """Run a job to its end.
 
     Args:
         job: what is trained, and how.
-        on: where; the processes of this machine, unless another place is named.
+        on: where: a place, or the name of one as it is by itself: local (the processes of this machine) or simulated.
         view: how it is shown while it runs; not at all, unless asked for.
 
     Returns:
         What `result.json` holds, and the run folder as `run`.
 
     Raises:
+        UsageError: what was given is no job, place or view, or the job has a value that it cannot have.
         DistbeliefError: the job could not begin, or failed.
 
     >>> import distbelief as db
-    >>> db.run(db.Job("digits", db.Downpour(replicas=3), epochs=2), on=db.Simulated())["samples"]
+    >>> db.run(db.Job("digits", "synchronous", epochs=2), on="simulated")["samples"]
     2874
     """
-    if on is None:
-        from distbelief.cluster.local import Local
+    from distbelief.cluster.local import Local
+    from distbelief.core.values import admit, shown
+    from distbelief.errors import unknown
 
-        on = Local()
-    return on.run(job, view)
+    if isinstance(on, str) and on not in _NAMED:
+        raise unknown("place", on, _NAMED)
+    place = __getattr__(_NAMED[on])() if isinstance(on, str) else on
+    if not isinstance(place, Local):
+        from distbelief.cluster.simulated import Simulated
+
+        admit(place, Local | Simulated | str, f"run(on={shown(place)})")
+    return place.run(job, view)
 
 
 def __getattr__(name: str) -> Any:

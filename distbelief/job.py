@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from distbelief.core.settings import Settings, option
-from distbelief.core.values import Given, check_fields
+from distbelief.core.values import Given, check_fields, device_number
 from distbelief.errors import UsageError
 from distbelief.strategy import Downpour, Strategy, by_name
 
@@ -22,6 +22,7 @@ _INSTEAD = {
     **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"),
     "clip_norm": "its line search bounds each step",
 }
+MOST_THREADS = 1024
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -99,8 +100,9 @@ class Job:
         Raises:
             UsageError: an option has a value that it cannot have.
         """
-        if self.threads < 1:
-            raise UsageError(f"--threads {self.threads}: must be 1 or more")
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"--threads {self.threads}: must be 1 or more, and at most {MOST_THREADS}")
+        device_number(self.device)
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
         named = {name: getattr(whose, name) for name in Settings.__struct_fields__ for whose in (self, self.strategy) if hasattr(whose, name)}

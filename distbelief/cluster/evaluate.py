@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_weights
@@ -29,7 +31,9 @@ def evaluate(run: str | Path, data_dir: str | None = None, device: str = "cpu") 
         CheckpointError: the run has no model yet, or another one.
         DataError: the data cannot be had.
     """
-    folder = RunFolder.open(run)
+    folder = RunFolder.open(admit(run, str | os.PathLike, f"evaluate({shown(run)})"))
+    admit(data_dir, str | os.PathLike | None, f"evaluate(data_dir={shown(data_dir)})")
+    device_number(admit(device, str, f"evaluate(device={shown(device)})"))
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
     data_dir = data_dir or options.get("data_dir")

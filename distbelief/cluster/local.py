@@ -113,7 +113,7 @@ class Local(Checked):
         """
         began = time.monotonic()
         settings = self.settings(job)
-        from distbelief.cluster.sitting import Sitting, View, evaluates
+        from distbelief.cluster.sitting import Sitting, evaluates
         from distbelief.cluster.supervisor import Supervisor
         from distbelief.tasks import available, resolve
 
@@ -129,7 +129,7 @@ class Local(Checked):
         if settings.shards > MANY:
             _check_cut(task, settings)
         with signals.waitable() as woken:
-            return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), evaluated).run(woken)
+            return Supervisor(self, job, settings, Sitting(job, settings, view, began), evaluated).run(woken)
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
         """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
@@ -162,11 +162,11 @@ class Local(Checked):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
         if not job.strategy.served:
             raise UsageError(f"strategy {job.strategy.name} has no replicas to run a script in; run it with python itself")
-        from distbelief.cluster.sitting import Sitting, View
+        from distbelief.cluster.sitting import Sitting
         from distbelief.cluster.supervisor import Supervisor
 
         with signals.waitable() as woken:
-            return Supervisor(self, job, settings, Sitting(job, settings, view or View(), began), False, script).run(woken)
+            return Supervisor(self, job, settings, Sitting(job, settings, view, began), False, script).run(woken)
 
     def _check_assembled(self, settings: Settings) -> None:
         """Refuse what a job without a server cannot do."""

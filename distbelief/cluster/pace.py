@@ -38,13 +38,13 @@ class Pace(CheckedStruct, frozen=True):
             raise unknown("spread of compute times", self.spread, SPREADS)
         if not (0 <= self.step < math.inf and 0 <= self.variation < math.inf):
             raise UsageError(f"a step of {self.step} s with variation {self.variation}: both must be 0 or more")
-        if not (0 <= self.straggle_chance <= 1 and self.straggle_factor >= 0):
+        if not (0 <= self.straggle_chance <= 1 and 0 <= self.straggle_factor < math.inf):
             raise UsageError(f"stragglers {self.straggle_chance}x{self.straggle_factor}: a chance from 0 to 1 and a factor of 0 or more")
         for replica, factor in self.slow.items():
             if not 0 <= replica < replicas:
                 raise UsageError(f"replica {replica} cannot be slow: there are replicas 0 to {replicas - 1}")
-            if factor <= 0:
-                raise UsageError(f"replica {replica} slower {factor} times: must be more than 0")
+            if not 0 < factor < math.inf:
+                raise UsageError(f"replica {replica} slower {factor} times: must be more than 0, and finite")
 
     def stopwatch(self, replica: int, seed: int) -> Stopwatch:
         """The times of one replica's steps, from a seed."""

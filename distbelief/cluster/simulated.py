@@ -94,9 +94,9 @@ class Simulated(Checked):
         settings = self.settings(job)
         evaluates(settings, task_of(job))
         with _interrupts() as stopped:
-            return self._run(job, settings, view or View(), stopped)
+            return self._run(job, settings, view, stopped)
 
-    def _run(self, job: Job, settings: Settings, view: View, stopped: Callable[[], str | None]) -> dict[str, Any]:
+    def _run(self, job: Job, settings: Settings, view: View | None, stopped: Callable[[], str | None]) -> dict[str, Any]:
         more = {"cluster": self.described()}
         sitting = Sitting(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
@@ -209,8 +209,8 @@ class Simulated(Checked):
         for crash in self.crashes:
             if crash.role not in there:
                 raise UsageError(f"{crash.role} cannot crash: there are the coordinator, {_told(settings)}")
-            if crash.message < 1:
-                raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1")
+            if not 1 <= crash.message < 1 << 63:
+                raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1, in 64 bits")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
                 raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
             if crash.role == roles.COORDINATOR and many > settings.restarts:

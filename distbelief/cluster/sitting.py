@@ -13,7 +13,7 @@ from distbelief.core.portions import START, Position
 from distbelief.core.records import Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
 from distbelief.core.settings import Settings
-from distbelief.core.values import CheckedStruct
+from distbelief.core.values import CheckedStruct, admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
@@ -50,13 +50,14 @@ class Sitting:
     Args:
         job: what is run.
         settings: of it.
-        view: how it is shown.
+        view: how it is shown; None for not at all.
         began: the time, on the clock of the records, at which it begins.
         kept: whether there is a folder at all.
         more: what else `job.json` is to hold (the simulated cluster, say).
     """
 
-    def __init__(self, job: Job, settings: Settings, view: View, began: float, kept: bool = True, more: dict[str, Any] | None = None) -> None:
+    def __init__(self, job: Job, settings: Settings, view: View | None, began: float, kept: bool = True, more: dict[str, Any] | None = None) -> None:
+        view = View() if view is None else admit(view, View, f"view={shown(view)}")
         self.job, self.settings, self._began = job, settings, began
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None

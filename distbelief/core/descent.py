@@ -44,9 +44,9 @@ class Descent(msgspec.Struct, frozen=True):
             raise unknown("line search", self.line_search, LINE_SEARCHES)
         for name, least in {"history": 1, "send_every": 1, "backup_portions": 0, "batch": 0, "weight_decay": 0, "tolerance": 0}.items():
             value = getattr(self, name)
-            if not least <= value < float("inf"):
+            if not least <= value < (1 << 63 if isinstance(value, int) else float("inf")):
                 shown = {"batch": "batch-size"}.get(name, name.replace("_", "-"))
-                raise UsageError(f"--{shown} {value}: must be {least} or more")
+                raise UsageError(f"--{shown} {value}: must be {least} or more, and fit into 64 bits")
         if self.history > HISTORY_LIMIT:
             raise UsageError(f"--history {self.history}: must be at most {HISTORY_LIMIT}; every pair is two vectors on the shards")
         if not 0 < self.step < float("inf"):

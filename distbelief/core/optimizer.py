@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from distbelief.core.values import admit, check_fields, shown
@@ -25,6 +27,9 @@ class Optimizer(msgspec.Struct, frozen=True):
         """
         if not 0 <= self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr}: must be 0 or more, and finite")
+        for name, value in self.options.items():
+            if not all(-math.inf < number < math.inf for number in (value if isinstance(value, tuple) else (value,))):
+                raise UsageError(f"--optimizer-options {name}={value}: must be finite")
         if self.decay_exempt and not self.options.get("weight_decay", self.name == "adamw"):
             raise UsageError("--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set --weight-decay")
         if self.name in LAYERWISE and not norms:
@@ -53,6 +58,7 @@ def optim(name: str, lr: float | None = None, *, decay_exempt: bool = False, **o
     """
     if admit(name, str, f"optim({shown(name)})") not in LEARNING_RATES:
         raise unknown("optimizer", name, LEARNING_RATES)
+    admit(lr, float | None, f"Optimizer(lr={shown(lr)})")
     made = Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
     check_fields(made)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import reprlib
 import types
 import typing
@@ -135,17 +135,16 @@ def _held(value: Any, kind: Any, where: str) -> Any:
         return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _NONE
     if kind is float:
         return _number(value, where) if isinstance(value, Real) and not isinstance(value, bool) else _NONE
+    if origin is Callable:
+        return value if callable(value) else _NONE
     return value if isinstance(kind, type) and origin is None and isinstance(value, kind) else _NONE
 
 
 def _number(value: Real, where: str) -> float:
     try:
-        number = float(value)
+        return float(value)
     except OverflowError:
-        raise UsageError(f"{where}: is larger than any number that a computer computes with") from None
-    if math.isnan(number):
-        raise UsageError(f"{where}: is not a number")
-    return number
+        raise UsageError(f"{where}: is too large a number to compute with") from None
 
 
 def _names(kinds: tuple[Any, ...]) -> str:
@@ -158,6 +157,8 @@ def _words(kind: Any) -> str:
     of = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
         return f"a tuple, each of it {_words(of[0])}"
+    if typing.get_origin(kind) is Callable:
+        return "a function"
     if typing.get_origin(kind) is dict:
         return f"a dict from {_words(of[0])} to {_words(of[1])}"
     return _WORDS.get(kind) or _article((typing.get_origin(kind) or kind).__name__)
@@ -175,3 +176,17 @@ def _article(name: str) -> str:
 def shown(value: Any) -> str:
     """A value in a message: short, whatever it is."""
     return value.__name__ if isinstance(value, type) else " ".join(reprlib.repr(value).split())
+
+
+def device_number(device: str) -> int | None:
+    """The number in `--device cuda:N`; None where it has none.
+
+    Raises:
+        UsageError: it is no device.
+
+    >>> device_number("cuda:3")
+    3
+    """
+    if not (named := re.fullmatch(r"cpu|cuda(?::(\d+))?", device)):
+        raise UsageError(f"--device {device}: is cpu, cuda or cuda:N")
+    return int(named[1]) if named[1] else None

@@ -61,7 +61,7 @@ def build(settings: Optimizer, groups: list[dict[str, Any]], rows: bool = False)
     _spare_dynamo()
     try:
         return kind(groups, **options)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise UsageError(f"optimizer {settings.name} refuses {_shown(options)}: {error}") from error
 
 

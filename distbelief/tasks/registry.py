@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
+from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
@@ -38,7 +39,7 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
     >>> resolve("digits").reference
     'digits'
     """
-    if ":" in reference:
+    if ":" in admit(reference, str, f"task={shown(reference)}"):
         function = _find(reference)
     elif reference in BUILTINS:
         function = BUILTINS[reference]

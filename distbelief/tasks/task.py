@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from distbelief.core.values import Given, admit, check_fields, shown
 from distbelief.errors import DataError, UsageError
 
 
@@ -44,6 +46,7 @@ class TensorData:
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
+        admit(prepare, Callable[[Tensor], Tensor] | None, f"TensorData(prepare={shown(prepare)})")
         shapes = [list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in (inputs, targets)]
         if not all(isinstance(t, Tensor) and t.ndim for t in (inputs, targets)) or len(inputs) != len(targets):
             raise UsageError(f"inputs {shapes[0]} and targets {shapes[1]} do not match: pass two tensors with equally many samples in dimension 0")
@@ -85,8 +88,8 @@ def as_data(dataset: Data | Dataset[Any] | Sequence[Any]) -> Data:
     """Any map-style dataset as `Data`; what is `Data` already stays as it is.
 
     Args:
-        dataset: `Data`, a `torch.utils.data.Dataset` (a `TensorDataset` of two tensors is gathered at once), or anything with `len` and
-            items that are pairs (inputs, target).
+        dataset: `Data`, a tuple of two tensors (inputs, targets), a `torch.utils.data.Dataset` (a `TensorDataset` of two tensors is gathered at
+            once), or anything with `len` and items that are pairs (inputs, target).
 
     Raises:
         UsageError: It cannot be counted or indexed.
@@ -96,12 +99,15 @@ def as_data(dataset: Data | Dataset[Any] | Sequence[Any]) -> Data:
     """
     if isinstance(dataset, Data):
         return dataset
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        return TensorData(*dataset.tensors)
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if isinstance(dataset, tuple) else ()
+    if len(tensors) == 2 and all(isinstance(tensor, Tensor) for tensor in tensors):
+        return TensorData(*tensors)
+    counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, str | bytes | Mapping | Tensor)
+    if isinstance(dataset, IterableDataset) or not counted:
         kind = type(dataset).__name__
         raise UsageError(
-            f"{kind} cannot be dealt out in portions: pass a map-style dataset (with __len__ and __getitem__), or one with __len__ and batch"
+            f"{kind} cannot be dealt out in portions: pass a map-style dataset (with __len__ and __getitem__) of pairs (inputs, target), two tensors"
+            " (inputs, targets), or one with __len__ and batch"
         )
     return _MappedData(dataset)
 
@@ -145,7 +151,7 @@ class Task:
     """Of the model's output and the targets: how many samples are right."""
     reference: str = field(default="", init=False)
     """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make the unchanged one."""
-    data_dir: str | None = None
+    data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """The folder that was named for its data."""
 
     def named(self, reference: str, data_dir: str | None = None) -> Task:
@@ -166,3 +172,4 @@ class Task:
             raise UsageError(
                 f"a task's {name} is a function, not a {type(value).__name__}: write {name}=lambda: ... or name the function that makes it"
             )
+        check_fields(self)

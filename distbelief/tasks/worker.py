@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Task, as_data
@@ -30,11 +30,9 @@ def placed(device: str, index: int = 0) -> torch.device:
     """
     if device == "cpu":
         return torch.device("cpu")
-    named = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if named is None:
-        raise UsageError(f"--device {device}: is cpu, cuda or cuda:N")
+    named = device_number(device)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = int(named[1]) if named[1] else index % max(count, 1)
+    number = index % max(count, 1) if named is None else named
     if number >= count:
         raise UsageError(f"--device {device}: not available here ({count} CUDA devices); use --device cpu")
     return torch.device("cuda", number)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from distbelief.core.algorithms import check_algorithm
 from distbelief.core.collectives import Schedule
 from distbelief.core.settings import PLACED
+from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.process_group import Choice, Player
 from distbelief.transport.window import Window, open_window
@@ -50,8 +51,8 @@ class Reduce:
     """
 
     def __init__(self, algorithm: str = "auto", per_host: int = 0, group: dist.ProcessGroup | None = None) -> None:
-        check_algorithm(algorithm, (*PLACED, Window.algorithm))
-        if per_host < 0:
+        check_algorithm(admit(algorithm, str, f"Reduce(algorithm={shown(algorithm)})"), (*PLACED, Window.algorithm))
+        if admit(per_host, int, f"Reduce(per_host={shown(per_host)})") < 0:
             raise UsageError(f"per_host {per_host}: must be 0 or more")
         if not dist.is_initialized():
             raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")

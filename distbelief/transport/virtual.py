@@ -83,9 +83,11 @@ class Weather(CheckedStruct, frozen=True):
         Raises:
             UsageError: naming the value.
         """
-        for name in ("latency", "jitter", "delay", "reduction", "local_latency", "local_bandwidth"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"network {name} {getattr(self, name)} must be 0 or more")
+        for name in ("latency", "jitter", "delay", "reduction", "local_latency"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"network {name} {getattr(self, name)} must be 0 or more, and finite")
+        if not self.local_bandwidth >= 0:
+            raise UsageError(f"network local_bandwidth {self.local_bandwidth} must be 0 or more")
         if not self.bandwidth > 0:
             raise UsageError(f"network bandwidth {self.bandwidth} must be more than 0")
         if not 0 <= self.delay_chance <= 1:

@@ -1,0 +1,170 @@
+"""The door of the Python API: a value of a wrong type or name is a UsageError there, and what stands for a value is taken."""
+
+import dataclasses
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import distbelief as db
+from distbelief.errors import UsageError
+
+NAN, INF = float("nan"), float("inf")
+
+
+def tiny(**fields: Any) -> db.Task:
+    return db.Task(**{"model": lambda: nn.Linear(1, 2), "train": lambda: (torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64)), **fields})
+
+
+def run(job: Any = None, **how: Any) -> Any:
+    return db.run(job or db.Job(tiny(), db.Downpour(1, 1), batch_size=4), **{"on": "simulated", **how})
+
+
+CLASS = "not a class; write"
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no such strategy": (lambda: db.Job("digits", "dwonpour"), "unknown strategy 'dwonpour'; did you mean 'downpour'?"),
+    "no strategy": (lambda: db.Job("digits", ""), "unknown strategy ''"),
+    "a strategy of None": (lambda: db.Job("digits", None), "Job(strategy=None): must be a Downpour, "),
+    "a strategy as a dict": (lambda: db.Job("digits", {"replicas": 2}), "or a string, not a dict"),
+    "a strategy's class": (lambda: db.Job("digits", db.Downpour), f"{CLASS} Downpour()"),
+    "an optimizer as a strategy": (lambda: db.Job("digits", db.optim("sgd")), "not an Optimizer"),
+    "no such optimizer": (lambda: db.Downpour(optimizer="adagard"), "unknown optimizer 'adagard'; did you mean 'adagrad'?"),
+    "torch's optimizer": (lambda: db.Downpour(optimizer=torch.optim.Adam), "Downpour(optimizer=Adam): must be an Optimizer or a string, not a class"),
+    "an optimizer as a number": (lambda: db.Single(optimizer=0.1), "Single(optimizer=0.1): must be an Optimizer or a string, not a float"),
+    "replicas as a string": (lambda: db.Downpour("2"), "Downpour(replicas='2'): must be a whole number, not a str"),
+    "replicas as a float": (lambda: db.Allreduce(2.0), "Allreduce(replicas=2.0): must be a whole number, not a float"),
+    "replicas as a bool": (lambda: db.Hogwild(True), "Hogwild(replicas=True): must be a whole number, not a bool"),
+    "shards of None": (lambda: db.Synchronous(2, None), "Synchronous(shards=None): must be a whole number, not a NoneType"),
+    "a list of replicas": (lambda: db.Softsync([2]), "Softsync(replicas=[2]): must be a whole number, not a list"),
+    "a step as a string": (lambda: db.Sandblaster(step="1"), "Sandblaster(step='1'): must be a number, not a str"),
+    "damping as a number": (lambda: db.Sandblaster(damping=1), "Sandblaster(damping=1): must be True or False, not an int"),
+    "an algorithm of None": (lambda: db.Allreduce(algorithm=None), "Allreduce(algorithm=None): must be a string"),
+    "locks as bytes": (lambda: db.Locking(locks=b"shard"), "Locking(locks=b'shard'): must be a string, not a bytes"),
+    "a tensor of a staleness": (lambda: db.Bounded(staleness=torch.tensor(3)), "must be a whole number, not a Tensor"),
+    "a task of None": (lambda: db.Job(None), "Job(task=None): must be a string or a Task, not a NoneType"),
+    "a task's function": (lambda: db.Job(db.tasks.digits), "must be a string or a Task, not a function"),
+    "a model as a task": (lambda: db.Job(nn.Linear(1, 2)), "must be a string or a Task, not a Linear"),
+    "a path as a task": (lambda: db.Job(Path("mine.py")), "must be a string or a Task, not a PosixPath"),
+    "epochs as a string": (lambda: db.Job("digits", epochs="3"), "Job(epochs='3'): must be a whole number, not a str"),
+    "half an epoch": (lambda: db.Job("digits", epochs=0.5), "Job(epochs=0.5): must be a whole number, not a float"),
+    "a bool of epochs": (lambda: db.Job("digits", epochs=np.True_), "must be a whole number, not a bool"),
+    "an infinite batch": (lambda: db.Job("digits", batch_size=INF), "Job(batch_size=inf): must be a whole number"),
+    "out as a number": (lambda: db.Job("digits", out=5), "Job(out=5): must be a string, None or a PathLike, not an int"),
+    "a folder of data as a list": (lambda: db.Job("digits", data_dir=["x"]), "Job(data_dir=['x']): must be a string"),
+    "a checkpoint as bytes": (lambda: db.Job("digits", init_from=b"x"), "Job(init_from=b'x'): must be a string"),
+    "a seed as a string": (lambda: db.Job("digits", seed="a"), "Job(seed='a'): must be a whole number, not a str"),
+    "steps as one number": (lambda: db.Job("digits", lr_steps=30), "Job(lr_steps=30): must be a tuple, each of it a number, not an int"),
+    "steps as a string": (lambda: db.Job("digits", lr_steps="30"), "must be a tuple, each of it a number, not a str"),
+    "one step of None": (lambda: db.Job("digits", lr_steps=(1, None)), "must be a number, not a NoneType"),
+    "a rate that is too large": (lambda: db.Job("digits", clip_norm=10**400), "is too large a number to compute with"),
+    "a device as a number": (lambda: db.Job("digits", device=0), "Job(device=0): must be a string, not an int"),
+    "a snapshot as a number": (lambda: db.Job("digits", snapshot_every=30), "Job(snapshot_every=30): must be a string"),
+    "resume as a word": (lambda: db.Job("digits", resume="yes"), "Job(resume='yes'): must be True or False, not a str"),
+    "a rate as a string": (lambda: db.optim("sgd", lr="x"), "Optimizer(lr='x'): must be a number or None, not a str"),
+    "a rate as a complex number": (lambda: db.optim("sgd", lr=1j), "must be a number or None, not a complex"),
+    "a rate as a decimal": (lambda: db.optim("sgd", lr=Decimal("0.1")), "must be a number or None, not a Decimal"),
+    "an option as a string": (lambda: db.optim("sgd", momentum="0.9"), "must be a number, True or False or a tuple, each of it a number, not a str"),
+    "an optimizer's name as a class": (lambda: db.optim(torch.optim.SGD), "optim(SGD): must be a string, not a class"),
+    "an option of None": (lambda: db.optim("adam", betas=None), "not a NoneType"),
+    "exempt as a number": (lambda: db.optim("adamw", decay_exempt=1), "Optimizer(decay_exempt=1): must be True or False"),
+    "a transport of None": (lambda: db.Local(transport=None), "Local(transport=None): must be a string"),
+    "a port as a number": (lambda: db.Local(listen=7000), "Local(listen=7000): must be a string, not an int"),
+    "a pace as a class": (lambda: db.Local(pace=db.Pace), "Local(pace=Pace): must be a Pace or None, " + CLASS + " Pace()"),
+    "the weather as a dict": (lambda: db.Simulated({"latency": 1}), "Simulated(weather={'latency': 1}): must be a Weather, not a dict"),
+    "one crash": (lambda: db.Simulated(crashes=db.Crash("shard 0", 3)), "must be a tuple, each of it a Crash, not a Crash"),
+    "a crash as a pair": (lambda: db.Simulated(crashes=[("shard 0", 3)]), "must be a Crash, not a tuple"),
+    "a message as a string": (lambda: db.Crash("shard 0", "3"), "Crash(message='3'): must be a whole number"),
+    "a crash of a number": (lambda: db.Crash(0, 3), "Crash(role=0): must be a string, not an int"),
+    "a latency with its unit": (lambda: db.Weather(latency="1ms"), "Weather(latency='1ms'): must be a number, not a str"),
+    "a partition's side as a string": (lambda: db.Partition(0, 1, "shard 0"), "must be a tuple, each of it a string, not a str"),
+    "a partition as a tuple": (lambda: db.Weather(partitions=((0, 1, ("shard 0",)),)), "must be a Partition, not a tuple"),
+    "a step with its unit": (lambda: db.Pace(step="1ms"), "Pace(step='1ms'): must be a number, not a str"),
+    "slow ones as a list": (lambda: db.Pace(slow=[1]), "must be a dict from a whole number to a number, not a list"),
+    "a slow one by name": (lambda: db.Pace(slow={"replica 1": 4}), "must be a whole number, not a str"),
+    "a view of a word": (lambda: db.View(quiet="no"), "View(quiet='no'): must be True or False"),
+    "no job": (lambda: db.run("digits"), "job='digits': must be a Job, not a str"),
+    "a job's class": (lambda: run(db.Job), "job=Job: must be a Job, " + CLASS + " Job()"),
+    "no such place": (lambda: run(on="lokal"), "unknown place 'lokal'; did you mean 'local'?"),
+    "a place as a class": (lambda: run(on=db.Simulated), "run(on=Simulated): must be a Local, a Simulated or a string, " + CLASS + " Simulated()"),
+    "a place of None": (lambda: run(on=None), "run(on=None): must be a Local, a Simulated or a string, not a NoneType"),
+    "a view as a bool": (lambda: run(view=False), "view=False: must be a View, not a bool"),
+    "a run of None": (lambda: db.evaluate(None), "evaluate(None): must be a string or a PathLike, not a NoneType"),
+    "a run's result": (lambda: db.evaluate({"run": "x"}), "must be a string or a PathLike, not a dict"),
+    "a task by number": (lambda: db.tasks.resolve(3), "task=3: must be a string, not an int"),
+    "a task's folder": (lambda: db.tasks.mnist(data_dir=3), "Task(data_dir=3): must be a string, None or a PathLike, not an int"),
+    "data that are no function": (lambda: tiny(train=(torch.zeros(2, 1), torch.zeros(2))), "train is a function, not a tuple: write train=lambda:"),
+    "no function to prepare": (lambda: db.TensorData(torch.zeros(2), torch.zeros(2), "float"), "prepare='float'): must be a function or None"),
+    "inputs alone": (lambda: db.tasks.as_data(torch.zeros(2, 1)), "Tensor cannot be dealt out in portions"),
+    "data by name": (lambda: db.tasks.as_data("train.csv"), "str cannot be dealt out in portions"),
+    "data by column": (lambda: db.tasks.as_data({"x": [1], "y": [2]}), "dict cannot be dealt out in portions"),
+    "an algorithm that is none": (lambda: db.Reduce(3), "Reduce(algorithm=3): must be a string, not an int"),
+    "ranks of a host as a string": (lambda: db.Reduce(per_host="2"), "Reduce(per_host='2'): must be a whole number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_value_of_a_wrong_type_is_refused_at_the_door(what: str) -> None:
+    make, said = WRONG[what]
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+UNFIT: dict[str, tuple[Callable[[], object], str]] = {
+    "no rate": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("sgd", lr=NAN)))), "--lr nan: must be 0 or more, and finite"),
+    "an infinite option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("momentum", momentum=INF)))), "momentum=inf: must be finite"),
+    "an empty option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("adam", betas=())))), "optimizer adam refuses betas=()"),
+    "no such device": (lambda: run(db.Job(tiny(), db.Downpour(), device="gpu")), "--device gpu: is cpu, cuda or cuda:N"),
+    "too many threads": (lambda: run(db.Job(tiny(), db.Downpour(), threads=10**30)), "must be 1 or more, and at most 1024"),
+    "no norm": (lambda: run(db.Job(tiny(), db.Downpour(), clip_norm=NAN)), "--clip-norm nan: must be 0 or more"),
+    "too large a seed": (lambda: run(db.Job(tiny(), db.Downpour(), seed=10**30)), "does not fit into 64 bits"),
+    "too large a bundle": (lambda: run(db.Job(tiny(), db.Sandblaster(send_every=10**30))), "must be 1 or more, and fit into 64 bits"),
+    "no latency": (lambda: run(on=db.Simulated(db.Weather(latency=NAN))), "network latency nan must be 0 or more, and finite"),
+    "an endless latency": (lambda: run(on=db.Simulated(db.Weather(latency=INF))), "network latency inf must be 0 or more, and finite"),
+    "no bandwidth": (lambda: run(on=db.Simulated(db.Weather(bandwidth=0))), "network bandwidth 0.0 must be more than 0"),
+    "an endless step": (lambda: run(on=db.Simulated(pace=db.Pace(step=INF))), "a step of inf s"),
+    "endless straggling": (lambda: run(on=db.Simulated(pace=db.Pace(straggle_factor=INF))), "stragglers 0.0xinf"),
+    "endlessly slow": (lambda: run(on=db.Simulated(pace=db.Pace(slow={0: INF}))), "replica 0 slower inf times"),
+    "a message far away": (lambda: run(on=db.Simulated(crashes=(db.Crash("shard 0", 10**30),))), "its messages are counted from 1, in 64 bits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_number_that_no_job_can_have_is_refused_before_it_begins(what: str) -> None:
+    make, said = UNFIT[what]
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert said in str(caught.value)
+
+
+def test_names_are_taken_as_on_the_command_line() -> None:
+    job = db.Job("digits", "synchronous")
+    assert job.strategy == db.Synchronous()
+    assert db.Downpour(optimizer="adagrad") == db.Downpour(optimizer=db.optim("adagrad"))
+    assert dataclasses.replace(job, strategy="single").strategy == db.Single()
+    assert run(db.Job(tiny(), "downpour", batch_size=4), on="simulated") == run(db.Job(tiny(), db.Downpour(), batch_size=4), on=db.Simulated())
+
+
+def test_what_stands_for_a_value_becomes_it() -> None:
+    job = db.Job("digits", epochs=np.int32(3), clip_norm=np.float32(0.5), target_accuracy=Fraction(1, 2), lr_steps=[1, 2], out=Path("here"))
+    assert (job.epochs, job.clip_norm, job.target_accuracy, job.lr_steps, job.out) == (3, 0.5, 0.5, (1.0, 2.0), "here")
+    assert [type(value) for value in (job.epochs, job.clip_norm, job.lr_steps[0], job.out)] == [int, float, float, str]
+    assert type(db.Downpour(np.int64(3)).replicas) is int
+    assert type(db.optim("sgd", lr=1).lr) is float
+    assert type(db.Pace(slow={np.int64(1): np.float64(2)}).slow[1]) is float
+
+
+def test_two_tensors_are_data() -> None:
+    inputs, targets = torch.arange(6.0).view(3, 2), torch.arange(3)
+    got = db.tasks.as_data((inputs, targets)).batch(torch.tensor([2, 0]))
+    assert torch.equal(got[0], inputs[[2, 0]])
+    assert torch.equal(got[1], targets[[2, 0]])
+    with pytest.raises(UsageError, match=r"inputs \[3, 2\] and targets \[2\] do not match"):
+        db.tasks.as_data((inputs, targets[:2]))
