@@ -1,4 +1,4 @@
-"""After every test here, nothing is left on the machine: no process, no socket, no shared memory."""
+"""After every test here, nothing is left on the machine: no process, no socket, no segment of shared memory, no temporary folder."""
 
 import contextlib
 import ctypes
@@ -8,6 +8,7 @@ import multiprocessing.resource_tracker
 import os
 import select
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -27,19 +28,34 @@ PATIENCE = 10.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
+@pytest.fixture(autouse=True, scope="session")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Temporary files of these tests and their processes go to a folder of their own: others may run jobs on this machine too."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator[None]:
     # orphans become children of this process, so that they can be seen
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    processes, sockets, memory = _descendants(), _sockets(), _shared_memory()
+    processes, before = _descendants(), _held(os.getpid())
     yield
     deadline = monotonic() + PATIENCE
     own = (multiprocessing.forkserver._forkserver._forkserver_pid, multiprocessing.resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
     left = {pid: title for pid, title in _descendants().items() if pid not in processes and pid not in own and not _ends(pid, deadline)}
     assert not left, f"processes are left: {left}"
+    request.node.funcargs.clear()  # what fixtures have made is let go of: a segment lives as long as any tensor in it
     gc.collect()
-    assert not (_sockets() - sockets), "sockets of this process are left open"
-    assert not (_shared_memory() - memory), "segments are left in /dev/shm"
+    for pid in (os.getpid(), *filter(None, own)):
+        held = _held(pid)
+        mine = {what: name for what, name in held.items() if what not in before and (pid == os.getpid() or not name.startswith("socket"))}
+        assert not mine, f"process {pid} still holds {sorted(mine.values())}"
+    folders = [path.name for path in temporary.iterdir() if path.name.startswith(("distbelief", "pymp-"))]
+    assert not folders, f"temporary folders are left: {folders}"
 
 
 @pytest.fixture
@@ -92,14 +108,18 @@ def _ends(pid: int, deadline: float) -> bool:
         os.close(descriptor)
 
 
-def _sockets() -> set[str]:
-    """The sockets that this process holds. Its shared memory lives as long as tensors in it do: pytest keeps those of fixtures until later."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-    return {target for target in found if target.startswith("socket:")}
-
-
-def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+def _held(pid: int) -> dict[tuple[str, int], str]:
+    """The sockets that a process holds, and the segments of shared memory without a name (memfd) that it holds or maps."""
+    found: dict[tuple[str, int], str] = {}
+    folder = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):  # it has ended
+        for descriptor in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                name, inode = str(descriptor.readlink()), descriptor.stat().st_ino
+                if name.startswith(("socket:", "/memfd:")):
+                    found[name.partition(":")[0], inode] = name
+        for line in (folder / "maps").read_text().splitlines():
+            _, _, _, _, inode, *name = line.split(None, 5)
+            if name and name[0].startswith("/memfd:"):
+                found["/memfd", int(inode)] = name[0]
+    return found
