@@ -48,7 +48,8 @@ class Local(Checked):
     transport: str = "shared"
     """How bytes travel: shared (memory) or tcp."""
     bind: str = "127.0.0.1"
-    """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones, else at any that are free."""
+    """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones; standbys, and all where there is no
+    PORT, at any that are free."""
     advertise: str = ""
     """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address where that is 0.0.0.0."""
     insecure: bool = False
@@ -231,16 +232,17 @@ def _check_cut(task: Task, settings: Settings) -> None:
 
 
 def listen_at(bind: str, role: str) -> str:
-    """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th after it.
+    """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th after it, a standby anywhere.
 
     Raises:
         UsageError: it is no HOST or HOST:PORT, or the role's port would be too high.
 
-    >>> listen_at("10.0.0.1:7000", "coordinator"), listen_at("10.0.0.1:7000", "shard 2"), listen_at("::1", "shard 2")
-    ('tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:[::1]:0')
+    >>> [listen_at("10.0.0.1:7000", role) for role in ("coordinator", "shard 2", "standby 2")], listen_at("::1", "shard 2")
+    (['tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:10.0.0.1:0'], 'tcp:[::1]:0')
     """
     host, first = _host_and_port(bind)
-    port = first + 1 + roles.index_of(role) if first else 0
+    # a standby keeps its port when it is its shard, and then there is another standby of the same name
+    port = first + 1 + roles.index_of(role) if first and roles.kind(role) != "standby" else 0
     if port > PORTS:
         raise UsageError(f"--bind {bind}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
     return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"

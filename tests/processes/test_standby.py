@@ -1,6 +1,7 @@
 """Standbys in processes of their own: shards are killed, over every carrier, and nothing that was acknowledged is lost."""
 
 import random
+import socket
 from pathlib import Path
 
 import jobs
@@ -45,7 +46,13 @@ def test_a_killed_shard_is_succeeded_and_nothing_is_lost(tmp_path: Path, watch: 
     assert result["forgotten"] == 0
 
 
-@pytest.mark.parametrize("place", [Local("tcp"), Local("tcp", tls=True)], ids=["tcp", "tls"])
+def named_port() -> str:
+    """Ours, and a port that is free, and so are those after it most likely."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{min(free.getsockname()[1], 65000)}"
+
+
+@pytest.mark.parametrize("place", [Local("tcp"), Local("tcp", tls=True), Local("tcp", named_port())], ids=["tcp", "tls", "a port"])
 @pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[2]], ids=lambda s: s.name)
 def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, strategy: Served, place: Local) -> None:
     def act(record: Record) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 
+from distbelief.core.effects import Arrival
+from distbelief.core.events import Lost
 from distbelief.errors import UsageError
+from distbelief.transport import tcp
 from distbelief.transport.tcp import TcpEndpoint
 
 
@@ -40,3 +44,51 @@ def test_tcp_congestion_control_is_chosen_where_allowed(asked: str, got: str | N
     assert end._listener is not None
     assert end._listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == (got.encode() if got else default.rstrip(b"\0"))
     end.close()
+
+
+@pytest.mark.parametrize(
+    ("silences", "borne"),
+    [
+        ((29.5,), True),
+        ((30.5,), False),
+        ((3.0, 0.1, 29.5), True),
+        ((3.0, 0.1, 30.5), False),
+        ((9.0, 0.1, 71.0), True),
+        ((9.0, 0.1, 73.0), False),
+        ((9.0, 0.1, 5.0, 0.1, 71.0), True),
+        ((29.0, 0.1, 119.0), True),
+        ((29.0, 0.1, 121.0), False),
+    ],
+    ids=str,
+)
+def test_a_silence_of_30_s_is_a_death_or_one_8_times_as_long_as_those_that_ended_or_one_of_two_minutes(
+    silences: tuple[float, ...], borne: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, silence = 0.0, 0.0
+    monkeypatch.setattr(tcp, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    monkeypatch.setattr(tcp, "silence_of", lambda _: silence)
+    a, b = TcpEndpoint("replica 0", "job"), TcpEndpoint("shard 0", "job")
+    told: list[Arrival] = []
+    a.deliver = told.append
+    a.connect("shard 0", b.listen())
+    for silence in silences:  # noqa: B007
+        assert not told
+        now += 1.5
+        a.poll(0)
+    assert [type(arrival.event) for arrival in told] == ([] if borne else [Lost])
+    a.close()
+    b.close()
+
+
+def test_the_kernels_of_both_ends_look_every_second_and_bear_no_more_than_two_minutes() -> None:
+    a, b = TcpEndpoint("replica 0", "job"), TcpEndpoint("shard 0", "job")
+    a.connect("shard 0", b.listen())
+    while not b._links:
+        b.poll(0.01)
+    for link in (*a._links.values(), *b._links.values()):
+        ask, tcp_level = link.socket.getsockopt, socket.IPPROTO_TCP
+        assert ask(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert (ask(tcp_level, socket.TCP_KEEPIDLE), ask(tcp_level, socket.TCP_KEEPINTVL)) == (1, 1)
+        assert ask(tcp_level, socket.TCP_USER_TIMEOUT) == 120_000
+    a.close()
+    b.close()

@@ -1,6 +1,9 @@
 """Over TLS only roles of the job take part, each as itself; whoever else comes costs nobody but himself."""
 
 import contextlib
+import json
+import multiprocessing
+import os
 import socket
 import ssl
 import threading
@@ -11,7 +14,9 @@ from time import monotonic
 import jobs
 import pytest
 import torch
+from wire_tap import BEFORE, BEHIND, TLS_1_3, agreed, tap
 
+from distbelief.cluster import gate
 from distbelief.cluster.authority import Authority
 from distbelief.cluster.local import Local
 from distbelief.core import records, wire
@@ -192,10 +197,11 @@ def test_who_stays_silent_in_his_handshake_is_dropped_in_time(shard: Shard, said
         shard.until(lambda: shard.endpoint._strangers)
         shard.endpoint.poll(0.001)
         assert not closed(stranger)
-        late = monotonic() + sockets.HELLO_SECONDS + 1
-        monkeypatch.setattr(sockets, "monotonic", lambda: late)
-        shard.endpoint.poll(0)
-        assert closed(stranger)
+        now = monotonic()
+        for passed, gone in ((4.8, False), (5.1, True)):
+            monkeypatch.setattr(sockets, "monotonic", lambda passed=passed: now + passed)
+            shard.endpoint.poll(0)
+            assert closed(stranger) is gone
     monkeypatch.undo()
     shard.goes_on()
 
@@ -205,7 +211,7 @@ def test_a_handshake_that_trickles_gains_no_time(shard: Shard, monkeypatch: pyte
         shard.until(lambda: shard.endpoint._strangers)
         start, passed = monotonic(), 0.0
         monkeypatch.setattr(sockets, "monotonic", lambda: start + passed)
-        for byte in client_hello()[: int(sockets.HELLO_SECONDS) * 20]:
+        for byte in client_hello()[: 5 * 20]:
             assert not closed(stranger)
             stranger.sendall(bytes([byte]))
             shard.endpoint.poll(0)
@@ -217,13 +223,14 @@ def test_a_handshake_that_trickles_gains_no_time(shard: Shard, monkeypatch: pyte
     shard.goes_on()
 
 
-def test_strangers_in_their_handshakes_are_bounded_in_number(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "STRANGERS_LIMIT", 3)
-    strangers = [shard.raw() for _ in range(5)]
-    for stranger in strangers:
-        stranger.sendall(client_hello())
+def test_of_strangers_in_their_handshakes_there_are_at_most_64(shard: Shard) -> None:
+    strangers = []
+    for _ in range(66):
+        strangers.append(shard.raw())
+        strangers[-1].sendall(client_hello())
+        shard.endpoint.poll(0)
     shard.until(lambda: closed(strangers[0]) and closed(strangers[1]))
-    assert len(shard.endpoint._strangers) == 3
+    assert not any(map(closed, strangers[2:]))
     for stranger in strangers:
         stranger.close()
     shard.until(lambda: not shard.endpoint._strangers)
@@ -277,22 +284,83 @@ def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Shard
 # jobs
 
 
-def test_a_job_over_tls_trains_and_its_links_are_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    issued: list[str] = []
-    issue = Authority.issue
-    monkeypatch.setattr(Authority, "issue", lambda self, role: (issued.append(role), issue(self, role))[1])
-    result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), Local("tcp", tls=True), epochs=10)
-    assert (result["outcome"], result["samples"]) == ("done", 10 * jobs.SAMPLES)
-    assert sorted(issued) == ["coordinator", "evaluator", "replica 0", "replica 1", "shard 0", "shard 1"]
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+CIPHERS = {0x1301, 0x1302, 0x1303}
+"""Those of TLS 1.3: AES-128 with GCM, AES-256 with GCM, ChaCha20 with Poly1305."""
 
 
-def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    issued: list[str] = []
+def test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire(tmp_path: Path) -> None:
+    with tap(3) as wire:
+        place = Local("tcp", f"{BEHIND}:{wire.port}", BEFORE, tls=True)
+        result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), place, epochs=3)
+    assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
+    talks = [talk for talk in wire.talks if talk.said]
+    assert len(talks) >= 2 * 3 + 3 + 2  # replicas with shards and coordinator, the evaluator too, shards with the coordinator
+    for talk in talks:
+        version, cipher = agreed(talk)
+        assert version == TLS_1_3
+        assert cipher in CIPHERS
+    said = b"".join(bytes(part) for talk in talks for part in (talk.said, talk.answered))
+    assert len(said) > result["bytes"]["pushed"] + result["bytes"]["fetched"]  # type: ignore[index]
+    assert b"replica 1" not in said
+
+
+def test_what_is_seen_of_a_job_without_tls_is_plain(tmp_path: Path) -> None:
+    """Whoever looks at the wire would see it."""
+    with tap(3) as wire:
+        jobs.run(tmp_path / "run", on=Local("tcp", f"{BEHIND}:{wire.port}", BEFORE), epochs=1)
+    talks = [talk for talk in wire.talks if talk.said]
+    assert talks
+    for talk in talks:
+        with pytest.raises(ValueError, match="no record of TLS"):
+            agreed(talk)
+    assert any(b"replica 0" in talk.said for talk in talks)
+
+
+def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, watch: jobs.Watch) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as free:
+        port = free.getsockname()[1]
+    seen: list[tuple[str | None, str]] = []
+
+    def look() -> None:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as plain, stranger(None).wrap_socket(plain) as link:
+            cipher = link.cipher()
+            assert cipher
+            seen.append((link.version(), cipher[0]))
+
+    watch.once(records.EpochDone, look)
+    assert jobs.run(tmp_path / "run", on=Local("tcp", f"0.0.0.0:{port}"), epochs=5)["outcome"] == "done"
+    [(version, cipher)] = seen
+    assert version == "TLSv1.3"
+    assert cipher.startswith(("TLS_AES_", "TLS_CHACHA20_"))
+
+
+def test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    issued: list[Identity] = []
     issue = Authority.issue
-    monkeypatch.setattr(Authority, "issue", lambda self, role: (issued.append(role), issue(self, role))[1])
-    assert jobs.run(tmp_path / "run", on=Local("tcp", "0.0.0.0"), epochs=2)["outcome"] == "done"
-    assert issued
+    monkeypatch.setattr(Authority, "issue", lambda self, role: (issued.append(issue(self, role)), issued[-1])[1])
+    monkeypatch.chdir(tmp_path)
+    seen: dict[str, bytes] = {}
+    ticket = tmp_path / "run" / gate.TICKET
+
+    def look() -> None:
+        processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+        places = [Path(f"/proc/{pid}/{what}") for pid in processes for what in ("cmdline", "environ")]
+        places += [path for folder in (tmp_path, temporary) for path in folder.rglob("*") if path.is_file() and path != ticket]
+        seen.update({str(path): path.read_bytes() for path in places})
+        seen["ticket"] = ticket.read_bytes()
+
+    watch.once(records.EpochDone, look)
+    place = Local(listen="127.0.0.1", tls=True)
+    assert jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), place, epochs=3)["outcome"] == "done"
+    assert len(issued) == 6 + 2  # the roles', the gate's, and the ticket's
+    held = json.loads(seen.pop("ticket"))
+    secrets = [held["secret"], *(line for identity in issued for line in identity.key.splitlines()[1:-1])]
+    assert len(seen) > 2 * 7
+    assert not [place for place, text in seen.items() for secret in secrets if secret.encode() in text]
+    after = [path for folder in (tmp_path, temporary) for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in after for secret in secrets if secret.encode() in path.read_bytes()]
 
 
 def test_a_killed_replica_costs_a_job_over_tls_nothing_but_its_steps(tmp_path: Path, watch: jobs.Watch) -> None:
