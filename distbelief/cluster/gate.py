@@ -224,10 +224,10 @@ def knock(ticket: Ticket, word: Knock) -> Part | Sorry:
     """
     where = f"{ticket.host}:{ticket.port}"
     try:
-        with socket.create_connection((ticket.host, ticket.port), PATIENCE) as plain:
-            connection: socket.socket = plain
+        with contextlib.ExitStack() as closing:
+            connection = closing.enter_context(socket.create_connection((ticket.host, ticket.port), PATIENCE))
             if ticket.identity:
-                connection = context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(plain)
+                connection = closing.enter_context(context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(connection))
                 assert isinstance(connection, TlsSocket)
                 connection.greet()
                 if connection.peer != roles.SUPERVISOR:

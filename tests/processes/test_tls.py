@@ -150,8 +150,29 @@ def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
 
     speaking = threading.Thread(target=speak, args=(shard.raw(),))
     speaking.start()
+    shard.until(lambda: not speaking.is_alive() or shard.got)
+    shard.goes_on()
+    speaking.join()
+
+
+def test_a_role_of_the_job_that_speaks_tls_1_2_only_is_refused(shard: Shard) -> None:
+    old = stranger(IDENTITIES["replica 0"])
+    old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
+    failed: list[Exception] = []
+
+    def speak(plain: socket.socket) -> None:
+        try:
+            old.wrap_socket(plain).close()
+        except ssl.SSLError as error:
+            failed.append(error)
+        finally:
+            plain.close()
+
+    speaking = threading.Thread(target=speak, args=(shard.raw(),))
+    speaking.start()
     shard.until(lambda: not speaking.is_alive())
     speaking.join()
+    assert "version" in str(failed[0])
     shard.goes_on()
 
 
