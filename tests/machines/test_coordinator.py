@@ -193,6 +193,16 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
     assert office.coordinator.phase == "closing"
 
 
+def test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its() -> None:
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, restarts=2)).training()
+    office.tell("replica 0", messages.Join(1, LAYOUT, 8, 0), progress(wants=True))
+    [held] = office.said(messages.Deal, "replica 0")
+    office.tell("replica 0", events.Lost("killed", 0))
+    assert office.recorded(records.Gone) == []
+    office.tell("replica 0", events.Lost("killed again", 1))
+    assert [record.lost for record in office.recorded(records.Gone)] == [held.portion.count]
+
+
 def test_a_shard_that_is_lost_before_there_is_a_checkpoint_ends_the_job() -> None:
     office = Office().training().tell("shard 1", gone("its disk burnt"))
     [finished] = office.recorded(records.Finished)

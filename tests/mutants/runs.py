@@ -164,7 +164,7 @@ def judged(run: Run) -> Outcome:
     else:
         ends = {named: {event["outcome"] for event in run.outcomes(named)} for named in run.tests}
         if green := [named for named, outcomes in ends.items() if "failed" not in outcomes]:
-            verdict, why = Verdict.SURVIVED, f"passed: {', '.join(green)}"
+            verdict, why = Verdict.SURVIVED, ", ".join(f"{named} {'passes' if ends[named] else 'is no test'}" for named in green)
     return Outcome(run.mutant, verdict, why, run.seconds)
 
 

@@ -47,9 +47,10 @@ class Watch:
             self.write("broken", why=f"{report.nodeid} cannot be collected: {_last_line(report)}")
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Leave out the other cases of a test that has failed, where one failure is all that is asked."""
-        return True if any(covers(named, item.nodeid) for named in self.failed) else None
+        if any(covers(named, item.nodeid) for named in self.failed):
+            pytest.skip("another case has failed")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:

@@ -214,6 +214,23 @@ def counting() -> Task:
     return Task(model=_Counter, train=data, loss=lambda output, _: output)
 
 
+class Tally(nn.Module):
+    """A parameter for each sample, whose gradient is 1 where the sample is in the minibatch, whatever the parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(SAMPLES))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.count[inputs].sum()
+
+
+def tallied() -> Task:
+    """With SGD and a learning rate of 1, minus a parameter is how often its sample was trained."""
+    every = TensorData(torch.arange(SAMPLES), torch.zeros(SAMPLES, dtype=torch.long))
+    return Task(model=Tally, train=lambda: every, loss=lambda output, _: output)
+
+
 class _Threaded(nn.Module):
     """Computes with as many threads as `THREADS` says, or not at all."""
 

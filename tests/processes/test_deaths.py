@@ -228,27 +228,30 @@ def tell(self, moment, role, what):
         told.append(True)
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 Sitting.record = tell
-db.run(db.Job("jobs:tiny", db.Downpour(), epochs=100_000, out=sys.argv[1]), on=db.Local(transport=sys.argv[2]))
+db.run(db.Job(sys.argv[3], db.Downpour(), epochs=100_000, out=sys.argv[1]), on=db.Local(transport=sys.argv[2]))
 """
 
 
 @pytest.mark.parametrize("transport", local.TRANSPORTS)
-def test_nobody_outlives_a_killed_supervisor(tmp_path: Path, transport: str) -> None:
+@pytest.mark.parametrize("stuck", [False, True], ids=["at work", "in an endless step"])
+def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transport: str, stuck: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent), "TMPDIR": str(tmp_path / ("long" * 40))}
     (tmp_path / ("long" * 40)).mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "run"), transport], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    words = [str(tmp_path / "run"), transport, "jobs:stubborn" if stuck else "jobs:tiny"]
+    with (
+        subprocess.Popen([sys.executable, "-c", SUPERVISOR, *words], stdout=subprocess.PIPE, text=True, env=environment) as process,
+        pipe.open("w") if stuck else contextlib.nullcontext(),  # open once a replica waits on it, and then until the end
+    ):
         assert process.stdout is not None
         children = [int(word) for word in process.stdout.readline().split()]
-        assert len(children) == 6
+        assert len(children) >= 5
         descriptors = [os.pidfd_open(pid) for pid in children]
         process.kill()
-    deadline = monotonic() + 2.0
-    for descriptor in descriptors:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        assert poll.poll(max(0.0, deadline - monotonic()) * 1000), "a process outlived the supervisor by two seconds"
-        os.close(descriptor)
+        deadline = monotonic() + 2.0
+        for descriptor in descriptors:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            assert poll.poll(max(0.0, deadline - monotonic()) * 1000), "a process outlived the supervisor by two seconds"
+            os.close(descriptor)
     assert not list((tmp_path / ("long" * 40)).iterdir())
     assert re.search(rb'"event":"Started"', (tmp_path / "run" / "metrics.jsonl").read_bytes())

@@ -68,6 +68,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return found
 
 
+def test_a_ring_of_two_ranks_gives_the_mean_of_their_gradients(tmp_path: Path) -> None:
+    """As plain DDP does; the same as for all below, without these."""
+    with ranks(2, tmp_path, "plain", "ring") as started:
+        for one in started:
+            told, said = one.communicate(timeout=SECONDS)
+            assert (one.returncode, said) == (0, ""), told
+    for rank in range(2):
+        (ours, _), (plain, _) = (torch.load(tmp_path / f"{word} {rank}") for word in ("ring", "plain"))
+        assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(ours, plain, strict=True))
+
+
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.parametrize("way", WAYS)
 def test_parameters_are_those_of_plain_ddp_and_the_same_bits_on_all_ranks(saved: Saved, way: str, count: int) -> None:

@@ -61,7 +61,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     ],
     ids=str,
 )  # fmt: skip
-def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, strategy: Strategy) -> None:
+def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, strategy: Strategy) -> None:
     result = launch(tmp_path, strategy, epochs=3)
     assert result["outcome"] == "done"
     assert result["samples"] == 3 * jobs.SAMPLES

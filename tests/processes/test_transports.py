@@ -170,6 +170,26 @@ def test_garbage_costs_the_link_it_came_on_and_no_other(make: Callable[..., End]
     assert (shard.got[2].sender, shard.got[2].event) == ("replica 1", Ready(()))
 
 
+BEYOND = {
+    "a push that begins after its end": wire.encode(Push(0, 64, 0, 0, 0, NONE, 1, 1)),
+    "a push past the end": wire.encode(Push(0, 64, 4096 + 64, 0, 0, NONE, 1, 1)),
+    "a push from a second slot": wire.encode(Push(1, 0, 64, 0, 0, NONE, 1, 1)),
+    "a push from before the first": wire.encode(Push(-1, 0, 64, 0, 0, NONE, 1, 1)),
+    "a fetch past the end": wire.encode(Fetch(0, 64, 4096 + 64)),
+    "a fetch into a third slot": wire.encode(Fetch(2, 0, 64)),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_range_beyond_the_vectors_that_a_peer_lends_costs_its_link(name: str) -> None:
+    shard = End(TcpEndpoint("shard 0", "job"))
+    with raw(shard.endpoint.listen()) as bad:
+        bad.sendall(hello(size=4096, gradients=1, parameters=2) + wire.encode(Fetch(1, 64, 4096)) + BEYOND[name] + bytes(64) + wire.encode(Ready(())))
+        shard.until(lambda: shard.lost or len(shard.got) > 1)
+        assert [type(arrival.event) for arrival in shard.got] == [Fetch, Lost]
+    shard.endpoint.close()
+
+
 STRANGE = {
     "no hello": wire.encode(Ready(())),
     "another job": hello(job="other"),

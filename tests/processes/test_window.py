@@ -147,7 +147,8 @@ def test_a_process_that_was_forked_and_ends_leaves_nothing_for_the_other(make: M
     assert [vector.tolist() for vector in vectors] == [[2.0] * 9] * 2
 
 
-def test_a_process_that_has_ended_is_seen() -> None:
+def test_a_process_that_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "PATIENCE_SECONDS", 10.0)  # half an hour, if nobody saw it
     memory, ended = os.memfd_create("test window"), subprocess.Popen([sys.executable, "-c", ""])
     try:  # nobody waits for it yet, so that its number is still its own
         side = Window(0, 2, memory, [os.getpid(), ended.pid])

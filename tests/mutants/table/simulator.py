@@ -1,10 +1,30 @@
-"""Mutants of the simulator: what costs time there, and who waits for whom."""
+"""Mutants of the simulator: what a seed decides, what costs time there, and who waits for whom."""
 
 from mutants import Mutant
 
+SEED = "The same seed gives the same simulated trace"
+TRACES = "tests/simulated/test_traces.py::"
 COSTS = "In simulation a role does one thing at a time"
 
 MUTANTS = [
+    Mutant(
+        "the-network-has-a-chance-of-its-own",
+        SEED,
+        "transport/virtual.py",
+        "self.chance = random.Random(seed)",
+        "self.chance = random.Random()",
+        (TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another", TRACES + "test_the_golden_traces_stay"),
+        seconds=8,
+    ),
+    Mutant(
+        "what-is-due-at-one-moment-comes-in-any-order",
+        SEED,
+        "runtime/clock.py",
+        "heapq.heappush(self._coming, (moment, self._order, function, argument))",
+        "heapq.heappush(self._coming, (moment, -self._order, function, argument))",
+        (TRACES + "test_the_golden_traces_stay",),
+        seconds=8,
+    ),
     Mutant(
         "an-update-costs-a-simulated-shard-no-time",
         COSTS,

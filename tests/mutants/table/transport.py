@@ -2,14 +2,304 @@
 
 from mutants import Mutant
 
+ORDER = "Between two roles, messages arrive in order"
+SILENCE = "A cut of the network that heals within 15 s"
+GARBAGE = "Garbage on a link costs that link only"
+TLS = "Between machines every link is TLS 1.3"
+KEYS = "The job's keys are in memory only"
+STRANGERS = "A slow or silent stranger is dropped after 5 s"
+TICKET = "Who joins a job has shown its ticket"
+LOCK = "A lock whose holder dies is free at once"
+HOOK = "A script with DDP and `comm_hook`"
+
+TCP_TESTS = "tests/processes/test_tcp.py::"
+SILENCES = TCP_TESTS + "test_a_silence_of_30_s_is_a_death_or_one_8_times_as_long_as_those_that_ended_or_one_of_two_minutes"
+TLS_TESTS = "tests/processes/test_tls.py::"
+LINKS = "tests/processes/test_transports.py::"
+VIRTUAL = "tests/machines/test_virtual.py::"
+GATE = "tests/processes/test_gate.py::"
+ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
+HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
+
 MUTANTS = [
     Mutant(
+        "the-last-message-leaves-first",
+        ORDER,
+        "transport/sockets.py",
+        "        else:\n            queue.append(frame)",
+        "        else:\n            queue.appendleft(frame)",
+        (LINKS + "test_messages_sent_between_two_polls_leave_in_one_piece", LINKS + "test_conformance"),
+    ),
+    Mutant(
+        "a-late-message-is-overtaken",
+        ORDER,
+        "transport/virtual.py",
+        "self.last[to] = arrives = arrives if arrives > last else last",
+        "self.last[to] = arrives",
+        (VIRTUAL + "test_conformance", VIRTUAL + "test_whatever_the_weather_a_link_keeps_its_order_and_loses_nothing"),
+    ),
+    Mutant(
+        "a-cut-does-not-hold-up-what-it-meets",
+        SILENCE,
+        "transport/virtual.py",
+        "began, arrives = stop, max(arrives, stop + takes)",
+        "began, arrives = stop, max(arrives, stop)",
+        (VIRTUAL + "test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_not_at_its_time",),
+    ),
+    Mutant(
+        "a-silence-of-20-s-is-a-death", SILENCE, "transport/pulse.py", "LEAST_SECONDS = 30.0", "LEAST_SECONDS = 20.0", (SILENCES + "[(29.5,)-True]",)
+    ),
+    Mutant(
+        "a-silence-of-40-s-is-none", SILENCE, "transport/pulse.py", "LEAST_SECONDS = 30.0", "LEAST_SECONDS = 40.0", (SILENCES + "[(30.5,)-False]",)
+    ),
+    Mutant(
+        "only-the-last-silence-is-remembered",
+        SILENCE,
+        "transport/pulse.py",
+        "self._longest = max(self._longest, self._last)",
+        "self._longest = self._last",
+        (SILENCES + "[(9.0, 0.1, 5.0, 0.1, 71.0)-True]",),
+    ),
+    Mutant(
+        "nine-times-the-longest-silence-is-borne",
+        SILENCE,
+        "transport/pulse.py",
+        "FACTOR = 8.0",
+        "FACTOR = 9.0",
+        (SILENCES + "[(9.0, 0.1, 73.0)-False]",),
+    ),
+    Mutant(
+        "a-silence-has-no-end",
+        SILENCE,
+        "transport/pulse.py",
+        "return min(self._most, max(LEAST_SECONDS, FACTOR * self._longest))",
+        "return max(LEAST_SECONDS, FACTOR * self._longest)",
+        (SILENCES + "[(29.0, 0.1, 121.0)-False]",),
+    ),
+    Mutant(
+        "kernels-do-not-look",
+        SILENCE,
+        "transport/tcp.py",
+        "connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)",
+        "connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)",
+        (TCP_TESTS + "test_the_kernels_of_both_ends_look_every_second_and_bear_no_more_than_two_minutes",),
+    ),
+    Mutant(
+        "kernels-bear-more-than-two-minutes",
+        SILENCE,
+        "transport/tcp.py",
+        "SILENCE_SECONDS = 120.0",
+        "SILENCE_SECONDS = 180.0",
+        (TCP_TESTS + "test_the_kernels_of_both_ends_look_every_second_and_bear_no_more_than_two_minutes", SILENCES + "[(29.0, 0.1, 121.0)-False]"),
+    ),
+    Mutant(
+        "garbage-ends-the-endpoint",
+        GARBAGE,
+        "transport/sockets.py",
+        "        except RemoteProtocolError as error:\n            self._lose(link, str(error))\n        if room is None",
+        "        except RemoteProtocolError as error:\n            self._lose(link, str(error))\n            self.close()\n        if room is None",
+        (LINKS + "test_garbage_costs_the_link_it_came_on_and_no_other",),
+        seconds=10,
+    ),
+    Mutant(
+        "a-fetch-beyond-the-vector-is-taken",
+        GARBAGE,
+        "transport/sockets.py",
+        "                if wrong := outside(message, link.hello.parameters, link.hello.size):\n                    raise RemoteProtocolError(wrong)",
+        "                pass",
+        (LINKS + "test_a_range_beyond_the_vectors_that_a_peer_lends_costs_its_link[a fetch past the end]",),
+    ),
+    Mutant(
+        "a-range-that-begins-after-its-end-is-taken",
+        GARBAGE,
+        "transport/base.py",
+        "0 <= message.start <= message.stop <= size",
+        "0 <= message.start and message.stop <= size",
+        (LINKS + "test_a_range_beyond_the_vectors_that_a_peer_lends_costs_its_link[a push that begins after its end]",),
+    ),
+    Mutant(
+        "a-length-has-no-limit",
+        GARBAGE,
+        "core/wire.py",
+        "    if size > MESSAGE_LIMIT:",
+        "    if size > MESSAGE_LIMIT << 4:",
+        ("tests/core/test_wire.py::test_another_version_and_an_oversized_message_are_refused",),
+    ),
+    Mutant(
+        "a-body-that-is-no-text-ends-who-reads-it",
+        GARBAGE,
+        "core/wire.py",
+        "except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:",
+        "except (msgspec.MsgspecError, RecursionError) as error:",
+        ("tests/core/test_wire.py::test_a_body_that_is_no_message_is_refused",),
+    ),
+    Mutant(
+        "tcp-in-the-place-of-tls",
+        TLS,
+        "cluster/process.py",
+        "return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)",
+        "return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=True)",
+        (ON_THE_WIRE, TLS_TESTS + "test_a_job_beyond_loopback_is_encrypted_unasked"),
+        seconds=15,
+    ),
+    Mutant(
+        "tls-1-2-will-do",
+        TLS,
+        "transport/secure.py",
+        "made.minimum_version = ssl.TLSVersion.TLSv1_3",
+        "made.minimum_version = ssl.TLSVersion.TLSv1_2",
+        (TLS_TESTS + "test_a_role_of_the_job_that_speaks_tls_1_2_only_is_refused",),
+    ),
+    Mutant(
+        "nobody-needs-a-certificate",
+        TLS,
+        "transport/secure.py",
+        "made.verify_mode = ssl.CERT_REQUIRED",
+        "made.verify_mode = ssl.CERT_OPTIONAL if purpose == ssl.PROTOCOL_TLS_SERVER else ssl.CERT_REQUIRED",
+        (TLS_TESTS + "test_who_cannot_prove_his_role_is_refused[no certificate]",),
+    ),
+    Mutant(
         "a-certificate-of-another-role-will-do",
-        "Between machines every link is TLS 1.3",
+        TLS,
         "transport/tls.py",
         "if isinstance(message, Hello) and message.role != link.socket.peer:",
         "if isinstance(message, Hello) and not link.socket.peer:",
-        ("tests/processes/test_tls.py::test_who_cannot_prove_his_role_is_refused",),
+        (TLS_TESTS + "test_who_cannot_prove_his_role_is_refused",),
         seconds=10,
+    ),
+    Mutant(
+        "whoever-answers-is-the-role-that-was-called",
+        TLS,
+        "transport/tls.py",
+        "if connection.peer != role:",
+        "if not connection.peer:",
+        (TLS_TESTS + "test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority",),
+    ),
+    Mutant(
+        "one-loopback-address-of-two-will-do",
+        TLS,
+        "cluster/local.py",
+        "return self.tls or not (_is_loopback(_host_and_port(self.bound)[0]) and _is_loopback(self.advertised))",
+        "return self.tls or not (_is_loopback(_host_and_port(self.bound)[0]) or _is_loopback(self.advertised))",
+        ("tests/core/test_cli.py::test_links_are_encrypted_wherever_others_could_read_them",),
+    ),
+    Mutant(
+        "keys-go-through-a-file",
+        KEYS,
+        "transport/secure.py",
+        'secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)',
+        'secret = os.open(f"{os.getcwd()}/identity-{os.getpid()}.pem", os.O_RDWR | os.O_CREAT, 0o600)',
+        (HIDDEN,),
+        seconds=10,
+    ),
+    Mutant(
+        "a-process-shows-its-key-in-its-title",
+        KEYS,
+        "cluster/process.py",
+        "settle_process(role, spec.supervisor, spec.threads)",
+        'settle_process(f"{role} {msgspec.to_builtins(spec.identity)}", spec.supervisor, spec.threads)',
+        (HIDDEN,),
+        seconds=10,
+    ),
+    Mutant(
+        "a-ticket-that-others-may-read",
+        KEYS,
+        "cluster/gate.py",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
+        (GATE + "test_the_ticket_is_its_owners_only_and_goes_with_the_gate",),
+    ),
+    Mutant(
+        "a-ticket-that-stays",
+        KEYS,
+        "cluster/gate.py",
+        "        self.path.unlink(missing_ok=True)\n",
+        "",
+        (GATE + "test_the_ticket_is_its_owners_only_and_goes_with_the_gate", HIDDEN),
+        seconds=10,
+    ),
+    Mutant(
+        "a-stranger-may-take-10-s",
+        STRANGERS,
+        "transport/link.py",
+        "HELLO_SECONDS = 5.0",
+        "HELLO_SECONDS = 10.0",
+        (
+            LINKS + "test_silent_strangers_are_dropped_after_5_s_and_when_there_are_more_than_64",
+            TLS_TESTS + "test_who_stays_silent_in_his_handshake_is_dropped_in_time",
+            TLS_TESTS + "test_a_handshake_that_trickles_gains_no_time",
+        ),
+        seconds=10,
+    ),
+    Mutant(
+        "there-may-be-65-strangers",
+        STRANGERS,
+        "transport/sockets.py",
+        "if len(self._strangers) > STRANGERS_LIMIT:",
+        "if len(self._strangers) > STRANGERS_LIMIT + 1:",
+        (
+            LINKS + "test_silent_strangers_are_dropped_after_5_s_and_when_there_are_more_than_64",
+            TLS_TESTS + "test_of_strangers_in_their_handshakes_there_are_at_most_64",
+        ),
+        seconds=70,
+    ),
+    Mutant(
+        "any-secret-opens-the-gate",
+        TICKET,
+        "cluster/gate.py",
+        "hmac.compare_digest(knock.secret.encode(), self.ticket.secret.encode()) and knock.job == self.ticket.job",
+        "bool(knock.secret) and knock.job == self.ticket.job",
+        (GATE + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",),
+    ),
+    Mutant(
+        "any-role-of-the-job-may-knock",
+        TICKET,
+        "cluster/gate.py",
+        "if connection.peer != GUEST:",
+        "if not connection.peer:",
+        (GATE + "test_where_links_are_tls_a_secret_alone_opens_no_gate[the certificate of a replica]",),
+    ),
+    Mutant(
+        "a-guest-that-is-asked-to-leave-just-ends",
+        TICKET,
+        "cluster/guest.py",
+        "            if self._leaving:\n                raise Interrupted",
+        "            if not self._leaving:\n                raise Interrupted",
+        ("tests/processes/test_join.py::test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others[Ctrl-C]",),
+        seconds=12,
+    ),
+    Mutant(
+        "a-lock-is-waited-for-ten-minutes",
+        LOCK,
+        "transport/locks.py",
+        "LOCK_SECONDS = 60.0",
+        "LOCK_SECONDS = 600.0",
+        ("tests/processes/test_locks.py::test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it",),
+    ),
+    Mutant(
+        "gradients-of-ddp-are-summed",
+        HOOK,
+        "transport/hook.py",
+        "        tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be too large\n",
+        "",
+        ("tests/processes/test_hook.py::test_a_ring_of_two_ranks_gives_the_mean_of_their_gradients",),
+        seconds=15,
+    ),
+    Mutant(
+        "each-rank-adds-its-own-gradient-first",
+        HOOK,
+        "transport/window.py",
+        "parts = [*chunk.parts[: self._rank], own, *chunk.parts[self._rank + 1 :]]",
+        "parts = [own, *chunk.parts[: self._rank], *chunk.parts[self._rank + 1 :]]",
+        ("tests/processes/test_window.py::test_all_ranks_hold_the_sum_in_the_order_of_the_ranks",),
+    ),
+    Mutant(
+        "nobody-looks-whether-a-rank-has-ended",
+        HOOK,
+        "transport/window.py",
+        "for descriptor, _ in self._poll.poll(0):",
+        "for descriptor, _ in []:",
+        ("tests/processes/test_window.py::test_a_process_that_has_ended_is_seen",),
+        seconds=8,
     ),
 ]
