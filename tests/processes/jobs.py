@@ -214,7 +214,7 @@ def counting() -> Task:
     return Task(model=_Counter, train=data, loss=lambda output, _: output)
 
 
-class Tally(nn.Module):
+class Once(nn.Module):
     """A parameter for each sample, whose gradient is 1 where the sample is in the minibatch, whatever the parameters are."""
 
     def __init__(self) -> None:
@@ -225,10 +225,10 @@ class Tally(nn.Module):
         return self.count[inputs].sum()
 
 
-def tallied() -> Task:
+def once() -> Task:
     """With SGD and a learning rate of 1, minus a parameter is how often its sample was trained."""
     every = TensorData(torch.arange(SAMPLES), torch.zeros(SAMPLES, dtype=torch.long))
-    return Task(model=Tally, train=lambda: every, loss=lambda output, _: output)
+    return Task(model=Once, train=lambda: every, loss=lambda output, _: output)
 
 
 class _Threaded(nn.Module):

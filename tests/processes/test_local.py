@@ -55,14 +55,14 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch, way: str, transport: str, replicas: int, shards: int) -> None:
     options, more = WAYS[way]
     strategy = Downpour(replicas=replicas, shards=shards, optimizer=optim("sgd", lr=1.0), **options)
-    result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:tallied", epochs=EPOCHS, **more)
+    result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:once", epochs=EPOCHS, **more)
     assert result["outcome"] == "done"
     assert (result["samples"], result["steps"], result["epochs"]) == (EPOCHS * jobs.SAMPLES, STEPS, EPOCHS)
     assert result["pushes"] == result["updates"] >= STEPS / options.get("push_every", 1)
     assert sum(one["steps"] for one in result["per_replica"]) == STEPS
     assert [record.samples for record in watch.of(records.Applied)] == [EPOCHS * jobs.SAMPLES] * shards
     assert not [record for record in watch.of(records.Gone) if record.died or record.lost]
-    jobs.Tally().load_state_dict(weights(tmp_path), strict=True)
+    jobs.Once().load_state_dict(weights(tmp_path), strict=True)
     if "clip_norm" not in more:
         assert set((-weights(tmp_path)["count"]).tolist()) == {EPOCHS}
     if "warm_start_steps" in options:

@@ -81,11 +81,11 @@ def test_several_interruptions_of_several_replicas_train_every_sample_once_an_ep
     strategy, resume = Downpour(replicas=3, shards=2, prefetch=1, push_every=2, optimizer=optim("sgd", lr=1.0)), False
     for after in (1, 9, 14):
         watch.once(records.Stepped, interrupt(), after=after)
-        assert jobs.run(tmp_path, strategy, task="jobs:tallied", epochs=EPOCHS, resume=resume)["outcome"] == "interrupted"
+        assert jobs.run(tmp_path, strategy, task="jobs:once", epochs=EPOCHS, resume=resume)["outcome"] == "interrupted"
         resume = True
     watch.rest()
     watch.records.clear()
-    result = jobs.run(tmp_path, strategy, task="jobs:tallied", epochs=EPOCHS, resume=True)
+    result = jobs.run(tmp_path, strategy, task="jobs:once", epochs=EPOCHS, resume=True)
     assert result["samples"] == EPOCHS * jobs.SAMPLES
     assert all(record.samples == EPOCHS * jobs.SAMPLES for record in watch.of(records.Applied))
     assert set((-weights(tmp_path)["count"]).tolist()) == {EPOCHS}
