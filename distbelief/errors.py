@@ -17,6 +17,7 @@ DistbeliefError
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -63,9 +64,28 @@ class LossNotFinite(TrainingError):
 class JobFailed(DistbeliefError):
     """A job ended before its time."""
 
+    run = ""
+    """The run folder to go on in, with `--resume`, where it has a checkpoint."""
+
 
 class Interrupted(JobFailed):
     """Whoever ran a job ended it, before it had begun or in the midst of it."""
+
+
+LIMITS = {
+    errno.EFBIG: "this machine limits how long a file may be, and shared memory with it: raise that (ulimit -f)",
+    errno.EMFILE: "this machine limits how many files a process may have open: raise that (ulimit -n)",
+    errno.ENFILE: "this machine has as many files open as it may: end something else, or raise that (sysctl fs.file-max)",
+}
+
+
+def limit(error: BaseException) -> str:
+    """What to do where a limit of this machine has made an error; "" for any other error.
+
+    >>> limit(OSError(errno.EMFILE, "Too many open files"))
+    'this machine limits how many files a process may have open: raise that (ulimit -n)'
+    """
+    return LIMITS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
 def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:

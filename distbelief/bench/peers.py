@@ -86,5 +86,5 @@ def lend(size: int = 0) -> Iterator[int]:
 
 
 def _play(name: str, supervisor: int, threads: int, connection: Connection, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-    settle_process(f"bench {name}", supervisor, threads)
+    settle_process(f"bench {name}", threads, supervisor)
     function(connection, *args)

@@ -23,7 +23,7 @@ from distbelief.core.drawing import LETTERS
 from distbelief.core.drawing import draw as draw_schedule
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.strategy import STRATEGIES
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def train(args: list[str]) -> int:
     place = asked.local()
     place.settings(job)
     forkserver.start()
-    return _show(place.run(job, _view(asked)), asked, ["train", *args])
+    return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
 
 
 def launch(args: list[str]) -> int:
@@ -58,7 +58,7 @@ def launch(args: list[str]) -> int:
     place = asked.local()
     place.settings(job)
     forkserver.start()
-    return _show(place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
+    return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
 
 def simulate(args: list[str]) -> int:
@@ -82,7 +82,7 @@ def simulate(args: list[str]) -> int:
     place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
     if virtual.sweep:
         return _sweep(place, job, virtual.sweep, asked, args)
-    return _show(place.run(job, _view(asked)), asked, ["simulate", *args])
+    return _run(lambda: place.run(job, _view(asked)), asked, ["simulate", *args])
 
 
 def _sweep(place: Simulated, job: Job, count: int, asked: options.Options, args: Sequence[str]) -> int:
@@ -351,8 +351,14 @@ def _view(asked: options.Options) -> Any:
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 
 
-def _show(result: dict[str, Any], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
-    """Print the end of a job, and how to go on where it was interrupted."""
+def _run(run_job: Callable[[], dict[str, Any]], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
+    """Run a job and print its end, and how to go on where it was cut short."""
+    try:
+        result = run_job()
+    except JobFailed as error:
+        if error.run:
+            error.args = (f"{error}: {resume_command(args, error.run, script)}",)
+        raise
     run = result.get("run")
     if asked.showing.json:
         print(msgspec.json.encode(result).decode())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, unknown
+from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, limit, unknown
 
 INTERRUPTED = 130
 INTERRUPTED_BEFORE = "interrupted before the job began"
@@ -74,7 +74,7 @@ def run(args: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # of this machine: a full disk behind our output, no more descriptors, a folder that was deleted under us
-        return _complain(error, 1)
+        return _complain("; ".join(filter(None, [str(error), limit(error)])), 1)
 
 
 def _open_standard_streams() -> None:

@@ -20,6 +20,8 @@ class Child:
         self.over = False
         """It has played its role to the end."""
         self.stopped_at: float | None = None
+        self.said = ""
+        """Its last words, where these tell only of somebody else who is gone."""
         self.why = ""
         """Why the supervisor killed it."""
 

@@ -7,17 +7,24 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import select
 import signal
 import sys
 import tempfile
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Signals that the processes of a job leave to their supervisor."""
+
+
+GONE = "the forkserver, which starts the processes of the job, is gone: "
+UNTOLD = 255
+"""The status of a process of which the forkserver has not told how it ended, since it is gone itself."""
 
 
 def context() -> ForkServerContext:
@@ -41,9 +48,60 @@ def start() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def fork(name: str, target: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
+    """A process that runs `target(*args, connection)`, and the other end of its connection.
+
+    Raises:
+        OSError, EOFError: the machine refuses.
+    """
+    made = context()
+    with blank_main():
+        ours, theirs = made.Pipe()
+        try:
+            process = made.Process(target=target, args=(*args, theirs), name=name)
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+    return process, ours
+
+
+def pid() -> int:
+    """Its process id."""
+    return int(_server()._forkserver_pid)
+
+
+def how_it_ended(seconds: float = 0.0) -> str:
+    """That it is gone and how it ended, in words; "" where it runs, or does so after a while, or was never started."""
+    if (number := _server()._forkserver_pid) is None:
+        return ""
+    try:
+        descriptor = os.pidfd_open(number)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(1000 * seconds)
+        finally:
+            os.close(descriptor)
+        ended = os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ProcessLookupError, ChildProcessError):  # somebody has waited for it already
+        return f"{GONE}its process has ended"
+    if ended is None:
+        return ""
+    killed = ended.si_code != os.CLD_EXITED
+    how = f"was killed by {signal.Signals(ended.si_status).name}" if killed else f"ended with status {ended.si_status}"
+    return f"{GONE}its process {how}"
+
+
+def _server() -> Any:
+    return multiprocessing.forkserver._forkserver
+
+
 def _ensure_running() -> None:
     """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file outlives us, however we end."""
-    server: Any = multiprocessing.forkserver._forkserver
+    server = _server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     with _starting, tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
         place = os.open(folder, os.O_PATH)  # whatever TMPDIR is: the name of a socket has room for 107 characters

@@ -62,7 +62,6 @@ class Guest:
         with signals.waitable() as woken, door or contextlib.nullcontext():
             word = Knock(ticket.job, ticket.secret, script=bool(self.script))
             part = self._ask(ticket, word, woken)
-            forkserver.start()  # with torch: who is refused has not waited for that
             while not self._live(part, woken, door):
                 if part.incarnation >= part.restarts:
                     raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")
@@ -84,11 +83,8 @@ class Guest:
         """One life, in a process of its own; whether it ended as it should."""
         from distbelief.cluster.process import main
 
-        context, (ours, theirs) = forkserver.context(), multiprocessing.Pipe()
-        with forkserver.blank_main():
-            process = context.Process(target=main, args=(part.role, part.incarnation, self._spec(part), theirs), name=part.role)
-            process.start()
-            theirs.close()
+        forkserver.start()  # with torch: who is refused has not waited for that
+        process, ours = forkserver.fork(part.role, main, part.role, part.incarnation, self._spec(part))
         channel, self._over, self._failure = Channel(ours), False, None
         channel.say(Listening(part.coordinator))
         hears = True
@@ -126,6 +122,7 @@ class Guest:
             device=self.device,
             threads=self.threads,
             supervisor=os.getpid(),
+            forkserver=forkserver.pid(),
             path=[os.getcwd(), *sys.path],
             directory=os.getcwd(),
             environment=dict(os.environb),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -36,6 +38,13 @@ ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2
 PORTS = 65535
 PROCESSES = 4096
 """Most replicas and most shards on one machine, each of them a process."""
+ROLES = 2
+"""Processes of a job beside its replicas and shards: coordinator and evaluator."""
+FILES, FILES_EACH = 30, 5
+"""Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor has most of them."""
+REACH_SECONDS = 2.0
+"""How long this machine may take to reach itself."""
+UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 MANY = 16
 """More shards than this are held against the parameters of the model before any process is started; fewer, when the first replica has made it."""
 _BIND = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)")
@@ -214,6 +223,9 @@ class Local(Checked):
         if self.pace:
             self.pace.check(settings.replicas)
         listen_at(self.bound, roles.shard(settings.shards - 1))
+        _allow_files(FILES + FILES_EACH * (settings.replicas + settings.shards * (1 + settings.standby) + ROLES))
+        if self.carrier == "tcp":
+            _check_network(_host_and_port(self.bound)[0], self.advertised)
         if settings.read_in_place and self.carrier != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
         return settings
@@ -246,6 +258,47 @@ def listen_at(bind: str, role: str) -> str:
     if port > PORTS:
         raise UsageError(f"--bind {bind}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
     return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _allow_files(needed: int) -> None:
+    """Have this process and those that it starts open as many files as a job needs.
+
+    Raises:
+        UsageError: the machine forbids it.
+    """
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
+        return
+    if needed > most:
+        raise UsageError(
+            f"this job needs some {needed} open files in one process, and this machine allows {most}: raise that (ulimit -n {needed}), or have fewer"
+            " --replicas or --shards"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+
+
+def _check_network(bound: str, told: str) -> None:
+    """Refuse a machine that has no way to itself: each of its roles would find that out by itself, life after life.
+
+    Whether an address is forwarded for the ports of a job only, or is slow, is not for this to judge.
+    """
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind((bound, 0))
+        except OSError:
+            return  # told, with the remedy, by whoever is to listen there
+        listener.listen(1)
+        try:
+            socket.create_connection((told, listener.getsockname()[1]), REACH_SECONDS).close()
+        except OSError as error:
+            if error.errno not in UNREACHABLE:
+                return
+            remedy = "bring up its loopback (ip link set lo up)" if _is_loopback(told) else "name another with --advertise"
+            raise UsageError(
+                f"--transport tcp: this machine cannot reach itself at {told}: {error.strerror}; {remedy}, or use --transport shared, which needs no"
+                " network"
+            ) from error
 
 
 def told_host(bind: str, advertise: str) -> str:

@@ -13,14 +13,16 @@ class Obituary:
 
     Args:
         checkpoint: number of the newest checkpoint; 0 where there is none.
+        run: the run folder, "" where there is none.
     """
 
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: int, run: str) -> None:
+        self.run, self.checkpoint = run, checkpoint
         """What the job can go on from."""
         self.rumour = ""
         """What the first process said that told only of somebody else who is gone."""
         self.deaths: dict[str, str] = {}
+        self._last_words: dict[str, str] = {}
 
     def error(self, finished: Finished | None, started: bool) -> JobFailed | None:
         """The error for how a job has ended, or (None) for one that has never said how; None where it ended well."""
@@ -40,11 +42,22 @@ class Obituary:
             if one in self.deaths:
                 return self.gone(one)
         deaths = "; ".join(f"{role}: {how}" for role, how in self.deaths.items())
-        return JobFailed(f"{reason} ({deaths}); {self.remedy}" if deaths else reason)
+        return self.failed(f"{reason} ({deaths})") if deaths else JobFailed(reason)
+
+    def repeats(self, role: str, said: str) -> bool:
+        """Whether a life of a role has failed with the words of the last."""
+        before, self._last_words[role] = self._last_words.get(role), said
+        return bool(said) and said == before
 
     def gone(self, role: str) -> JobFailed:
         """The error for a job that cannot go on without a role."""
-        return JobFailed(f"{role} is gone: {self.deaths[role]}; {self.remedy}")
+        return self.failed(f"{role} is gone: {self.deaths[role]}")
+
+    def failed(self, what: str, kind: type[JobFailed] = JobFailed) -> JobFailed:
+        """The error for a job that this has ended, with what the user can do."""
+        error = kind(f"{what}; {self.remedy}")
+        error.run = self.run if self.checkpoint else ""
+        return error
 
     @property
     def remedy(self) -> str:

@@ -66,9 +66,9 @@ class Peer:
         """The model on the test set."""
         return measure(self._task, self._flat.module)
 
-    def form(self, group: Assemble) -> bool:
+    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
         """Take one's place in a group."""
-        return self._carrier.form(group)
+        return self._carrier.form(group, told)
 
     def reduce(self, round: int, told: Callable[[], bool]) -> bool:
         """Add up the gradients of a round."""
@@ -89,9 +89,9 @@ class Scripted:
         store = store_of(self._carrier)
         return Allreduce(self._role, self.whole, samples, batch_size, self._address, self._incarnation, reduces=True, store=store)
 
-    def form(self, group: Assemble) -> bool:
+    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
         """Take one's place in a group."""
-        return self._carrier.form(group)
+        return self._carrier.form(group, told)
 
     def reduce(self, round: int, told: Callable[[], bool]) -> bool:
         """Add up the gradients of a round."""

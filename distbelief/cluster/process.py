@@ -31,7 +31,7 @@ from distbelief.core import events, messages, records, roles, upkeep
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan
-from distbelief.errors import DistbeliefError, TrainingError, UsageError
+from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.allreduce import Allreduce
@@ -70,7 +70,8 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     except SystemExit:
         raise
     except BaseException as error:
-        channel.say(Failed("", f"{role} failed: {type(error).__name__}: {error}", _traced(error)))
+        told, remedy = f"{role} failed: {type(error).__name__}: {error}", limit(error)
+        channel.say(Failed(UsageError.__name__, f"{told}; {remedy}") if remedy else Failed("", told, _traced(error)))
         sys.exit(1)
 
 
@@ -99,7 +100,7 @@ class _Process:
 
     def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
-        settle_process(role, spec.supervisor, spec.threads)
+        settle_process(role, spec.threads, spec.supervisor, spec.forkserver)
         os.chdir(spec.directory)
         os.environb.clear()
         os.environb.update(spec.environment)

@@ -21,17 +21,17 @@ MAPPED_BYTES = 32 << 20
 """From how many bytes on a tensor is memory of its own, given back when it is freed; glibc takes no more."""
 
 
-def settle_process(role: str, supervisor: int, threads: int) -> None:
-    """Give this process its title and its threads, leave Ctrl-C and the terminal to the supervisor, and end when that ends."""
+def settle_process(role: str, threads: int, *above: int) -> None:
+    """Give this process its title and its threads, leave signals to the supervisor, and end as soon as one of the processes above it has ended."""
     name_process(role)
     _leave_signals()
     torch.set_num_threads(threads)
     _keep_memory()
     try:
-        descriptor = os.pidfd_open(supervisor)
+        descriptors = [os.pidfd_open(one) for one in above]
     except ProcessLookupError:
         raise SystemExit(1) from None
-    threading.Thread(target=_outlive_nobody, args=(descriptor,), daemon=True).start()
+    threading.Thread(target=_outlive_nobody, args=descriptors, daemon=True).start()
 
 
 def _leave_signals() -> None:
@@ -65,9 +65,10 @@ def name_process(role: str) -> None:
     setproctitle.setproctitle(f"distbelief: {role}")
 
 
-def _outlive_nobody(supervisor: int) -> None:
-    """End this process at once when the supervisor's has ended, however it did."""
+def _outlive_nobody(*above: int) -> None:
+    """End this process at once when one of others has ended, however it did."""
     poll = select.poll()
-    poll.register(supervisor, select.POLLIN)
+    for descriptor in above:
+        poll.register(descriptor, select.POLLIN)
     poll.poll()
     os._exit(1)

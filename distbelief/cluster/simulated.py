@@ -108,6 +108,7 @@ class Simulated(Checked):
             else:
                 stopwatch, labour = self.pace.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
                 Alone(job, settings, stopwatch, labour, sitting, clock, stopped, self.phantom).run()
+            sitting.keep_folder(clock.now())
         except BaseException as error:
             twice = isinstance(error, KeyboardInterrupt)
             told = Interrupted("interrupted twice: ended at once, without a checkpoint") if twice else error

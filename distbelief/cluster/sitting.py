@@ -79,6 +79,8 @@ class Sitting:
         except BaseException:
             if self.folder:
                 self.folder.unlock()
+                if not job.resume:
+                    self.folder.remove()  # which was empty, or not there
             raise
 
     def _describe(self, more: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +166,20 @@ class Sitting:
         except UsageError as error:
             told += f"; {error}"
         self.record(moment, SUPERVISOR, Note(told))
+
+    def keep_folder(self, moment: float) -> bool:
+        """Make the run folder again where somebody has deleted it, so that the run can be read; whether that was so.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
+        if self.folder is None or not self.folder.gone:
+            return False
+        self.folder.make_again(self._description)
+        self.recorder.write_again()
+        lost = "its checkpoints and TensorBoard events so far are lost; settings and metrics are written again"
+        self.record(moment, SUPERVISOR, Note(f"the run folder {self.folder.path} was deleted or moved away: {lost}"))
+        return True
 
     def finish(self) -> dict[str, Any]:
         """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the result it had."""

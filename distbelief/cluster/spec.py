@@ -46,6 +46,8 @@ class Spec(msgspec.Struct, frozen=True):
     init_from: str | None
     supervisor: int
     """Process id of the supervisor; nobody outlives it."""
+    forkserver: int
+    """Process id of the forkserver; nobody outlives it either: who it has started, it alone can bury."""
     memory: int
     """The supervisor's descriptor of the memory that is read in place; -1 for none."""
     path: list[str]
@@ -91,6 +93,7 @@ def tell(
         number=sitting.number,
         init_from=job.init_from,
         supervisor=os.getpid(),
+        forkserver=0,
         memory=memory,
         path=[os.getcwd(), *sys.path],
         directory=os.getcwd(),
@@ -106,5 +109,5 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     return Spec(
         job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1, transport=told.transport, bind="127.0.0.1",
         advertise="", insecure=told.insecure, pace=None, identity=identity, heir=None, run="", checkpoint="", position=START, samples=0, number=1,
-        init_from=None, supervisor=0, memory=-1, path=[], directory="", environment={}, script=[], evaluator=False,
+        init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[], evaluator=False,
     )  # fmt: skip

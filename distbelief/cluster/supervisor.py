@@ -37,6 +37,8 @@ PATIENCE = 30.0
 """Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
 CLOSING = 600.0
 """Seconds that an interrupted job may take to write its checkpoint."""
+GRACE = 1.0
+"""Seconds that a process whose descriptors are closed may take to be gone."""
 SILENCE = 20.0
 """Seconds without a word from anybody after which the supervisor says for whom it waits."""
 TICK = 1.0
@@ -51,7 +53,7 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self.failure: errors.DistbeliefError | None = None
         self.finished: records.Finished | None = None
-        self.known = Obituary(sitting.number - 1)
+        self.known = Obituary(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
         self.listening = self.started = False
         self._heard, self._looked = time.monotonic(), 0.0
         self._leave_by = self._end_by = float("inf")
@@ -96,6 +98,7 @@ class Supervisor:
 
     def _conclude(self) -> dict[str, Any]:
         """The result; or the one error that says why there is none."""
+        self._keep_folder()
         finished = self.finished
         self.failure = self.failure or self.known.error(finished, self.started)
         if self.failure is not None and (finished is None or finished.outcome is not Outcome.FAILED):
@@ -124,12 +127,15 @@ class Supervisor:
 
     def _start_process(self, role: str, incarnation: int) -> None:
         """Start the process of a role; where the machine refuses, the job fails."""
+        if how := forkserver.how_it_ended():
+            self.failure = self.known.failed(how)
+            return
         try:
             process, ours = self._forked(role, incarnation)
         except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
-            self.failure = JobFailed(
-                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); {self.known.remedy},"
-                " with fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
+            self.failure = self.known.failed(
+                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); have fewer --replicas"
+                " or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
             )
             return
         child = self.children[role] = Child(role, incarnation, process, ours)
@@ -138,26 +144,15 @@ class Supervisor:
 
     def _forked(self, role: str, incarnation: int) -> tuple[Any, Connection]:
         """A process that plays a role, and our end of the channel to it."""
-        from distbelief.cluster.process import main
+        from distbelief.cluster.process import main  # with torch
 
-        own = self._told
+        own = msgspec.structs.replace(self._told, forkserver=forkserver.pid())
         if role == roles.COORDINATOR and incarnation:
             own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
             heir = self._certifier.issue(roles.shard(roles.index_of(role))) if roles.kind(role) == "standby" else None
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
-        context = forkserver.context()
-        with forkserver.blank_main():
-            ours, theirs = context.Pipe()
-            try:
-                process = context.Process(target=main, args=(role, incarnation, msgspec.msgpack.encode(own), theirs), name=role)
-                process.start()
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-        return process, ours
+        return forkserver.fork(role, main, role, incarnation, msgspec.msgpack.encode(own))
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
@@ -212,6 +207,7 @@ class Supervisor:
         if now < self._looked + TICK:
             return
         self._looked = now
+        self._keep_folder()
         if self.started and self.sitting.live.curious:
             for child in self.children.values():
                 if roles.kind(child.role) == "shard":
@@ -234,6 +230,14 @@ class Supervisor:
             self.sitting.record(now, "supervisor", records.Note(told))
             if roles.COORDINATOR in self.children:
                 self.children[roles.COORDINATOR].channel.say(Explain())
+
+    def _keep_folder(self) -> None:
+        """See to it that the run folder is there; without one the job fails."""
+        try:
+            if self.sitting.keep_folder(time.monotonic()):
+                self.known.checkpoint = 0
+        except errors.UsageError as error:
+            self.failure = self.failure or error
 
     def _kill(self, child: Child, why: str) -> None:
         if not child.why:
@@ -263,7 +267,7 @@ class Supervisor:
         elif isinstance(word, Failed):
             kind = getattr(errors, word.kind, JobFailed)
             if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
-                self.known.rumour = self.known.rumour or word.text
+                self.known.rumour, child.said = self.known.rumour or word.text, word.text
             elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
                 self.failure = kind(word.text)
                 if word.trace:
@@ -298,9 +302,12 @@ class Supervisor:
         if child.open:
             child.channel.hear_all(lambda word: self._take(child, word))
         child.process.join()
+        status = child.process.exitcode
+        if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
+            self.failure = self.known.failed(how)
+            return
         child.channel.connection.close()
         del self.children[child.role]
-        status = child.process.exitcode
         if child.role == roles.COORDINATOR and self.finished:
             for other in self.children.values():
                 other.channel.say(Died(child.role, "the job is over", child.incarnation))
@@ -312,8 +319,10 @@ class Supervisor:
             self.known.deaths[child.role] = child.why or how
         if self.finished is not None:
             return
+        if self.known.repeats(child.role, child.said) and not self.started:
+            self.failure = self.failure or self.known.failed(child.said)  # another life would say it again
         if child.spare:
-            self._tell(Died(child.role, child.why or how, child.incarnation))
+            self._tell(Died(child.role, child.why or f"{how}: {child.said}".removesuffix(": "), child.incarnation))
             leaves = self._ending and roles.is_replica(child.role)
             if roles.kind(child.role) not in ("shard", "standby") and child.incarnation < self.settings.restarts and not leaves:
                 self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
@@ -369,16 +378,15 @@ class Supervisor:
         if self.finished is not None:
             self._end_by = 0.0
             return
-        coordinator = self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)
         if not self.listening:
-            self.failure = Interrupted(f"interrupted; {self.known.remedy}" if self.known.checkpoint else "interrupted before the job began")
+            self.failure = self.known.failed("interrupted", Interrupted) if self.known.checkpoint else Interrupted("interrupted before the job began")
             return
         if len(self._interrupts) > 1:
-            self.failure = Interrupted(f"interrupted twice: ended at once, without a checkpoint; {self.known.remedy}")
+            self.failure = self.known.failed("interrupted twice: ended at once, without a checkpoint", Interrupted)
             return
         now = time.monotonic()
         self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
-        if coordinator is not None:
+        if (coordinator := self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)) is not None:
             coordinator.channel.say(Interrupt(signal))
 
     def _end_all(self) -> None:

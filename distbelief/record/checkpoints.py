@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
@@ -168,7 +169,7 @@ class Checkpoints:
             self.discard(number)
             last = self.latest()
             kept = f"{last} stays the last good one" if last else "there is no earlier one"
-            remedy = "" if isinstance(error, CheckpointError) else "; make room on that disk or mend it"
+            remedy = "" if isinstance(error, CheckpointError) else f"; {_room()}"
             raise CheckpointError(f"checkpoint {number} was not written to {self.folder}: {error}; {kept}{remedy}") from error
 
     def _install(self, making: Path, final: Path) -> None:
@@ -240,6 +241,13 @@ def corrupt(file: Path, how: str) -> CheckpointError:
     """The error for a file of a checkpoint that is not as it was written, with the remedy."""
     older = f"delete {file.parent} to go on from the next older checkpoint in {file.parent.parent}"
     return CheckpointError(f"{file} is corrupt: {how}; {older}, or start anew without --resume")
+
+
+def _room() -> str:
+    """What to do where a file cannot be written."""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited = "" if most == resource.RLIM_INFINITY else f", or let a file be longer than {most:,} bytes (ulimit -f)"
+    return f"make room on that disk or mend it{limited}"
 
 
 def sealed(path: Path, facts: Mapping[str, Any] | None = None) -> Part:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from distbelief.errors import CheckpointError, UsageError
+from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
 """How often a job looks whether another has its folder, and the time between: whoever asks for its status holds it for a moment."""
@@ -81,6 +81,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
         self._let_go: Callable[[], object] = bool
+        self._locked = -1
 
     @classmethod
     def create(cls, path: str | Path | None, name: str) -> RunFolder:
@@ -99,7 +100,8 @@ class RunFolder:
         except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"--out {path}: {error.filename} is a file, not a folder; name another folder") from error
         except OSError as error:
-            raise UsageError(f"--out {path or 'runs'} cannot be written: {error.strerror}; name another folder with --out") from error
+            remedy = limit(error) or "name another folder with --out"
+            raise UsageError(f"--out {path or 'runs'} cannot be written: {error.strerror}; {remedy}") from error
         return folder
 
     @classmethod
@@ -135,6 +137,7 @@ class RunFolder:
                 f"{self.path} is the run folder of a job that is running: wait for its end or end it with Ctrl-C, then go on with --resume;"
                 f" or name another folder with --out. `distbelief status {self.path}` shows it"
             )
+        self._locked = descriptor
         self._let_go = weakref.finalize(self, _release, descriptor)
         self._let_go.atexit = False  # a process that was forked from this one must not let go of it at its end
 
@@ -151,6 +154,31 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the folder that was locked is no longer at its path: deleted or moved away, and perhaps another is there."""
+        try:
+            there, own = os.stat(self.path), os.fstat(self._locked)
+        except OSError:
+            return True
+        return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino)
+
+    def make_again(self, job: Mapping[str, Any]) -> None:
+        """Make a folder that is gone again, with its `job.json`, and lock it.
+
+        Raises:
+            UsageError: it cannot be made, or another job has made it.
+        """
+        self.unlock()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the run folder {self.path} was deleted, and cannot be made again: {error.strerror}; leave it there while a job runs"
+            ) from error
+        self.lock()
+        self.write_job(job)
+
     def remove(self) -> None:
         """Take away a run that never began, and so can neither be looked at nor gone on with."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -164,7 +192,7 @@ class RunFolder:
         try:
             write_atomically(self.job, msgspec.json.format(msgspec.json.encode(dict(job)), indent=2) + b"\n")
         except OSError as error:
-            raise UsageError(f"{self.job} cannot be written: {error.strerror}; name another folder with --out") from error
+            raise UsageError(f"{self.job} cannot be written: {error.strerror}; {limit(error) or 'name another folder with --out'}") from error
 
     def read_job(self) -> dict[str, Any]:
         """What `write_job` was given, as plain JSON values.

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from distbelief.core import records, roles
+from distbelief.core.outcomes import Outcome
 from distbelief.record.recorder import line
 from distbelief.record.summary import Mean, Summary
 
@@ -163,8 +164,8 @@ class Live:
                 return f"{record.role} has lost {count} of {record.replica}, made since the checkpoint that it goes on from"
             case records.Note():
                 return record.text
-            case records.Finished():
-                return f"{record.outcome}: {record.reason}"
+            case records.Finished():  # of a failure the error tells, which whoever runs the job gets
+                return "" if record.outcome is Outcome.FAILED else f"{record.outcome}: {record.reason}"
             case _:
                 return ""
 

@@ -104,6 +104,17 @@ class Recorder:
             self._torn = True
             self._complain(error)
 
+    def write_again(self) -> None:
+        """Write all metrics again, where their file is gone with its folder; what was open is there until it is closed."""
+        if self._file is None or self.folder is None:
+            return
+        try:
+            write_atomically(self.folder.metrics, Path(f"/proc/self/fd/{self._file.fileno()}").read_bytes())
+            self._file.close()
+            self._file = self.folder.metrics.open("ab", buffering=0)
+        except OSError as error:
+            self._complain(error)
+
     def _complain(self, error: OSError) -> None:
         if not self._warned and self.folder:
             self._warned = True

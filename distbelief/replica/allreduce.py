@@ -46,6 +46,8 @@ CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""
 FORWARD = 1 / 3
 """Of the time of a simulated step, what has passed when the backward pass begins."""
+NAMED = 3
+"""Most replicas that a sentence about a wait names."""
 
 Steps = Generator[Effect, Any, None]
 
@@ -87,6 +89,9 @@ class Allreduce:
         self._assemble: assembly.Assemble | None = None
         self._halt: int | None = None
         self._group = -1
+        self._members: list[str] = []
+        self._awaits = ""
+        """What its worker may be waiting for now, from the others of its group."""
         self._rations: deque[tuple[Portion, int]] = deque()
         self._early: list[tuple[str, assembly.Piece]] = []
         self._errands: deque[Any] = deque()
@@ -124,8 +129,10 @@ class Allreduce:
             return "for all replicas to be there"
         if self._group < 0:
             return "for a group to be formed"
-        if not self._reduces and (who := self._pieces.waits_for()):
-            return f"for gradients from {', '.join(who[:3])}"
+        who = [role for role in self._members if role != self.role] if self._awaits else []
+        who = self._pieces.waits_for() if not self._reduces else who
+        if who:
+            return f"for {self._awaits or 'gradients'} from {', '.join(who[:NAMED])}{' and others' if len(who) > NAMED else ''}"
         return "for work from the coordinator"
 
     def standing(self) -> dict[str, Any]:
@@ -163,8 +170,11 @@ class Allreduce:
         elif told.members[rank].needs:
             yield from self._receive_state()
         self.rounds = told.rounds
-        if self._reduces and not (yield Form(told)):
-            yield from self._break("its part in the group could not be made")
+        if self._reduces:
+            self._awaits = f"a link of group {self._group}"
+            if not (yield Form(told)):
+                yield from self._break("its part in the group could not be made")
+            self._awaits = ""
         yield self._report()
 
     def _schedule(self, bucket: Bucket) -> Schedule:
@@ -213,6 +223,7 @@ class Allreduce:
 
     def _break(self, reason: str) -> Steps:
         """Say that the group cannot go on, and wait to be halted."""
+        self._awaits = ""
         yield Send(roles.COORDINATOR, assembly.Broken(self._group, reason))
         while True:
             yield from self._wait()
@@ -269,8 +280,10 @@ class Allreduce:
     def _reduce(self, computed: Computed | None) -> Steps:
         """Add up the gradients of the round."""
         if self._reduces:
+            self._awaits = "gradients"
             if not (yield Reduce(self.rounds)):
                 yield from self._break("its gradients could not be added up")
+            self._awaits = ""
             return
         pieces = self._pieces
         pieces.next_round(self.rounds)

@@ -349,15 +349,9 @@ class Driver:
                 answer = self._answer(player, effect)
 
     def _update(self, player: Player, effect: Update) -> bool | None:
-        """Have the worker update what it shares; a wait in it is one of the story's, for whoever asks."""
-
-        def told() -> bool:
-            if player.stalled is None:
-                player.stalled = self.clock.now()
-            return player.told()
-
+        """Have the worker update what it shares."""
         worker: Any = player.worker  # an `Updater`, which takes longer to see than a small update to make
-        answer: bool | None = worker.update(effect.samples, told, lambda done: self._advance(player, done))
+        answer: bool | None = worker.update(effect.samples, player.asking(self.clock.now), lambda done: self._advance(player, done))
         player.stalled = None
         return answer
 
@@ -376,7 +370,10 @@ class Driver:
             return self._sink(self.clock.now(), player.role, effect.record)
         if isinstance(effect, Form | Reduce):
             assert isinstance(player.worker, Reducer)
-            return player.worker.form(effect.group) if isinstance(effect, Form) else player.worker.reduce(effect.round, lambda: player.told())
+            told = player.asking(self.clock.now)
+            done = player.worker.form(effect.group, told) if isinstance(effect, Form) else player.worker.reduce(effect.round, told)
+            player.stalled = None
+            return done
         if isinstance(effect, Begin):
             assert isinstance(player.worker, Updater)
             return player.worker.begin(effect.arrays, effect.facts)

@@ -255,10 +255,10 @@ class Replica:
             self._carried.enter_context(self._pump.running())
         return None
 
-    def form(self, group: Assemble) -> bool:
+    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
         """Take one's place in a group."""
         assert self._part is not None
-        return self._part.form(group)
+        return self._part.form(group, told)
 
     def reduce(self, round: int, told: Callable[[], bool]) -> bool:
         """Add up the gradients of a round."""

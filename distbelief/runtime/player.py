@@ -37,8 +37,8 @@ class Worker(Protocol):
 class Reducer(Protocol):
     """A worker that adds up the gradients of a group by itself."""
 
-    def form(self, group: Assemble) -> bool:
-        """Take one's place in a group; whether that could be done."""
+    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
+        """Take one's place in a group; False where that cannot be done, or as soon as `told` says that something has arrived."""
         ...
 
     def reduce(self, round: int, told: Callable[[], bool]) -> bool:
@@ -98,6 +98,16 @@ class Player:
         """What is left of its journal, while it goes through that."""
         self.known = 0
         """Records that it had made in its past, and that are written down."""
+
+    def asking(self, now: Callable[[], float]) -> Callable[[], bool]:
+        """What a worker that waits asks again and again; from the first time on the story waits, for whoever looks."""
+
+        def told() -> bool:
+            if self.stalled is None:
+                self.stalled = now()
+            return self.told()
+
+        return told
 
     def told(self) -> bool:
         """Whether a story that is busy has been told something that it must know now."""

@@ -68,7 +68,7 @@ class Conductor(Answering):
             assembly.Broken: self._on_broken,
             assembly.Kept: self._on_kept,
             messages.Evaluated: self._on_evaluated,
-            messages.Leave: lambda sender, _: self._without(sender, "it was done", -1, died=False),
+            messages.Leave: lambda sender, _: self._without(sender, self._why_left, -1, died=False),
             messages.Stop: self._on_stop,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,
@@ -90,7 +90,10 @@ class Conductor(Answering):
             return f"{self.phase}: waits for {groups.group[0]} to {self._errands[0][0]}"
         elif groups.group:
             who = groups.waits_for()
-        return f"{self.phase}: waits for {', '.join(who)}"
+        waits = f"{self.phase}: waits for {', '.join(who)}"
+        if self.phase == "gathering" or groups.whole:
+            return waits
+        return f"{waits} to {f'meet in group {groups.number}' if groups.group else f'leave group {groups.number - 1}'}"
 
     def standing(self) -> dict[str, Any]:
         """How far it is."""
@@ -376,6 +379,10 @@ class Conductor(Answering):
         if not self._expected and not self._groups.here:
             return effects + self._end(Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT, f"every replica is gone; the last was {role}: {reason}")
         return effects + (self._gathered() if self.phase == "gathering" else self._regroup())
+
+    @property
+    def _why_left(self) -> str:
+        return "it was done" if self.phase == "leaving" else "it goes early"
 
     @property
     def _held(self) -> list[int]:

@@ -331,7 +331,7 @@ class Coordinator(Answering):
         if not self._reception.heeds(sender) and not event.for_good:  # all have gone back, and it does not know that there is work again
             self._reception.stray(sender)
             return self._greet()
-        return [Send(sender, messages.Farewell()), *self._without(sender, "it was done", -1, died=False)]
+        return [Send(sender, messages.Farewell()), *self._without(sender, "it goes early" if event.for_good else "it was done", -1, died=False)]
 
     # death
 

@@ -76,8 +76,8 @@ class Memory:
         self._ready = [[2 * (i * count + b) for b in range(count)] for i in range(self._replicas)]
         return slots[self._index], self._sum if self._direct else slots[self._index]
 
-    def form(self, group: Assemble) -> bool:
-        """Take one's place in a group."""
+    def form(self, group: Assemble, told: Told) -> bool:
+        """Take one's place in a group, for which nobody is waited."""
         self.meet(group.group, [roles.index_of(member.role) for member in group.members])
         return True
 

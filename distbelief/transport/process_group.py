@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 import traceback
@@ -16,7 +17,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
 from distbelief.core.algorithms import broadcast, by_host, schedule
@@ -31,10 +33,10 @@ PART = 2 << 20
 """Bytes of a transfer that are sent and added at a time."""
 LOOK_SECONDS = 2e-3
 """How often who waits for the thread looks whether something has arrived."""
-MEET_SECONDS = 60.0
-"""How long the members of a group may take to find each other."""
+MEET_SECONDS = 15.0
+"""How long the members of a group may take to find its store, and to open their links once all are at the store: nothing can break that off."""
 STEP_SECONDS = 3600.0
-"""How long one may wait for a gradient of another, who lives; a death is noticed at once."""
+"""How long one may wait for a gradient of another who lives, or for him to come to the store of a group; a death is noticed at once."""
 LEAVE_SECONDS = 2.0
 """How long the thread of a group that is left may take to notice."""
 PROBES = 5
@@ -51,10 +53,12 @@ class Player:
         ranks: how many there are.
         device: where the tensors are.
         group: whose ranks these are; the default one where none is given.
+        seconds: how long one may wait for what another sends; as long as the group has it where none are given.
     """
 
-    def __init__(self, rank: int, ranks: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, rank: int, ranks: int, device: torch.device, group: dist.ProcessGroup | None = None, seconds: float | None = None) -> None:
         self.rank, self.ranks, self.device, self._group = rank, ranks, device, group
+        self._patience = () if seconds is None else (timedelta(seconds=seconds),)
         self.left = False
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
@@ -151,7 +155,7 @@ class Player:
                 work.wait()
             for here, there, adds, number in taken:
                 if each:
-                    works[number].wait()
+                    works[number].wait(*self._patience)
                 if self.left:
                     return
                 if adds:
@@ -159,7 +163,7 @@ class Player:
                 elif there.data_ptr() != here.data_ptr():
                     here.copy_(there)
             for work in works[receiving:] if each else ():  # gloo would wait for ever for what was waited for before
-                work.wait()
+                work.wait(*self._patience)
 
     def _room(self, tensor: torch.Tensor, elements: int) -> torch.Tensor:
         known = self._scratch.get(tensor.dtype)
@@ -255,22 +259,37 @@ class ProcessGroup:
         self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
         return self._vector, self._vector
 
-    def form(self, group: Assemble) -> bool:
-        """Meet the others at the store of the first, in the place of the group before."""
+    def form(self, group: Assemble, told: Told) -> bool:
+        """Meet the others at the store of the first, in the place of the group before; False where they do not come, or as soon as `told` says so."""
         self.close()
         ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
         host, _, port = group.members[0].store.partition("|")
         try:
+            socket.create_connection((host, int(port)), MEET_SECONDS).close()  # the store would try to reach one who is dead again and again
             store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS), use_libuv=True)
-            backend = "nccl" if self._device.type == "cuda" else "gloo"
             named = PrefixStore(f"group {group.group}", store)
-            dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=timedelta(seconds=STEP_SECONDS))
-            self._player = Player(own, ranks, self._device)
+            if not self._gather(named, own, ranks, told):
+                return False
+            backend = "nccl" if self._device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=timedelta(seconds=MEET_SECONDS))
+            _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
+            self._player = Player(own, ranks, self._device, seconds=STEP_SECONDS)
             choice = Choice(self._player, self._algorithm, self._per_host)
             self._schedules = [choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets]
-        except (RuntimeError, ValueError):
+        except (OSError, RuntimeError, ValueError):
             return False
         self._next_round()
+        return True
+
+    @staticmethod
+    def _gather(store: Store, own: int, ranks: int, told: Told) -> bool:
+        """Wait until all are at the store: what opens links there would wait for one who has died on his way, and hear of nothing."""
+        store.set(f"here {own}", "")
+        there, give_up = [f"here {rank}" for rank in range(ranks)], time.monotonic() + STEP_SECONDS
+        while not store.check(there):
+            if told() or time.monotonic() > give_up:
+                return False
+            time.sleep(LOOK_SECONDS)
         return True
 
     def _next_round(self) -> None:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import random
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import jobs
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import PrefixStore, TCPStore
 
 from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.algorithms import ALGORITHMS
+from distbelief.core.assembly import Assemble, Member
+from distbelief.core.layout import Tensor, lay_out
+from distbelief.core.messages import Place
 from distbelief.core.optimizer import optim
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.strategy import Allreduce, Single, Synchronous
 from distbelief.testing import tally
+from distbelief.transport import process_group
+from distbelief.transport.process_group import ProcessGroup
 
 SECONDS = 20.0
 """Most that a job may take to fail; it takes about a second on a machine that does nothing else."""
@@ -118,6 +128,52 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
     assert (result["epochs"], result["samples"]) == (jobs.LONG, jobs.LONG * jobs.SAMPLES)
     assert (tally.times(weights(tmp_path)[tally.NAME]) == 1).all()
+
+
+def test_who_dies_again_on_his_way_to_a_group_holds_up_nobody(tmp_path: Path, watch: jobs.Watch) -> None:
+    """The others opened their links to him, and waited an hour for his."""
+    watch.once(records.Stepped, lambda: jobs.kill("replica 1"), role="replica 1")
+    strategy = Allreduce(replicas=2, restarts=3, bucket_mb=0.0003)
+    result = jobs.run(tmp_path, strategy, on=Local(transport="tcp"), task="jobs:dies_as_it_meets", epochs=4 * jobs.LONG)
+    assert result["outcome"] == "done"
+    assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"] * 3
+
+
+@pytest.fixture
+def meeting() -> Iterator[tuple[ProcessGroup, Assemble]]:
+    """A replica, and a group of it and another."""
+    plan = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
+    one = ProcessGroup(0, torch.device("cpu"), "ring", 0, "127.0.0.1")
+    members = tuple(Member(f"replica {i}", Place("", 0), False, one.store) for i in range(2))
+    one.open(64, [])
+    yield one, Assemble(7, plan, members, 0, 0, 0, "")
+    vars(one).clear()  # its store, which goes with it
+
+
+def test_a_meeting_ends_as_soon_as_another_group_is_named(meeting: tuple[ProcessGroup, Assemble]) -> None:
+    one, group = meeting
+    asked: list[bool] = []
+    assert not one.form(group, lambda: asked.append(True) or len(asked) == 3)  # type: ignore[func-returns-value]
+    assert len(asked) == 3
+
+
+def test_a_meeting_with_one_who_died_as_he_came_ends_within_seconds(meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process_group.MEET_SECONDS <= 15
+    monkeypatch.setattr(process_group, "MEET_SECONDS", 0.5)
+    one, group = meeting
+    host, _, port = one.store.partition("|")
+    PrefixStore("group 7", TCPStore(host, int(port), is_master=False)).set("here 1", "")
+    assert not one.form(group, lambda: False)
+
+
+def test_a_meeting_at_one_who_is_dead_ends_at_once(meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store tried to reach him again and again, for as long as it might."""
+    one, group = meeting
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setattr(process_group, "TCPStore", lambda *_, **__: pytest.fail("it is waited for"))
+    dead = Member("replica 2", Place("", 0), False, f"127.0.0.1|{port}")
+    assert not one.form(msgspec.structs.replace(group, members=(dead, group.members[0])), lambda: False)
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -94,6 +95,26 @@ def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_go
     assert resumed.returncode == 0, resumed.stderr
     after = json.loads(resumed.stdout.splitlines()[-1])
     assert (after["outcome"], after["samples"]) == ("done", 1437 * (before["epochs"] + 2))
+
+
+def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_on_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "digits", "downpour", "--json", "--epochs", "100000", "--out", str(run)]
+    process = subprocess.Popen([sys.executable, "-m", "distbelief", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    for line in process.stdout:
+        if json.loads(line)["event"] == "Checkpointed":
+            break
+    for one in (signal.SIGINT, signal.SIGTERM):  # two of one kind may come as one
+        process.send_signal(one)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    [line] = said.splitlines()
+    command = r"distbelief train digits downpour --json --epochs 100000 --out \S+/run --resume"
+    assert re.fullmatch(
+        rf"distbelief: interrupted twice: ended at once, without a checkpoint; go on from checkpoint \d+ with --resume: {command}", line
+    )
+    assert json.loads((run / "result.json").read_text())["cause"] == "interrupted, and ended at once"
 
 
 def test_a_run_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from time import monotonic
 import jobs
 import pytest
 
-from distbelief.cluster import local, supervisor
+from distbelief.cluster import forkserver, local, supervisor
 from distbelief.core import records
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
@@ -214,6 +215,35 @@ def test_a_machine_that_has_no_more_processes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", refuse)
     with pytest.raises(JobFailed, match=r"^replica 0: its process cannot be started beside 0 others \(no more processes\)"):
         jobs.run(tmp_path)
+
+
+def test_a_killed_forkserver_is_named_and_leaves_nothing(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator was blamed, and another forkserver left its socket behind."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+    watch.once(records.EpochDone, lambda: os.kill(forkserver.pid(), signal.SIGKILL))
+    with pytest.raises(JobFailed, match=r"^the forkserver, which starts .* is gone: its process was killed by SIGKILL; "):
+        jobs.run(tmp_path / "run", epochs=jobs.MANY)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert jobs.run(tmp_path / "next", epochs=1)["outcome"] == "done"
+
+
+def test_a_process_in_an_endless_step_ends_with_its_forkserver(pipe: Path, tmp_path: Path) -> None:
+    descriptors: list[int] = []
+
+    def act(_: str) -> None:
+        descriptors.extend(os.pidfd_open(child.pid) for child in multiprocessing.active_children() if child.pid)
+        os.kill(forkserver.pid(), signal.SIGKILL)
+
+    with when_stuck(pipe, act):
+        with pytest.raises(JobFailed, match=r"^the forkserver"):
+            jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=jobs.MANY)
+        for descriptor in descriptors:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            assert poll.poll(2000), "a process outlived the forkserver"
+            os.close(descriptor)
 
 
 SUPERVISOR = """

@@ -239,7 +239,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_one_clear_error(tmp_path: Path, name: str) -> None:
+def test_what_is_wrong_is_one_clear_error(tmp_path: Path, watch: jobs.Watch, name: str) -> None:
     options, kind, words = WRONG[name]
     source = {"source": options["source"].replace("{", "{{")} if "source" in options else {}
     with pytest.raises(kind, match=f"(?s){words}") as caught:
@@ -251,6 +251,8 @@ def test_what_is_wrong_is_one_clear_error(tmp_path: Path, name: str) -> None:
         assert trace.startswith("Traceback")
         assert "runpy" not in trace
         assert trace.count("script.py") >= 1
+    if name in ("raises", "raises in the model"):
+        assert not [record for record in watch.of(records.Gone) if record.reason == "it was done"]
 
 
 @pytest.mark.parametrize("inside", ["", "assert number < 3"])

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints
+from distbelief.record.recorder import read_metrics
 from distbelief.strategy import Downpour, Single
 from distbelief.tasks import Task
 
@@ -233,6 +236,41 @@ def test_staleness_is_shown_while_a_job_runs(tmp_path: Path, monkeypatch: pytest
     on.run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=40), View(quiet=False))
     lines = [line for line in capsys.readouterr().out.splitlines() if " done: " in line]
     assert re.search(r"samples/s, train loss \d\.\d+, staleness \d+\.\d\d$", lines[-2])
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+@pytest.mark.parametrize("strategy", [Downpour(replicas=2), Single()], ids=lambda strategy: strategy.name)
+def test_a_run_folder_that_is_deleted_is_told_and_written_again(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, strategy: Any, how: str
+) -> None:
+    """The job was done with status 0, and left a folder that nothing could read."""
+    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    run = tmp_path / "run"
+
+    def lose() -> None:
+        run.rename(tmp_path / "elsewhere")  # at once, whatever is being written there
+        if how == "deleted":
+            shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
+
+    watch.once(records.EpochDone, lose, after=2)
+    assert jobs.run(run, strategy, epochs=30)["outcome"] == "done"
+    assert any("was deleted or moved away" in record.text for record in watch.of(records.Note))
+    assert [record for _, record in read_metrics(run / "metrics.jsonl")] == watch.records
+    assert json.loads((run / "result.json").read_text())["epochs"] == 30
+    assert jobs.run(run, strategy, epochs=31, resume=True)["epochs"] == 31
+
+
+def test_a_run_folder_that_cannot_be_made_again_fails_the_job(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    (tmp_path / "runs").mkdir()
+
+    def spoil() -> None:
+        (tmp_path / "runs").rename(tmp_path / "moved")
+        (tmp_path / "runs").write_text("a file")
+
+    watch.once(records.EpochDone, spoil)
+    with pytest.raises(errors.UsageError, match=r"^the run folder \S+/runs/run was deleted, and cannot be made again: Not a directory"):
+        jobs.run(tmp_path / "runs" / "run", epochs=jobs.MANY)
 
 
 SPARED = """

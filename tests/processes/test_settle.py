@@ -15,7 +15,7 @@ from distbelief.cluster import settle
 for threshold in (settle.M_TRIM_THRESHOLD, settle.M_MMAP_THRESHOLD):
     ctypes.CDLL(None).mallopt(threshold, 1 << 17)  # glibc's first, and fixed by this
 if sys.argv[1:]:
-    settle.settle_process("test", {pid}, 1)
+    settle.settle_process("test", 1, {pid})
 
 def faults():
     tensors = [torch.ones(1 << 16) for _ in range(40)]

@@ -1,0 +1,94 @@
+"""What this machine limits is one clear error with the remedy: open files, the length of files, a network."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+from distbelief.cluster import supervisor
+from distbelief.cluster.channel import Failed
+from distbelief.cluster.local import Local
+from distbelief.errors import JobFailed
+from distbelief.strategy import Allreduce
+
+PATIENCE = 120.0
+
+
+def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProcess[str]:
+    """Train behind other words of a shell."""
+    line = f"{before} {shlex.quote(sys.executable)} -m distbelief train {words} --out {shlex.quote(str(tmp_path / 'run'))}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
+
+
+@pytest.mark.parametrize(("files", "status"), [("-n 24", 2), ("-Sn 24", 0)])
+def test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise(tmp_path: Path, files: str, status: int) -> None:
+    ended = train(tmp_path, f"ulimit {files}; exec", "digits downpour --quiet")
+    assert ended.returncode == status, ended.stderr
+    if status:
+        assert ended.stderr.splitlines() == [
+            "distbelief: this job needs some 60 open files in one process, and this machine allows 24: raise that (ulimit -n 60), or have fewer"
+            " --replicas or --shards"
+        ]
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("strategy", ["downpour", "allreduce", "hogwild", "single"])
+def test_files_that_may_not_be_as_long_as_the_model(tmp_path: Path, strategy: str) -> None:
+    ended = train(tmp_path, "ulimit -f 64; exec", f"jobs:counting {strategy}")
+    assert ended.returncode in (1, 2)
+    assert "ulimit -f" in ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+
+
+def test_files_that_may_not_be_as_long_as_the_settings_leave_no_folder(tmp_path: Path) -> None:
+    ended = train(tmp_path, "ulimit -f 1; exec", "digits downpour")
+    assert ended.returncode in (1, 2)
+    assert "ulimit -f" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def without_network(tmp_path: Path, words: str) -> subprocess.CompletedProcess[str]:
+    if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody make a network of his own")
+    return train(tmp_path, "unshare -rn", words)
+
+
+@pytest.mark.parametrize("strategy", ["downpour", "allreduce"])
+def test_shared_memory_needs_no_network(tmp_path: Path, strategy: str) -> None:
+    ended = without_network(tmp_path, f"digits {strategy} --quiet")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("strategy", ["downpour", "allreduce"])
+def test_a_machine_that_cannot_reach_itself_is_told_at_once(tmp_path: Path, strategy: str) -> None:
+    """Each replica found that out in each of its lives."""
+    ended = without_network(tmp_path, f"digits {strategy} --transport tcp")
+    assert ended.returncode == 2
+    assert "this machine cannot reach itself at 127.0.0.1: Network is unreachable; bring up its loopback (ip link set lo up)" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_that_the_next_life_would_repeat_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forked, lives = supervisor.Supervisor._forked, []
+    say = Failed(JobFailed.__name__, "replica 1 cannot reach coordinator: there is no way")
+
+    def dies(self: supervisor.Supervisor, role: str, incarnation: int) -> object:
+        process, ours = forked(self, role, incarnation)
+        if role == "replica 1":
+            lives.append(incarnation)
+            process.kill()
+        return process, ours
+
+    bury = supervisor.Supervisor._bury
+    monkeypatch.setattr(supervisor.Supervisor, "_forked", dies)
+    monkeypatch.setattr(supervisor.Supervisor, "_bury", lambda self, child: [self._take(child, say), bury(self, child)])
+    with pytest.raises(JobFailed, match=r"^replica 1 cannot reach coordinator: there is no way; "):
+        jobs.run(tmp_path / "run", Allreduce(replicas=2, restarts=5), Local())
+    assert lives == [0, 1]
