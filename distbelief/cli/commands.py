@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ def train(args: list[str]) -> int:
     job = asked.job(task)
     place = asked.local()
     place.settings(job)
+    _begin(asked, f"{strategy} on {task}")
     forkserver.start()
     return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
 
@@ -48,7 +50,7 @@ def train(args: list[str]) -> int:
 def launch(args: list[str]) -> int:
     """`distbelief launch STRATEGY [options] script.py [args...]`."""
     if not args or args[0] in ("--help", "-h"):
-        return _usage("launch STRATEGY [options] script.py [args...]", bool(args))
+        return _usage("launch STRATEGY [options] script.py [args...]", bool(args), "")
     strategy = _strategy("launch", args[0], args)
     mine, script = options.split_script(strategy, args[1:])
     asked = options.parse("launch", "", strategy, mine)
@@ -57,6 +59,7 @@ def launch(args: list[str]) -> int:
     job = asked.job("script")
     place = asked.local()
     place.settings(job)
+    _begin(asked, f"{script[0]} in the replicas of {strategy}")
     forkserver.start()
     return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
 
@@ -70,6 +73,7 @@ def simulate(args: list[str]) -> int:
     network, pace = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
     faults, hosts = words.faults(virtual.faults), words.hosts(virtual.hosts)
     handling = words.handling(virtual.handling)
+    _begin(asked, f"{strategy} on {task}, simulated")
     from distbelief.cluster.handling import Handling
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
@@ -80,7 +84,7 @@ def simulate(args: list[str]) -> int:
     weather = Weather(**network, **faults.weather, partitions=partitions)
     own: dict[str, Any] = {"handling": Handling(**handling), "hosts": Hosts(**hosts) if hosts else None, **faults.place}
     place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
-    if virtual.sweep:
+    if virtual.sweep is not None:
         return _sweep(place, job, virtual.sweep, asked, args)
     return _run(lambda: place.run(job, _view(asked)), asked, ["simulate", *args])
 
@@ -213,9 +217,11 @@ def join(args: list[str]) -> int:
     own, script = options.until_word(args[1:], valued)
     options.refuse(prog, own, known)
     asked = options.call_tyro(Join, prog, str(Join.__doc__), own)
+    tell = _nothing if asked.quiet else _tell
+    tell(f"joining by {args[0]}")
     from distbelief.cluster.guest import Guest
 
-    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, _nothing if asked.quiet else _tell).run()
+    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell).run()
     return 0
 
 
@@ -317,9 +323,15 @@ def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) ->
     return shlex.join(["distbelief", *kept, "--out", run, "--resume", *script])
 
 
-def _usage(words: str, asked: bool) -> int:
-    print(f"usage: distbelief {words}\n\nstrategies: {', '.join(STRATEGIES)}; tasks: {', '.join(TASKS)}, or module:function of your own")
+def _usage(words: str, asked: bool, more: str = f"; tasks: {', '.join(TASKS)}, or module:function of your own") -> int:
+    print(f"usage: distbelief {words}\n\nstrategies: {', '.join(STRATEGIES)}{more}")
     return 0 if asked else 2
+
+
+def _begin(asked: options.Options, what: str) -> None:
+    """Say at once what is begun: torch, which comes next, takes seconds."""
+    if not (asked.showing.quiet or asked.showing.json):
+        print(f"starting {what}", flush=True)
 
 
 def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, list[str]]:
@@ -330,7 +342,11 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
     task = args[0]
     if task.startswith("-"):
         raise UsageError(f"{task}: write the task and the strategy first: distbelief {command} TASK STRATEGY [options]")
-    if task not in TASKS and ":" not in task:
+    module, colon, function = task.partition(":")
+    if "/" in module or module.endswith(".py"):
+        named = ".".join(PurePosixPath(module).with_suffix("").parts)
+        raise UsageError(f"task {task!r} is a path: write the module as Python imports it here, {named}:{function or 'function'}")
+    if task not in TASKS and not colon:
         raise unknown("task", task, [*TASKS, "module:function"])
     if len(args) < 2:
         raise UsageError(f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}")

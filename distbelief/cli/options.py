@@ -86,7 +86,7 @@ class Virtual:
     """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
-    sweep: int = 0
+    sweep: int | None = None
     """Run the job under so many seeds, from --seed on: the command that replays each that fails, and how the results spread. No run folder."""
 
 

@@ -178,6 +178,18 @@ class Local(Checked):
         with signals.waitable() as woken:
             return Supervisor(self, job, settings, Sitting(job, settings, view, began), False, script).run(woken)
 
+    def _check_ports(self, last: str) -> None:
+        """Refuse ports that there are not, by the option that named the first of them.
+
+        Raises:
+            UsageError: naming it.
+        """
+        where, first = ("--listen", self.listen) if self.listen else ("--bind", self.bind)
+        _, port = _host_and_port(first, where)
+        if port > PORTS:
+            raise UsageError(f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any that is free")
+        listen_at(self.bound, last, f"{where} {first}")
+
     def _check_assembled(self, settings: Settings) -> None:
         """Refuse what a job without a server cannot do."""
         if self.listen:
@@ -222,7 +234,7 @@ class Local(Checked):
                 raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
         if self.pace:
             self.pace.check(settings.replicas)
-        listen_at(self.bound, roles.shard(settings.shards - 1))
+        self._check_ports(roles.shard(settings.shards - 1))
         _allow_files(FILES + FILES_EACH * (settings.replicas + settings.shards * (1 + settings.standby) + ROLES))
         if self.carrier == "tcp":
             _check_network(_host_and_port(self.bound)[0], self.advertised)
@@ -243,7 +255,7 @@ def _check_cut(task: Task, settings: Settings) -> None:
         cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
 
 
-def listen_at(bind: str, role: str) -> str:
+def listen_at(bind: str, role: str, asked: str = "") -> str:
     """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th after it, a standby anywhere.
 
     Raises:
@@ -256,7 +268,7 @@ def listen_at(bind: str, role: str) -> str:
     # a standby keeps its port when it is its shard, and then there is another standby of the same name
     port = first + 1 + roles.index_of(role) if first and roles.kind(role) != "standby" else 0
     if port > PORTS:
-        raise UsageError(f"--bind {bind}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
+        raise UsageError(f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
     return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
 
 

@@ -22,6 +22,10 @@ NAMES = 8
 """Most replicas told by name in one line."""
 ROWS = 16
 """Most replicas in the table."""
+BAR, GAP = 30, 2
+"""Columns of a terminal that the bar has, and that are between two words."""
+LEAST_IMPORTANT = ("staleness", "time", "bar", "rate", "accuracy", "loss")
+"""What a row of progress loses first, where the terminal is narrow."""
 
 
 SIMULATED = " simulated"
@@ -103,13 +107,14 @@ class Live:
         return "" if mean is None else f"staleness {mean:.2f}"
 
     def close(self) -> None:
-        """Leave the last picture standing and give the terminal back."""
+        """Leave the replicas standing, and where no summary follows the progress too; give the terminal back."""
         if self._silent or self._json:
             return
         try:
             self._tell_joined()
             if self._table is not None:
-                self._table.update(self._picture(), refresh=False)
+                failed = self._summary.outcome in ("", Outcome.FAILED)
+                self._table.update(self._picture() if failed else self._replicas(), refresh=False)
                 self._table.stop()
         except (OSError, ValueError):
             self._silent = True
@@ -139,11 +144,13 @@ class Live:
         """The line for a record; empty for those that only move the numbers."""
         match record:
             case records.Started():
-                size = f"{_many(record.replicas, 'replica')}, {_many(record.shards, 'shard')}, {record.parameters:,} parameters"
+                shards = f"{_many(record.shards, 'shard')}, " if record.shards else ""  # a job without a server has none
+                size = f"{_many(record.replicas, 'replica')}, {shards}{record.parameters:,} parameters"
                 resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
                 cut = "batches" if record.unit == "epoch" else "portions"
                 work = f"{_many(record.epochs, record.unit)} of {record.samples_per_epoch:,} samples in {cut} of {record.batch_size}"
-                return f"{self._title or 'training'}: {size}; {work}{resumed}"
+                few = "; a batch is larger than all of them: an epoch is one minibatch" if record.batch_size > record.samples_per_epoch else ""
+                return f"{self._title or 'training'}: {size}; {work}{few}{resumed}"
             case records.EpochDone():
                 return self._progress(record.epoch)
             case records.Tested():
@@ -208,9 +215,13 @@ class Live:
         self._rich().update(self._picture(), refresh=True)
 
     def _picture(self) -> Any:
-        """The bar and the table of replicas, as rich draws them."""
+        """The progress and the table of replicas, as rich draws them."""
         from rich.console import Group
-        from rich.markup import escape
+
+        return Group(self._bar(self._rich().console.width), self._replicas())
+
+    def _bar(self, width: int) -> Any:
+        """The progress in one row: what does not fit is left out, the least important first."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -218,31 +229,53 @@ class Live:
         whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started else 0
         counted = self._unit == "epoch"
         bar_of = (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
-        bar = Table.grid(padding=(0, 2))
         row = summary.history[-1] if summary.history else {}
         accuracy = row.get("test_accuracy")
         loss = self._recent.take()
         self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
-        bar.add_row(
-            ProgressBar(total=max(bar_of[0], 1), completed=bar_of[1], width=30),
-            f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else 'iterations'}",
-            f"{summary.rate:,.0f}/s{self._mark}",
-            f"{_time(summary.seconds)}{self._mark}",
-            self._recent_loss,
-            "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
-            self._stale(),
-        )
-        table = Table.grid(padding=(0, 2))
+        cells = {
+            "bar": " " * BAR,
+            "count": f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else 'iterations'}",
+            "rate": f"{summary.rate:,.0f}/s{self._mark}",
+            "time": f"{_time(summary.seconds)}{self._mark}",
+            "loss": self._recent_loss,
+            "accuracy": "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
+            "staleness": self._stale(),
+        }
+        cells = {name: text for name, text in cells.items() if text}
+        for name in LEAST_IMPORTANT:
+            if sum(map(len, cells.values())) + GAP * (len(cells) - 1) > width:
+                cells.pop(name, None)
+        drawn: dict[str, Any] = {**cells}
+        if "bar" in cells:
+            drawn["bar"] = ProgressBar(total=max(bar_of[0], 1), completed=bar_of[1], width=BAR)
+        bar = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+        for _ in drawn:
+            bar.add_column(no_wrap=True, overflow="ellipsis")
+        bar.add_row(*drawn.values())
+        return bar
+
+    def _replicas(self) -> Any:
+        """The table of replicas; a long reason is cut, so that each is one row."""
+        from rich.table import Table
+        from rich.text import Text
+
+        summary = self._summary
+        table = Table.grid(padding=(0, GAP))
+        for _ in range(5):
+            table.add_column(no_wrap=True)
+        table.add_column()
         total, fair = max(summary.steps, 1), 1 / max(len(summary.replicas), 1)
         for index, one in sorted(summary.replicas.items())[:ROWS]:
             share = one.steps / total
-            state = f"gone: {escape(one.gone)}" if one.gone else "slow" if share < fair / 2 and summary.steps > 10 else ""
+            state = f"gone: {one.gone}" if one.gone else "slow" if share < fair / 2 and summary.steps > 10 else ""
             speed = one.steps / summary.seconds if summary.seconds > 0 else 0.0
             lost = f"lost {one.lost}" if one.lost else ""
-            table.add_row(f" {roles.replica(index)}", f"{one.steps:,} steps", f"{speed:,.1f}/s{self._mark}", f"{100 * share:.0f} %", lost, state)
+            cut = Text(state, no_wrap=True, overflow="ellipsis")
+            table.add_row(f" {roles.replica(index)}", f"{one.steps:,} steps", f"{speed:,.1f}/s{self._mark}", f"{100 * share:.0f} %", lost, cut)
         if len(summary.replicas) > ROWS:
             table.add_row(f" and {len(summary.replicas) - ROWS} more")
-        return Group(bar, table)
+        return table
 
 
 def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
@@ -261,7 +294,8 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     if target["accuracy"]:
         reached = f"reached after {_time(target['seconds'])}{mark}, {_many(target['epochs'], 'epoch')}" if target["reached"] else "not reached"
         rows.append(("target", f"{100 * target['accuracy']:.2f} % {reached}"))
-    work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {_many(result['pushes'], 'push', 'es')}"
+    applied = _many(result["pushes"], "push", "es") if result["shards"] else _many(result["updates"], "update")  # pushes are to shards
+    work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {applied}"
     rows.append(("time", f"{_time(result['seconds'])}{mark}, {result['samples_per_second']:,.0f} samples/s{mark} ({work})"))
     if descent := result.get("descent"):
         searches = f", {_many(descent['restarts'], 'search', 'es')} that failed" if descent["restarts"] else ""

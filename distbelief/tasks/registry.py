@@ -48,9 +48,7 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
     options = {}
     if data_dir:
         if not _takes_data_dir(function):
-            raise UsageError(
-                f"data_dir {data_dir!r} given, but task {reference!r} reads no folder: leave it off, or give its function a parameter data_dir"
-            )
+            raise UsageError(f"--data-dir {data_dir}: task {reference!r} reads no folder: leave it off, or give its function a parameter data_dir")
         options = {"data_dir": data_dir}
     try:
         task = function(**options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import mmap
@@ -90,7 +91,10 @@ class TcpEndpoint(SocketEndpoint):
             listener.listen(STRANGERS_LIMIT)
         except OSError as error:
             listener.close()
-            raise UsageError(f"cannot listen at {address}: {error}; choose another port than {port}, or port 0 for any that is free") from error
+            remedy = f"choose another port than {port}, or port 0 for any that is free"
+            if error.errno == errno.EADDRNOTAVAIL:
+                remedy = f"{host} is no address of this machine; write HOST or HOST:PORT with one that is"
+            raise UsageError(f"cannot listen at {address}: {error}; {remedy}") from error
         self._listen_on(listener)
         name = advertise or (socket.gethostname() if host in _ANYWHERE else host)
         return f"{_SCHEME}{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}"

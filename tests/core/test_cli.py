@@ -179,6 +179,13 @@ REFUSED = {
     "trian": "unknown command 'trian'; did you mean 'train'?",
     "--versoin": "did you mean '--version'?",
     "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
+    "train ./mine/file.py:task downpour": "task './mine/file.py:task' is a path: write the module as Python imports it here, mine.file:task",
+    "train file.py downpour": "task 'file.py' is a path: write the module as Python imports it here, file:function",
+    "train digits downpour --listen 0.0.0.0:99999": "--listen 0.0.0.0:99999: port 99999 is higher than any; choose one up to 65535",
+    "train digits downpour --listen 0.0.0.0:65534": "--listen 0.0.0.0:65534: shard 1 would listen at port 65537",
+    "simulate digits downpour --data-dir x": "--data-dir x: task 'digits' reads no folder",
+    "simulate digits downpour --optimizer adam --optimizer-options betas=0.9": "betas=0.9: optimizer adam takes 2 numbers, such as 0.9,0.999",
+    "simulate digits downpour --sweep 0": "--sweep 0: must be 1 or more seeds",
     "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, sandblaster, allreduce, hogwild, locking",
     "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
     "train mnist synchronous --accumulate 2": "has no option --accumulate: it belongs to strategy allreduce, and here it is --push-every;",
@@ -274,7 +281,38 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
     assert REFUSED[line] in said.err
     assert said.err.startswith("distbelief: ")
     assert said.err.count("\n") == 1
-    assert not said.out
+    assert said.out.startswith("starting ") or not said.out
+    assert said.out.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("line", "first"),
+    [
+        ("train digits single", "starting single on digits\n"),
+        ("launch allreduce mine.py --its own", "starting mine.py in the replicas of allreduce\n"),
+        ("simulate digits downpour", "starting downpour on digits, simulated\n"),
+        ("join x.ticket", "joining by x.ticket\n"),
+        *((f"{line} {how}", "") for line in ("train digits single", "simulate digits downpour") for how in ("--json", "--quiet")),
+        ("launch allreduce --json mine.py", ""),
+        ("join x.ticket --quiet", ""),
+    ],
+)
+def test_a_first_line_says_at_once_what_is_begun(line: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise UsageError("stopped here")
+
+    for name in ("cluster.local.Local.run", "cluster.local.Local.launch", "cluster.simulated.Simulated.run", "cluster.guest.Guest.__init__"):
+        monkeypatch.setattr(f"distbelief.{name}", stop)
+    monkeypatch.setattr("distbelief.cluster.forkserver.start", lambda: None)
+    assert main.run(line.split()) == 2
+    assert capsys.readouterr().out == first
+
+
+def test_the_help_of_launch_lists_no_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["launch", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "strategies: downpour" in said
+    assert "digits" not in said
 
 
 def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:

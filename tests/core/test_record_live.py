@@ -177,7 +177,7 @@ def test_the_summary_is_a_few_lines():
 
 
 def test_the_summary_of_a_job_that_never_started_is_short():
-    assert summary(Summary({}).result()).splitlines() == ["outcome     unknown", "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 pushes)"]
+    assert summary(Summary({}).result()).splitlines() == ["outcome     unknown", "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 updates)"]
 
 
 def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
@@ -206,3 +206,55 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     assert "2.00 s simulated, 50 samples/s simulated (" in text
     assert "steps of 1.0 ms, 6 us a message, 26 GB/s for what is read and written, hosts of 2 cores" in text
     assert "simulated" not in summary({name: value for name, value in whole.result().items() if name != "cluster"})
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 100, 110, 120])
+def test_progress_is_one_row_on_a_terminal_of_any_width(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    live = Live(Terminal(), title="downpour on mnist", now=Clock(1.0))
+    facts = {"of": {"replica 0": {"staleness": 1.25}}}
+    live.stands("shard 0", facts)
+    long = r.Gone("replica 1", 2, "killed by signal [9] " * 20, True)
+    for seconds, record in [*RUN[:6], (3.0, long)]:
+        live.take(seconds, record)
+    console = live._rich().console
+    lines = [[part.text for part in row] for row in console.render_lines(live._picture(), pad=False)]
+    rows = ["".join(row).rstrip() for row in lines]
+    assert len(rows) == 3  # the progress, and two replicas
+    assert all(len(row) <= width for row in rows)
+    assert "40/80 samples" in rows[0]
+    assert "accuracy 92.50 %" in rows[0]
+    assert ("staleness 1.25" in rows[0]) == (width >= 110)
+    assert "…" not in rows[0]
+    live.close()
+
+
+def test_the_last_picture_of_a_job_that_ended_well_leaves_its_figures_to_the_summary(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    ended = shown(Terminal(), now=Clock(1.0)).rsplit("\x1b[2K", 1)[-1]
+    assert "replica 1" in ended
+    assert "80/80 samples" not in ended
+    failed = [*RUN[:-1], (5.0, r.Finished.of(Cause.REPLICAS_DIED, "replica 1 died"))]
+    assert "80/80 samples" in shown(Terminal(), failed, now=Clock(1.0)).rsplit("\x1b[2K", 1)[-1]
+
+
+def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
+    records = [
+        (1.0, r.Started(2, 0, 650, 40, 10, 2)),
+        (2.0, r.Stepped("replica 0", 4, 40, 4, 0.5, 0, 0, 0, 4)),
+        (2.0, r.Applied("replica 0", 2, 40, {})),
+    ]
+    told = Summary({})
+    for seconds, record in records:
+        told.take(seconds, record)
+    lines = shown(io.StringIO(), records) + summary(told.result())
+    assert "2 replicas, 650 parameters" in lines
+    assert "4 steps, 2 updates" in lines
+    assert "shard" not in lines
+    assert "push" not in lines
+
+
+def test_a_batch_larger_than_the_data_is_told():
+    assert "in batches of 64; a batch is larger than all of them" in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 40, 64, 1))])
+    assert "larger" not in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 64, 64, 1))])
