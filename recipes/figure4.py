@@ -3,9 +3,10 @@
 python recipes/figure4.py docs/figure4.png
 
 Left, real processes on this machine, two replicas each. Right, the virtual cluster with the paper's numbers of replicas: 1, 20, 200 and 2000. There a
-sample takes each replica the same time, so what is compared is how far a method gets with so many machines; MNIST is small for 2000 of them, which
-compute 30 samples of a batch each, and spend more on fetching parameters. It takes some 40 minutes on two cores, and 14 GB; a second word scales the
-numbers of replicas down, a third is the epochs of the SGD methods, and a tenth of Sandblaster's iterations.
+sample takes each replica the same time, and every message, copy and update its own, so what is compared is how far a method gets with so many
+machines; SGD is the plain loop on one of them, without a network. MNIST is small for 2000 of them, which compute 30 samples of a batch each, and
+spend more on fetching parameters. It takes some 40 minutes on two cores, and 14 GB; a second word scales the numbers of replicas down, a third is the
+epochs of the SGD methods, and a tenth of Sandblaster's iterations.
 """
 
 import sys
@@ -18,6 +19,9 @@ import distbelief as db
 
 SECONDS, SAMPLES, BATCH = 15e-6, 60_000, 64
 """Of a virtual replica for the gradient of one sample; in MNIST; in a minibatch."""
+
+VIRTUAL = "virtual cluster"
+"""The panel whose seconds are simulated."""
 
 Curves = dict[str, list[tuple[float, float]]]
 """By method, seconds of training and the test accuracy after them."""
@@ -47,7 +51,7 @@ def simulated(epochs: int, scale: float) -> Curves:
     portion = min(500, SAMPLES // most)
     steps, portions = (db.Simulated(pace=db.Pace(step=samples * SECONDS)) for samples in (BATCH, portion))
     return {
-        "SGD, 1 replica": train(db.Downpour(1, 1, optimizer=db.optim("sgd", lr=0.1)), steps, epochs),
+        "SGD, 1 machine": train(db.Single(optimizer=db.optim("sgd", lr=0.1)), steps, epochs),
         f"Downpour, {few} replicas": train(db.Downpour(few, 8, optimizer=db.optim("sgd", lr=0.1 / few)), steps, epochs),
         f"Downpour with Adagrad, {many} replicas": train(db.Downpour(many, 32, optimizer=db.optim("adagrad", lr=0.001)), steps, epochs),
         f"Sandblaster L-BFGS, {most} replicas": train(db.Sandblaster(most, 32, 10 * epochs, portion_size=portion, send_every=1), portions, 0),
@@ -70,7 +74,7 @@ def draw(path: str, panels: dict[str, Curves]) -> None:
         place.set_ylim(80, 99)
         place.set_yticks([80, 90, 94, 96, 97, 98, 99])
         place.set_title(title)
-        place.set_xlabel("seconds of training")
+        place.set_xlabel("seconds of training" + ", simulated" * (title == VIRTUAL))
         place.grid(alpha=0.3)
         place.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8, frameon=False)
     places[0].set_ylabel("test accuracy, %")
@@ -79,10 +83,10 @@ def draw(path: str, panels: dict[str, Curves]) -> None:
 
 def main(path: str, scale: float = 1.0, epochs: float = 10) -> None:
     """Train with each of them, here and in simulation, and draw."""
-    panels = {"two cores": real(int(epochs)), "virtual cluster": simulated(int(epochs), scale)}
+    panels = {"two cores": real(int(epochs)), VIRTUAL: simulated(int(epochs), scale)}
     for title, curves in panels.items():
         for name, curve in curves.items():
-            print(f"{title}, {name}: {100 * curve[-1][1]:.2f} % after {curve[-1][0]:.2f} s")
+            print(f"{title}, {name}: {100 * curve[-1][1]:.2f} % after {curve[-1][0]:.2f} s{' simulated' * (title == VIRTUAL)}")
     draw(path, panels)
 
 

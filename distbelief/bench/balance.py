@@ -6,7 +6,7 @@ import itertools
 import statistics
 from typing import Any
 
-from distbelief.bench.courses import points
+from distbelief.bench.courses import counted, points
 from distbelief.bench.timing import figure
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
@@ -18,20 +18,38 @@ from distbelief.strategy import Sandblaster
 
 SHARE, STRAGGLERS, SLOWER = 32, 0.02, 10.0
 """Portions of a batch for each replica; the share of replicas that are slow, and how many times."""
+MANY, BUNDLE = 32, 8
+"""Shards, and portions of a bundle: every bundle's gradient goes to the shards whole, so that two shards of 10 Gbit are busy with the gradients of
+2,000 replicas for longer than the batch takes, and a static split, which sends the fewest, is ahead there."""
 WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
 
 
-def balance(replicas: int, iterations: int) -> dict[str, float]:
-    """Median seconds of a batch, each portion taking 10 ms: dealt in bundles with and without backup portions, and split once."""
+def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, float]:
+    """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in bundles with and without backup portions, and split once."""
     slow = {round(i / STRAGGLERS): SLOWER for i in range(max(1, round(replicas * STRAGGLERS)))}
     cluster = Simulated(pace=Pace(step=0.01, slow={who: factor for who, factor in slow.items() if who < replicas}), phantom=True)
-    ways = {"bundles, backup portions": (4, 1), "bundles, no backup portions": (4, 0), "one static split": (SHARE, 0)}
+    ways = {"bundles, backup portions": (BUNDLE, 1), "bundles, no backup portions": (BUNDLE, 0), "one static split": (SHARE, 0)}
     found = {}
     for name, (send_every, backup) in ways.items():
-        strategy = Sandblaster(replicas, 2, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup)
-        taken = _moments(Job(points(replicas * SHARE, 4), strategy, snapshot_every="0"), cluster)
+        strategy = Sandblaster(replicas, shards, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup)
+        taken = _moments(Job(counted(replicas * SHARE), strategy, snapshot_every="0"), cluster)
         found[name] = statistics.median(b - a for a, b in itertools.pairwise(taken))
     return found
+
+
+def settings() -> dict[str, Any]:
+    """What `balance` is measured with, beside the replicas."""
+    cluster = Simulated()
+    return {
+        "model": "the MLP, 266,610 parameters",
+        "shards": MANY,
+        "portions of a replica": SHARE,
+        "portions of a bundle": BUNDLE,
+        "slow replicas": STRAGGLERS,
+        "times slower": SLOWER,
+        "seconds of a portion": 0.01,
+        "cluster": {name: cluster.described()[name] for name in ("weather", "handling")},
+    }
 
 
 def _moments(job: Job, cluster: Simulated) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from distbelief.bench import courses
-from distbelief.bench.balance import balance, coordinator_bytes
+from distbelief.bench.balance import balance, coordinator_bytes, settings
 from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.effects import Batch
@@ -211,10 +211,11 @@ def _lbfgs(connection: Connection, task: str, target: float) -> None:
 
 
 def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
-    found = balance(options.replicas, 3 if options.quick else 8)
+    found = balance(options.replicas, 2 if options.quick else 3)
     cut = found["one static split"] / found["bundles, backup portions"]
     return {
         **found,
+        "settings": settings(),
         "figures": [figure(f"median batch time of one static split, of that with backup portions, {options.replicas} replicas", cut, BACKUP)],
     }
 
