@@ -183,6 +183,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "encrypted and not": ({"on": Local(transport="tcp", tls=True, insecure=True)}, "exclude each other"),
     "an address of somebody else": ({"on": Local(transport="tcp", bind="192.0.2.1", insecure=True)}, "192.0.2.1"),
     "a device that is not there": ({"device": "cuda:77"}, "--device"),
+    "a device that is not there, for one process": ({"device": "cuda:77", "strategy": Single()}, "--device"),
     "weights of another model": ({"init_from": "wrong.safetensors"}, "wrong.safetensors"),
     "a full folder": ({"out": "."}, "not empty"),
     "nobody's folder": ({"out": "/proc/nowhere"}, "cannot be written"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 from collections import Counter
@@ -237,10 +236,6 @@ def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNa
 
 
 # every option does something
-
-
-def test_every_option_has_its_test() -> None:
-    assert {field.name for field in dataclasses.fields(Allreduce)} == {*OPTIONS, "accumulate", "lr_scaling", "base_batch"}  # those in test_large.py
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"])

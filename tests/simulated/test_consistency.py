@@ -390,31 +390,6 @@ def test_each_scaling_is_another(plain: SimpleNamespace, kind: Any) -> None:
     assert len(set(runs.values())) == 3
 
 
-CADENCE = {"push_every": 2, "fetch_every": 3, "local_lr": 0.05, "prefetch": 1, "warm_start_steps": 6, "staleness_scaling": "inverse"}
-CHANGES: dict[type[Any], dict[str, Any]] = {
-    Synchronous: {"push_every": 2, "backup_workers": 1, "lr_scaling": "linear", "base_batch": 2},
-    Softsync: {**CADENCE, "n": 2},
-    Bounded: {**CADENCE, "staleness": 0},
-}
-"""One change of each option that one consistency or more has; those of Downpour alone are in `test_knobs.py`."""
-
-
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, changes in CHANGES.items() for name in changes])
-def test_an_option_of_a_consistency_changes_what_is_trained(plain: SimpleNamespace, kind: type[Any], name: str) -> None:
-    base = {
-        "local_lr": {"fetch_every": 2},
-        "lr_scaling": {"lr_scaling": "sqrt", "base_batch": 4},
-        "base_batch": {"lr_scaling": "sqrt", "base_batch": 4},
-    }.get(name, {})
-    without, changed = kind(4, 2, **base), kind(4, 2, **{**base, name: CHANGES[kind][name]})
-    assert play(plain, without, UNEVEN, samples=83)[0].vector() != play(plain, changed, UNEVEN, samples=83)[0].vector()
-
-
-@pytest.mark.parametrize("kind", CHANGES)
-def test_every_option_of_a_consistency_has_its_change(kind: type[Any]) -> None:
-    assert {field.name for field in dataclasses.fields(kind)} == {"replicas", "shards", "optimizer", "restarts", "standby", *CHANGES[kind]}
-
-
 def test_each_consistency_is_another(plain: SimpleNamespace) -> None:
     kinds = (Downpour(4, 2), Synchronous(4, 2), Softsync(4, 2), Bounded(4, 2, staleness=0))
     assert len({play(plain, kind, UNEVEN, samples=83)[0].vector() for kind in kinds}) == 4

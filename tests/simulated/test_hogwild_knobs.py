@@ -1,8 +1,7 @@
-"""Every option of `hogwild` and `locking` does something: each of these fails if the option does nothing. (Those of locks are in test_hogwild.)"""
+"""What options of `hogwild` and `locking` do, one by one; that none is dead is in test_options, and those of locks are in test_hogwild."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,36 +29,6 @@ def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: An
     run.run()
     assert isinstance(run.simulation, Racing)
     return run, run.simulation.vector().clone()
-
-
-CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *[({}, change) for change in (
-        {"replicas": 3}, {"optimizer": optim("adagrad")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
-        {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1}, {"warmup_epochs": 0.5},
-    )],
-    *[({"optimizer": optim(name)}, {"optimizer": optim(name, **options)}) for name, options in (
-        ("momentum", {"momentum": 0.5}), ("adagrad", {"initial_accumulator_value": 0.5}), ("adagrad", {"lr_decay": 0.1}), ("adagrad", {"eps": 0.1}),
-    )],
-    ({"optimizer": optim("sgd", weight_decay=0.5)}, {"optimizer": optim("sgd", weight_decay=0.5, decay_exempt=True)}),
-    ({"lr_schedule": "step"}, {"lr_steps": (0.25,)}), ({"lr_schedule": "step"}, {"lr_gamma": 0.5}),
-    ({"lr_schedule": "polynomial"}, {"lr_power": 3.0}),
-    ({"lr_schedule": "backoff", "epochs": 2}, {"lr_steps": (0.5,)}), ({"lr_schedule": "backoff", "epochs": 2}, {"lr_gamma": 0.5}),
-]  # fmt: skip
-"""What is beside an option, and one change of that option, which changes the parameters."""
-
-
-@pytest.mark.parametrize(("beside", "change"), CHANGES, ids=str)
-def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, beside: dict[str, Any], change: dict[str, Any]) -> None:
-    assert not torch.equal(play(plain, **{**beside, **change})[1], play(plain, **beside)[1])
-
-
-def test_every_option_of_training_that_there_is_has_its_change() -> None:
-    changed = {name for _, change in CHANGES for name in change}
-    elsewhere = {"locks", "shards"}  # in test_hogwild.py
-    below = {"evaluate_every", "target_accuracy", "checkpoint_every", "snapshot_every", "keep_checkpoints", "init_from", "restarts"}
-    offered = {field.name for kind in (Job, Hogwild, Locking) for field in dataclasses.fields(kind)}
-    shared = {"task", "strategy", "device", "threads", "data_dir", "out", "resume", "warmup"}  # whose last needs a rate that is scaled
-    assert offered == changed | elsewhere | below | shared
 
 
 @pytest.mark.parametrize("options", [{"initial_accumulator_value": 0.5}, {"lr_decay": 0.1}, {"eps": 0.1}], ids=str)

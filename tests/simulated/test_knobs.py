@@ -1,4 +1,4 @@
-"""Every option does something: each of these fails if the option does nothing. (Those that an oracle covers are in test_oracles and test_inline.)"""
+"""What options do, one by one, beside what oracles hold; that none is dead is in test_options."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, records
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
-from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.strategy import STRATEGIES, Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategy import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import Partition, Weather
-
-SHARED = ("task", "strategy", "device", "threads", "data_dir", "out", "resume")
 
 
 class Course:
@@ -57,42 +54,6 @@ def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: An
     run = Observed(Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster)
     course = Course(run)
     return run.run(), course
-
-
-CHANGES = [
-    {"replicas": 2}, {"optimizer": optim("adam")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
-    {"push_every": 2}, {"fetch_every": 2}, {"fetch_every": 2, "local_lr": 0.1}, {"prefetch": 1}, {"warm_start_steps": 5},
-    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"warmup_epochs": 0.5},
-    {"lr_schedule": "step", "lr_steps": (0.5,)}, {"lr_schedule": "step", "lr_gamma": 0.5}, {"lr_schedule": "polynomial", "lr_power": 3.0},
-    {"lr_schedule": "backoff", "lr_steps": (0.5,)},
-    {"seed": 1},
-]  # fmt: skip
-"""One change of one option each, that changes the parameters; where it belongs to another, against that without it."""
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_an_option_of_training_changes_what_is_trained(plain: SimpleNamespace, change: dict[str, Any]) -> None:
-    without = {"fetch_every": 2} if "local_lr" in change else {"lr_schedule": change["lr_schedule"]} if len(change) > 1 else {}
-    assert play(plain, **change)[0].vector() != play(plain, **without)[0].vector()
-
-
-def test_every_option_of_training_has_its_test() -> None:
-    """Beside the oracles: an option that is added needs a change above, or a test of its own named here."""
-    tested = {name for change in CHANGES for name in change}
-    elsewhere = {"shards", "read_in_place", "evaluate_every", "checkpoint_every", "target_accuracy", "keep_checkpoints", "restarts", "standby"}
-    elsewhere |= {"snapshot_seconds", "snapshot_pushes"}
-    elsewhere |= {"algorithm", "bucket_mb", "buffers", "on_death", "per_host"}  # in test_allreduce.py
-    elsewhere |= {"locks"}  # in test_hogwild.py
-    elsewhere |= {"warmup", "lr_scaling", "base_batch"}  # in test_large.py
-    elsewhere |= {"consistency", "backup_workers", "n", "staleness", "staleness_scaling"}  # in test_consistency.py
-    assert set(Settings.__struct_fields__) == tested | elsewhere | {"descent"}
-    others = [kind for name, kind in STRATEGIES.items() if name != "sandblaster"]  # which has test_sandblaster_knobs.py
-    offered = {f.name for kind in (Job, *others) for f in dataclasses.fields(kind)}
-    assert offered - {*SHARED, "init_from", "snapshot_every", "accumulate"} == (tested | elsewhere) - {
-        "consistency",
-        "snapshot_seconds",
-        "snapshot_pushes",
-    }
 
 
 def test_shards_share_the_vector(plain: SimpleNamespace) -> None:
@@ -225,18 +186,6 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain:
     fair, short, long = seconds(), seconds(Partition(5e-3, 1.0, side)), seconds(Partition(5e-3, 2.0, side))
     assert short > fair + 0.9
     assert long == pytest.approx(short + 1.0, abs=5e-3)
-
-
-HOSTS = ("reduction", "local_latency", "local_bandwidth")
-"""Those of allreduce, in test_allreduce.py."""
-
-
-def test_weather_and_pace_have_no_other_options() -> None:
-    assert set(Weather.__struct_fields__) == {"latency", "bandwidth", "jitter", "delay_chance", "delay", "partitions", *HOSTS}
-    assert set(Pace.__struct_fields__) == {"step", "spread", "variation", "slow", "straggle_chance", "straggle_factor"}
-    assert {f.name for f in dataclasses.fields(Simulated)} == {
-        "weather", "pace", "crashes", "restart_seconds", "phantom", "keep", "handling", "hosts",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
