@@ -1,0 +1,209 @@
+"""No option of a place or of a benchmark is dead: each, as the dataclasses have them, changes what is started, told or measured. (Those of strategies
+and of the virtual cluster are in tests/simulated/test_options.)"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distbelief as db
+from distbelief.bench import BENCHES, allreduce, courses, hogwild, loops, memory, sandblaster, standby, start, straggle, train, wire
+from distbelief.bench.timing import figure
+from distbelief.cli import commands, options
+from distbelief.cluster import evaluate, guest, simulated, status, sweep
+from distbelief.cluster.sitting import Sitting
+from distbelief.cluster.spec import tell
+
+TCP = {"transport": "tcp"}
+LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
+    "transport": ("tcp", {}),
+    "bind": ("127.0.0.2:7000", TCP),
+    "advertise": ("127.0.0.3", TCP),
+    "insecure": (True, {**TCP, "bind": "10.0.0.1"}),
+    "tls": (True, TCP),
+    "listen": ("127.0.0.1:7000", {}),
+    "pace": (db.Pace(step=0.5), {}),
+}
+"""Of each option: another value, and what is set beside it."""
+
+
+def told(place: db.Local) -> tuple[Any, ...]:
+    """What the processes of a job are told of a place, but for the setting itself."""
+    job = db.Job("digits")
+    spec = tell(place, job, place.settings(job), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True, -1, ())
+    return spec.transport, spec.bind, spec.advertise, spec.pace, place.encrypted
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(db.Local)])
+def test_no_option_of_processes_is_dead(name: str) -> None:
+    assert name in LOCAL, f"Local has an option {name!r} without a case here: what does it change?"
+    value, beside = LOCAL[name]
+    assert told(db.Local(**beside)) != told(db.Local(**{**beside, name: value}))
+
+
+WORDS: dict[str, str] = {
+    "network": "latency=1ms",
+    "compute": "2ms",
+    "stragglers": "1:4",
+    "faults": "crash=1@9",
+    "phantom": "",
+    "keep": "",
+    "sweep": "3",
+    "pad": "50ms",
+    "straggle": "1:4",
+    "quiet": "",
+    "json": "",
+}
+"""A value of each option that only the command line has, or has in words of its own."""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(command, field.name) for command, kinds in (("simulate", (options.Virtual, options.Showing)), ("train", (options.Padded, options.Showing)))
+     for kind in kinds for field in dataclasses.fields(kind)],
+)  # fmt: skip
+def test_no_word_of_a_command_is_dead(command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name in WORDS, f"{command} has an option {name!r} without a case here: what does it change?"
+    asked: list[Any] = []
+    result = {"outcome": "done", "run": "there", "task": "digits"}
+    for kind in (simulated.Simulated, db.Local):
+        monkeypatch.setattr(kind, "run", lambda place, _, view: [asked.append((place, view)), result][1])
+    monkeypatch.setattr(sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.Ended(0, "done", "")]][1])
+    monkeypatch.setattr(commands.forkserver, "start", lambda: None)
+    monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "summary")
+    came = []
+    for words in ([], [f"--{name}", *([WORDS[name]] if WORDS[name] else [])]):
+        asked.clear()
+        getattr(commands, command)(["digits", "downpour", *words])
+        came.append((list(asked), capsys.readouterr().out))
+    assert came[0] != came[1]
+    assert name not in ("quiet", "json") or came[0][1] != came[1][1]
+
+
+SMALL: dict[str, dict[str, str]] = {
+    "evaluate": {"data_dir": "there", "device": "cuda:1", "json": ""},
+    "status": {"watch": "", "json": ""},
+    "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "quiet": ""},
+    "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
+}
+KINDS = {"evaluate": commands.Evaluate, "status": commands.Status, "join": commands.Join, "draw": commands.Draw}
+
+
+@pytest.mark.parametrize(("command", "name"), [(command, field.name) for command, kind in KINDS.items() for field in dataclasses.fields(kind)])
+def test_no_option_of_a_small_command_is_dead(command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name in SMALL[command], f"{command} has an option {name!r} without a case here: what does it change?"
+    asked: list[Any] = []
+    measured = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples": 360}
+    monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
+    monkeypatch.setattr(status, "status", lambda _: [asked.append("looked"), {"running": len(asked) < 3, "members": []}][1])
+    monkeypatch.setattr(status, "lines", lambda _: ["nobody"])
+    monkeypatch.setattr(commands.time, "sleep", lambda _: None)
+    monkeypatch.setattr(guest.Guest, "run", lambda self: [asked.append((self.data_dir, self.device, self.threads)), self.tell("joined")])
+    came = []
+    for words in ([], [option_of(name), *([SMALL[command][name]] if SMALL[command][name] else [])]):
+        asked.clear()
+        getattr(commands, command)(["hierarchical" if command == "draw" else "RUN", *words])
+        came.append((list(asked), capsys.readouterr().out))
+    assert came[0] != came[1]
+
+
+def option_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# benchmarks
+
+FAST: dict[str, dict[str, Any]] = {
+    "wire": {"sizes": (256,), "shards": 3, "repeats": 4, "seconds": 0.5},
+    "train": {"models": ("lenet",), "repeats": 2, "replicas": (3,), "epochs": 2, "batch_size": 32, "transport": "tcp"},
+    "allreduce": {"sizes": (256,), "ranks": (3,), "repeats": 4, "namespaces": (2,), "rate": 10, "cable": "netem.py", "delay": 1.0, "loss": 0.1},
+    "hogwild": {"repeats": 2, "epochs": 2, "batch_size": 32, "svm_batch_size": 4},
+    "straggle": {"task": "mnist", "replicas": 3, "epochs": 2, "batch_size": 32, "pad": 0.5, "repeats": 2},
+    "standby": {"task": "digits", "replicas": 3, "shards": 3, "repeats": 2},
+    "start": {"task": "sparse-svm", "replicas": 3, "shards": 3, "repeats": 2},
+    "memory": {"optimizer": "adam", "epochs": 2},
+    "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2},
+    "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9, "replicas": 60},
+    "large": {"batch": 2048, "batch_size": 256, "replicas": 4, "epochs": 3, "warmup_epochs": 1.0, "weight_decay": 0.1, "seeds": 2},
+    "accuracy": {"task": "digits", "replicas": 3, "shards": 3, "prefetch": 1, "optimizer": "sgd", "lr": 0.5, "seeds": 2},
+}  # fmt: skip
+"""Another value of each option of each benchmark, beside those that all have."""
+ALL: dict[str, Any] = {"json": "made.json", "quick": True, "quiet": True}
+BESIDE: dict[str, dict[str, Any]] = {
+    "allreduce": {"cable": "other.py"},
+    "simulator": {"replicas": 3, "shards": 2, "steps": 2, "repeats": 3},
+    **{name: {"repeats": 1} for name in ("standby", "start", "hogwild", "sandblaster", "straggle")},
+    "train": {"models": ("mlp",), "repeats": 1},
+    "large": {"seeds": 1},
+    "accuracy": {"seeds": 1},
+}
+"""What is set in both runs."""
+HELD = {"usual": 1.0, "peak": 1.0}
+RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
+          "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
+MEASURING: tuple[tuple[Any, str, Any], ...] = (
+    (courses, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops, "hogwild", 1.0),
+    (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures", []), (hogwild, "plain", 1.0),
+    (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce.lines, "hosts", "hosts"), (straggle, "_figures", []),
+    (memory, "_held", {"replica 0": HELD, "shard 0": HELD}), (start, "_watch", {"first_step": 1.0}), (standby, "_watch", 1.0),
+    (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0), (sandblaster, "coordinator_bytes", {"figures": []}),
+    (sandblaster, "balance", {"one static split": 1.0, "bundles, backup portions": 1.0}),
+)  # fmt: skip
+"""What takes the time of a benchmark, and what it is to say here; what it is asked for, beside the options as they were given, is written down."""
+
+
+class Command:
+    """A command that was started, and has ended."""
+
+    returncode, stdout = 0, "lines"
+
+    def __init__(self, asked: list[str], command: list[str]) -> None:
+        out = Path(command[command.index("--out") + 1])
+        asked.append(" ".join(word for word in command if word != str(out)))
+        out.mkdir()
+        (out / "result.json").write_text(json.dumps({"forgotten": 0}))
+
+    def poll(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **_more: None
+
+
+def measured(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[str]:
+    """What a benchmark asks for, with some options."""
+    bench, asked = BENCHES[name], list[str]()
+
+    def measuring(what: str, answer: Any) -> Callable[..., Any]:
+        def ask(*words: Any, **named: Any) -> Any:
+            asked.append(f"{what} {[one for one in words if not isinstance(one, bench.options)]} {named}")
+            return copy.deepcopy(answer)
+
+        return ask
+
+    for module, function, answer in MEASURING:
+        monkeypatch.setattr(module, function, measuring(function, answer))
+    for module in (start, standby):
+        monkeypatch.setattr(module.subprocess, "Popen", lambda command, **_: Command(asked, command))
+    result = bench.run(bench.options(**{**BESIDE.get(name, {}), **more}))
+    return [*asked, f"{result['messages']} messages, {len(result['runs'])} runs"] if name == "simulator" else asked
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, field.name) for name, bench in BENCHES.items() for field in dataclasses.fields(bench.options)])
+def test_no_option_of_a_benchmark_is_dead(
+    name: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {**ALL, **FAST[name]}
+    assert option in cases, f"bench {name} has an option {option!r} without a case here: what does it change?"
+    monkeypatch.chdir(tmp_path)
+    came = []
+    for more in ({"quiet": option != "quiet"}, {"quiet": True, option: cases[option]}):
+        asked = measured(name, monkeypatch, **more)
+        came.append({"json": sorted(path.name for path in tmp_path.iterdir()), "quiet": bool(capsys.readouterr().out)}.get(option, asked))
+    assert came[0] != came[1]
