@@ -93,6 +93,9 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
 
 def _validate(options: SimulatorOptions) -> dict[str, Any]:
     """Compare times, real and simulated."""
+    for name in ("replicas", "shards", "steps"):
+        if (value := getattr(options, name)) != getattr(SimulatorOptions, name):
+            raise UsageError(f"--{name} {value}: --validate compares jobs of its own: leave one of them off")
     facts = machine()
     found = validate.measure(1 if options.quick else options.repeats, options.quick, options.only)
     result = {"bench": "simulator", "machine": facts, **found, "figures": [] if options.quick else validate.figures(found)}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import BENCHES, allreduce, courses, hogwild, loops, memory, sandblaster, standby, start, straggle, train, wire
+from distbelief.bench import BENCHES, allreduce, courses, hogwild, loops, memory, sandblaster, simulator, standby, start, straggle, train, wire
 from distbelief.bench.timing import figure
 from distbelief.cli import commands, options
 from distbelief.cluster import evaluate, guest, simulated, status, sweep
@@ -50,6 +50,8 @@ def test_no_option_of_processes_is_dead(name: str) -> None:
 WORDS: dict[str, str] = {
     "network": "latency=1ms",
     "compute": "2ms",
+    "handling": "message=1ms",
+    "hosts": "cores=2",
     "stragglers": "1:4",
     "faults": "crash=1@9",
     "phantom": "",
@@ -128,7 +130,7 @@ FAST: dict[str, dict[str, Any]] = {
     "standby": {"task": "digits", "replicas": 3, "shards": 3, "repeats": 2},
     "start": {"task": "sparse-svm", "replicas": 3, "shards": 3, "repeats": 2},
     "memory": {"optimizer": "adam", "epochs": 2},
-    "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2},
+    "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
     "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9, "replicas": 60},
     "large": {"batch": 2048, "batch_size": 256, "replicas": 4, "epochs": 3, "warmup_epochs": 1.0, "weight_decay": 0.1, "seeds": 2},
     "accuracy": {"task": "digits", "replicas": 3, "shards": 3, "prefetch": 1, "optimizer": "sgd", "lr": 0.5, "seeds": 2},
@@ -152,6 +154,7 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures", []), (hogwild, "plain", 1.0),
     (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce.lines, "hosts", "hosts"), (straggle, "_figures", []),
     (memory, "_held", {"replica 0": HELD, "shard 0": HELD}), (start, "_watch", {"first_step": 1.0}), (standby, "_watch", 1.0),
+    (simulator.validate, "measure", {}), (simulator.validate, "figures", []), (simulator.validate, "tell", None),
     (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0), (sandblaster, "coordinator_bytes", {"figures": []}),
     (sandblaster, "balance", {"one static split": 1.0, "bundles, backup portions": 1.0}),
 )  # fmt: skip
@@ -191,8 +194,9 @@ def measured(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[st
         monkeypatch.setattr(module, function, measuring(function, answer))
     for module in (start, standby):
         monkeypatch.setattr(module.subprocess, "Popen", lambda command, **_: Command(asked, command))
-    result = bench.run(bench.options(**{**BESIDE.get(name, {}), **more}))
-    return [*asked, f"{result['messages']} messages, {len(result['runs'])} runs"] if name == "simulator" else asked
+    beside = BESIDE.get(name, {}) if not {"only", "validate"} & {*more} else {"validate": True}
+    result = bench.run(bench.options(**{**beside, **more}))
+    return [*asked, f"{result['messages']} messages, {len(result['runs'])} runs"] if "messages" in result else asked
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, field.name) for name, bench in BENCHES.items() for field in dataclasses.fields(bench.options)])
@@ -203,7 +207,8 @@ def test_no_option_of_a_benchmark_is_dead(
     assert option in cases, f"bench {name} has an option {option!r} without a case here: what does it change?"
     monkeypatch.chdir(tmp_path)
     came = []
-    for more in ({"quiet": option != "quiet"}, {"quiet": True, option: cases[option]}):
+    without: dict[str, Any] = {"only": ()} if option == "only" else {}
+    for more in ({"quiet": option != "quiet", **without}, {"quiet": True, option: cases[option]}):
         asked = measured(name, monkeypatch, **more)
         came.append({"json": sorted(path.name for path in tmp_path.iterdir()), "quiet": bool(capsys.readouterr().out)}.get(option, asked))
     assert came[0] != came[1]

@@ -20,10 +20,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from distbelief.cluster import simulated
+from distbelief.cluster.handling import Handling
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.simulation import Simulation
-from distbelief.cluster.single import SingleLoop
+from distbelief.cluster.sitting import Sitting
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
@@ -33,6 +34,7 @@ from distbelief.strategy import STRATEGIES, Allreduce, Downpour, Hogwild, Lockin
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
+from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import Partition, Weather
 
 SAMPLES = 40
@@ -120,29 +122,36 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
     """Run a job, and look at it."""
     seen, staged = Seen(), simulated.stage
     Noting.seen = seen.threads
-    if not job.strategy.served:
-        return alone(job, seen, folder)
+    simulations: list[Any] = []
+    loops: list[Any] = []
+    record, loop = Sitting.record, simulated.Alone
 
-    def stage(job: Job, settings: Any, cluster: Simulated, sink: Callable[..., None], *more: Any, **others: Any) -> Simulation:
-        def note(moment: float, role: str, record: Record) -> None:
-            seen.told.append(type(record).__name__)
-            sink(moment, role, record)
-
-        simulation = staged(job, settings, cluster, note, *more, **others)
+    def stage(*args: Any, **more: Any) -> Simulation:
+        simulation = staged(*args, **more)
         seen.now = simulation.clock.now
         attach(simulation.network, seen)
         simulations.append(simulation)
         return simulation
 
-    simulations: list[Any] = []
+    def alone(*args: Any, **more: Any) -> Any:
+        loops.append(loop(*args, **more))
+        return loops[-1]
+
+    def note(sitting: Sitting, moment: float, role: str, one: Record) -> None:
+        seen.told.append(type(one).__name__)
+        record(sitting, moment, role, one)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(simulated, "stage", stage)
+        patch.setattr(simulated, "Alone", alone)
+        patch.setattr(Sitting, "record", note)
         try:
-            seen.told.append(place.run(job)["outcome"])
+            seen.told.append(str(place.run(job)["outcome"]))
         except DistbeliefError as error:
             seen.told.append(f"{type(error).__name__}: {error}")
     seen.weights = [one for simulation in simulations for one in held(simulation)]
+    seen.weights += [value.numpy().tobytes() for one in loops for value in one._loop.model.state_dict().values()]
     seen.files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith("events.out"))
     return seen
 
@@ -155,18 +164,6 @@ def held(simulation: Any) -> list[bytes]:
         return [bytes(shard.held.moving().numpy()) for shard in simulation.shards if not simulation.cluster.phantom]
     wholes = [peer.whole for peer in getattr(simulation, "peers", {}).values() if hasattr(peer.whole, "flat")]
     return [bytes(value.numpy().tobytes()) for whole in wholes for value in whole.flat.module.state_dict().values()]
-
-
-def alone(job: Job, seen: Seen, folder: Path) -> Seen:
-    """The plain loop."""
-    assert isinstance(job.task, Task)
-    torch.manual_seed(job.seed)
-    model = build_model(job.task, job.seed, "cpu")
-    out = str(folder / job.out) if job.out else ""
-    SingleLoop(job.task, model, job.settings(), lambda record: seen.told.append(type(record).__name__), lambda: None, out).run()
-    seen.weights = [value.numpy().tobytes() for value in model.state_dict().values()]
-    seen.files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    return seen
 
 
 # the cases
@@ -258,13 +255,8 @@ ALL: dict[str, Cases] = {
 """By the option's name, whichever strategy has it."""
 
 SINGLE: dict[str, Cases] = {
-    "device": Elsewhere("processes/test_local.py::test_what_cannot_be_is_refused_at_the_start"),
-    "threads": Elsewhere("processes/test_local.py::test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told"),
-    "data_dir": Elsewhere("processes/test_local.py::test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told"),
-    "init_from": Elsewhere("processes/test_single.py::test_the_run_begins_where_it_is_told_to"),
-    "resume": Elsewhere("processes/test_resume.py::test_a_resumed_job_ends_with_the_parameters_of_one_that_was_not_interrupted"),
     "checkpoint_every": Case(2, "told", {"epochs": 4, "out": "run"}),
-    "snapshot_every": Case("3", "told"),
+    "snapshot_every": (Case("3", "told", {"out": "run"}), Case("2ms", "told", {"epochs": 3, "out": "run"})),
     "warmup": Case("constant", beside={**SCALED, "warmup_epochs": 0.5}),
 }
 OWN: dict[str, dict[str, Cases]] = {
@@ -349,7 +341,7 @@ PLAYED: dict[tuple[str, ...], Seen] = {}
 def assert_differ(came: list[Seen], sees: str) -> None:
     """That what is looked at came out otherwise, of two jobs that were both to be trained to their end, unless it is how they ended."""
     assert getattr(came[0], sees) != getattr(came[1], sees)
-    assert sees == "told" or all(one.told[-1] in ("done", "Finished") for one in came), came[1].told[-1]
+    assert sees == "told" or all(one.told[-1] == "done" for one in came), came[1].told[-1]
 
 
 def assert_there(test: str) -> None:
@@ -383,6 +375,15 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "straggle_chance": ((0.5, "course", {}, Downpour()),),
         "straggle_factor": ((5.0, "course", {"straggle_chance": 0.5}, Downpour()),),
     },
+    Handling: {
+        "message": ((1e-3, "course", {}, Downpour()),),
+        "memory": ((1e5, "course", {}, Downpour()),),
+    },
+    Hosts: {
+        "cores": ((2, "course", {}, Downpour(4)),),
+        "replicas": ((1, "course", {}, Downpour(4)),),
+        "together": ((0.5, "course", {"cores": 2}, Downpour(4)),),
+    },
     Simulated: {
         "weather": ((Weather(latency=1e-3), "course", {}, Downpour()),),
         "pace": ((Pace(step=2e-3), "course", {}, Downpour()),),
@@ -390,6 +391,8 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "restart_seconds": ((1e-3, "course", {"crashes": (Crash("replica 1", 8),)}, Downpour()),),
         "phantom": ((True, "weights", {}, Downpour()),),
         "keep": ((True, "files", {}, Downpour()),),
+        "handling": ((Handling(message=1e-3), "course", {}, Downpour()),),
+        "hosts": ((Hosts(cores=2), "course", {}, Downpour()),),
     },
 }
 """Of each option: another value, what must come out otherwise, other options beside it, and the strategy that is played."""
