@@ -113,11 +113,11 @@ MUTANTS = [
         ("tests/processes/test_limits.py::test_an_error_that_the_next_life_would_repeat_is_not_waited_for",),
     ),
     Mutant(
-        "a-deleted-folder-is-not-noticed",
+        "the-metrics-of-a-lost-folder-are-lost",
         "A run folder that is deleted",
-        "record/folder.py",
-        "            return True\n        return (there",
-        "            return False\n        return (there",
+        "cluster/sitting.py",
+        "        self.recorder.write_again()\n",
+        "",
         ("tests/processes/test_local.py::test_a_run_folder_that_is_deleted_is_told_and_written_again[single-deleted]",),
     ),
     Mutant(
