@@ -21,7 +21,7 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes that they start
     sys.path.insert(0, HERE)
 
-from jobs import Watch  # noqa: E402
+from jobs import Watch, descendants  # noqa: E402
 
 PATIENCE = 10.0
 """Seconds that processes may take to end after a test, such as a forkserver whose job is over."""
@@ -42,11 +42,11 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator[None]:
     # orphans become children of this process, so that they can be seen
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    processes, before = _descendants(), _held(os.getpid())
+    processes, before = descendants(os.getpid()), _held(os.getpid())
     yield
     deadline = monotonic() + PATIENCE
     own = (multiprocessing.forkserver._forkserver._forkserver_pid, multiprocessing.resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    left = {pid: title for pid, title in _descendants().items() if pid not in processes and pid not in own and not _ends(pid, deadline)}
+    left = {pid: title for pid, title in descendants(os.getpid()).items() if pid not in processes and pid not in own and not _ends(pid, deadline)}
     assert not left, f"processes are left: {left}"
     request.node.funcargs.clear()  # what fixtures have made is let go of: a segment lives as long as any tensor in it
     gc.collect()
@@ -64,30 +64,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
     monkeypatch.setattr(Sitting, "record", lambda *record: watch.take(*record))
     return watch
-
-
-def _descendants() -> dict[int, str]:
-    """Every process below this one, with its command line."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-    found: dict[int, str] = {}
-    below = {os.getpid()}
-    while below:
-        below = {pid for pid, parent in parents.items() if parent in below}
-        found |= {pid: _title(pid) for pid in below}
-    return found
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _ends(pid: int, deadline: float) -> bool:

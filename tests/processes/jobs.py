@@ -26,6 +26,8 @@ from distbelief.transport.process_group import ProcessGroup
 
 SAMPLES, BATCH = 330, 16
 """21 minibatches an epoch; the last is smaller."""
+COUNTERS = 1_000_000
+"""Parameters of `jobs:counting`, and elements of its buffer, which lie behind them."""
 Kind = TypeVar("Kind", bound=Record)
 LONG = 30
 """Epochs in which there is time for a death."""
@@ -94,6 +96,30 @@ def kill(role: str, how: signal.Signals = signal.SIGKILL) -> int:
                 os.kill(process.pid, how)
                 return process.pid
     return 0
+
+
+def descendants(process: int) -> dict[int, str]:
+    """Every process below one, with its command line."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    found: dict[int, str] = {}
+    below = {process}
+    while below:
+        below = {pid for pid, parent in parents.items() if parent in below}
+        found |= {pid: _title(pid) for pid in below}
+    return found
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 class Watch:
@@ -203,8 +229,8 @@ class _Counter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = nn.Parameter(torch.zeros(1_000_000))
-        self.register_buffer("seen", torch.zeros(1_000_000))
+        self.count = nn.Parameter(torch.zeros(COUNTERS))
+        self.register_buffer("seen", torch.zeros(COUNTERS))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.seen.fill_(float(inputs.sum()))

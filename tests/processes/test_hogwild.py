@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import random
@@ -12,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import jobs
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +24,7 @@ from distbelief.cluster.local import Local
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Record
 from distbelief.errors import UsageError
 from distbelief.strategy import Hogwild, Locking, Single
 from distbelief.transport.locks import Locks
@@ -53,14 +56,6 @@ def test_one_replica_makes_what_the_simulated_one_does(tmp_path: Path, kind: Any
     assert_same(tmp_path / "real", tmp_path / "simulated")
 
 
-@pytest.mark.parametrize("strategy", LOCKED, ids=["global", "shard"])
-def test_under_locks_no_update_is_lost_and_buffers_are_whole(tmp_path: Path, strategy: Locking) -> None:
-    result = jobs.run(tmp_path / "run", Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}), task="jobs:counting", epochs=3)
-    assert result["updates"] == 63
-    assert weights(tmp_path / "run")["count"].unique().tolist() == [-63.0]
-    assert weights(tmp_path / "run")["seen"].unique().numel() == 1
-
-
 @pytest.mark.parametrize("strategy", [Hogwild(replicas=2), Locking(replicas=2, locks="shard")], ids=["hogwild", "shard"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_sparse_gradients_and_their_evaluation(tmp_path: Path, strategy: Any, optimizer: str) -> None:
@@ -87,6 +82,39 @@ def memory() -> int:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:distbelief parameters"):
                 return int(name)
     raise AssertionError("there is no mapping")
+
+
+def look_under_the_lock(looks: list[bool], over: threading.Event) -> None:
+    """Look at the mapping of `jobs:counting` under the lock of its first range: whether that range is of one update, and the buffer of one."""
+    locks = Locks(memory())
+    with mmap.mmap(memory(), 0, prot=mmap.PROT_READ) as mapped:
+        while not over.is_set() and locks.take([0], over.is_set):
+            values = np.frombuffer(mapped, np.float32, 2 * jobs.COUNTERS)
+            looks.append(all(bool(part.min() == part.max()) for part in (values[: jobs.COUNTERS // 8], values[jobs.COUNTERS :])))
+            del values
+            locks.give([0])
+
+
+@pytest.mark.parametrize("strategy", LOCKED, ids=["global", "shard"])
+def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(tmp_path: Path, watch: jobs.Watch, strategy: Locking) -> None:
+    """Whoever has the lock sees no update in its middle, while three replicas write nearly all of the time: without locks, most looks would."""
+    looks: list[bool] = []
+    over = threading.Event()
+    looker = threading.Thread(target=look_under_the_lock, args=(looks, over))
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Stepped) and not looker.ident:
+            looker.start()
+        elif isinstance(record, records.Ending):
+            over.set()
+            looker.join()
+
+    watch.act = act
+    result = jobs.run(tmp_path / "run", Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}), task="jobs:counting", epochs=6)
+    assert result["updates"] == 126
+    assert weights(tmp_path / "run")["count"].unique().tolist() == [-126.0]
+    assert len(looks) > 5
+    assert all(looks)
 
 
 def catch(role: str) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,13 @@ from distbelief.core import attendance, norms, records
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
+from distbelief.runtime.whole import TorchWhole
 from distbelief.server import layerwise, optimizers
 from distbelief.strategy import Allreduce, Hogwild, Locking, Synchronous
 from distbelief.tasks import Task
 from distbelief.testing.simulations import Observed
-from distbelief.testing.witness import Witness
+from distbelief.testing.tally import NAME, tallied
+from distbelief.testing.witness import Minibatch, Witness
 from distbelief.transport.virtual import Weather
 
 CALM = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"))
@@ -99,6 +102,26 @@ def reference(
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
+def replayed(
+    plain: SimpleNamespace, task: Task, update: Update, rate: Callable[[int], float], made: Sequence[Iterable[Minibatch]], seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """A plain loop of three epochs whose updates are of the minibatches of four that are named: of the gradient of all their samples."""
+    torch.manual_seed(seed)
+    net, data, state, applied = task.model().train(), task.train(), dict[str, dict[str, torch.Tensor]](), 0
+    dealt = [*plain.minibatches(len(data), 4, 3, seed)]
+    for step, named in enumerate(made):
+        union = [dealt[epoch * len(dealt) // 3 + index] for epoch, index in sorted(named)]
+        samples = sum(len(numbers) for _, numbers in union)
+        net.zero_grad()
+        for key, numbers in union:
+            torch.manual_seed(key)
+            inputs, targets = data.batch(numbers)
+            (task.loss(net(inputs), targets) * (len(numbers) / samples)).backward()
+        update(net, state, rate(applied), step)
+        applied += samples
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
 def task_of(plain: SimpleNamespace, made: Callable[[], nn.Module] = model) -> Task:
     return plain.classes(made, samples=24, dtype=torch.float64)  # type: ignore[no-any-return]
 
@@ -109,12 +132,13 @@ def plainly() -> nn.Module:
 
 
 def state_of(run: Observed) -> dict[str, torch.Tensor]:
-    """The server's state dict, or that of the first replica where there is none."""
+    """The server's state dict, or that of a replica which was there at the end where there is none."""
     peers = getattr(run.simulation, "peers", None)
     if isinstance(run.simulation, Racing):
         return entries(run, run.simulation.vector())
     if peers:
-        return {name: value.clone() for name, value in peers["replica 0"].whole.flat.module.state_dict().items()}
+        last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
+        return {name: value.clone() for name, value in peers[last].whole.flat.module.state_dict().items()}
     plan: Any = run.simulation.coordinator.plan
     vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
     for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
@@ -215,31 +239,61 @@ def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(pla
 WILD = {"weather": Weather(jitter=3.0), "pace": Pace(spread="exponential")}
 
 
+OWN = {"lars": (0.5, lars(decay=0.01)), "lamb": (0.01, lamb(decay=0.01))}
+"""The rate of each in what follows, and its loop."""
+
+
+def made_of(name: str) -> Optimizer:
+    return Optimizer(name, OWN[name][0], {"weight_decay": 0.01})
+
+
+def assert_as_in_the_paper(plain: SimpleNamespace, run: Observed, name: str, made: Sequence[Iterable[Minibatch]], seed: int = 0) -> None:
+    """What a job ends with is what a loop written from the paper makes of the same updates, and they hold every minibatch once."""
+    assert sorted(one for group in made for one in group) == [(epoch, index) for epoch in range(3) for index in range(6)]
+    lr, update = OWN[name]
+    theirs = replayed(plain, run.simulation.task, update, lambda applied: lr * (1 - applied / 72), made, seed)
+    assert apart(state_of(run), theirs) < 1e-11
+
+
+def rounds_of(witness: Witness) -> list[list[Minibatch]]:
+    """The minibatches of each round that counts, the same at all shards."""
+    first, *others = ([sorted(witness.batches(group)) for _, group in sorted(witness.groups[shard].items())] for shard in witness.shards)
+    assert all(other == first for other in others)
+    return first
+
+
+def strike(plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0) -> tuple[Observed, Witness]:
+    """Run a job in which some die."""
+    job = Job(task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, snapshot_every="5", lr_schedule="linear", seed=seed)
+    run = Observed(job, cluster)
+    witness = Witness(run)
+    run.simulation.run()
+    witness.finish(run.outcome, run.simulation.killed)
+    return run, witness
+
+
 @pytest.mark.parametrize("which", ["shard 0", "shard 1", "shard 2"])
 @pytest.mark.parametrize("standby", [0, 1])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(plain: SimpleNamespace, name: str, standby: int, which: str) -> None:
-    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost."""
+    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost. The parameters are those of the paper."""
     for moment in range(20, 62, 3):
-        strategy = Synchronous(2, 3, Optimizer(name, 0.5 if name == "lars" else 0.01), standby=standby)
-        job = Job(task_of(plain), strategy, 3, 4, evaluate_every=0, snapshot_every="5")
-        run = Observed(job, Simulated(crashes=(Crash(which, moment),), **WILD))
-        witness = Witness(run)
-        run.simulation.run()
-        witness.finish(run.outcome, run.simulation.killed)
+        run, witness = strike(plain, Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD))
         assert run.outcome == "done", f"{which} at its message {moment}"
+        ways = Counter(type(record) for record in run.records if isinstance(record, records.Forgotten | records.Rewound | records.Succeeded))
+        assert ways == ({records.Succeeded: 1} if standby else {records.Rewound: 1}), f"{which} at its message {moment}"
         if standby:
-            assert not [record for record in run.records if isinstance(record, records.Forgotten | records.Rewound)]
             assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 24
+        assert_as_in_the_paper(plain, run, name, rounds_of(witness))
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, name: str) -> None:
+    """What replicas had pushed to some shards only is made again: at least once."""
     for moment in range(4, 40, 2):
-        strategy = Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2)
         crashes = (Crash("replica 1", moment), Crash("replica 2", moment + 5), Crash("shard 0", 2 * moment), Crash("shard 2", 2 * moment + 1))
-        job = Job(task_of(plain), strategy, 4, 4, evaluate_every=0, snapshot_every="5")
-        assert Observed(job, Simulated(crashes=crashes, **WILD)).run().outcome == "done"
+        run, _ = strike(plain, Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2), Simulated(crashes=crashes, **WILD))
+        assert run.outcome == "done", f"at {moment}"
 
 
 @pytest.mark.parametrize(("first", "second", "seed"), [(18, 17, 0), (77, 60, 13), (47, 36, 8), (48, 38, 17)])
@@ -247,10 +301,42 @@ def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_fo
     plain: SimpleNamespace, first: int, second: int, seed: int
 ) -> None:
     """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told, for nobody will say his part again."""
-    strategy = Synchronous(2, 3, Optimizer("lars", 0.5), standby=1)
-    job = Job(task_of(plain), strategy, 3, 4, evaluate_every=0, snapshot_every="5", seed=seed)
-    cluster = Simulated(crashes=(Crash("shard 0", first), Crash("shard 1", second)), weather=Weather(jitter=3.0))
-    assert Observed(job, cluster).run().outcome in ("done", "failed")
+    crashes, weather = (Crash("shard 0", first), Crash("shard 1", second)), Weather(jitter=3.0)
+    run, witness = strike(plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(weather, crashes=crashes), seed)
+    assert run.outcome == "done"
+    assert_as_in_the_paper(plain, run, "lars", rounds_of(witness), seed)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, replicas: int
+) -> None:
+    """Who comes again has all of the state from another; where nobody is left, from the checkpoint."""
+    task, update = tallied(task_of(plain, plainly), 4, epochs=3), TorchWhole.update
+    made: dict[int, list[Minibatch]] = {}
+
+    def note(whole: TorchWhole, factor: float) -> None:
+        [story] = [story for story in run.simulation.peers.values() if story.whole is whole]  # type: ignore[attr-defined]
+        made[story.samples] = minibatches_in(whole)
+        update(whole, factor)
+
+    monkeypatch.setattr(TorchWhole, "update", note)
+    for moment in (2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28):
+        made.clear()
+        crashes = tuple(Crash(f"replica {i}", moment + i) for i in range(max(1, replicas - 1)))
+        job = Job(task, Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"), 3, 4, evaluate_every=0, lr_schedule="linear")
+        run = Observed(job, Simulated(crashes=crashes, restart_seconds=0.01))
+        run.simulation.run()
+        assert (run.outcome, run.simulation.killed) == ("done", [crash.role for crash in crashes]), f"at message {moment}"
+        assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
+
+
+def minibatches_in(whole: TorchWhole) -> list[Minibatch]:
+    """Those in the sum of gradients that a replica of a tallied model holds."""
+    entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
+    weights = whole.sum[entry.start : entry.start + entry.tensor.size].view(torch.float64).view(entry.tensor.shape)
+    return [(epoch, index) for epoch, index in weights.nonzero().tolist()]
 
 
 # accumulation
