@@ -121,15 +121,6 @@ MUTANTS = [
         ("tests/processes/test_local.py::test_a_run_folder_that_is_deleted_is_told_and_written_again[single-deleted]",),
     ),
     Mutant(
-        "processes-outlive-their-forkserver",
-        "No process, socket or shared-memory segment",
-        "cluster/process.py",
-        "settle_process(role, spec.threads, spec.supervisor, spec.forkserver)",
-        "settle_process(role, spec.threads, spec.supervisor)",
-        ("tests/processes/test_deaths.py::test_a_process_in_an_endless_step_ends_with_its_forkserver",),
-        seconds=15,
-    ),
-    Mutant(
         "a-meeting-hears-of-nothing",
         "`allreduce --transport tcp`: whoever waits",
         "transport/process_group.py",
