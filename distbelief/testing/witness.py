@@ -9,6 +9,7 @@ import torch
 
 from distbelief.core import attendance, messages, mirroring, upkeep
 from distbelief.core.messages import Message
+from distbelief.core.portions import Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
@@ -34,6 +35,7 @@ class Witness:
     - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once, as forgotten. In rounds all
       go back together, and each minibatch is applied once in what is kept, whatever was made in vain.
     - A standby that takes a shard's place holds every update that the shard had acknowledged.
+    - Each shard's part of a checkpoint holds all that its position counts as done; and nothing else, where nobody has died and all were waited for.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -58,7 +60,7 @@ class Witness:
         self._began: Counter[str] = Counter()
         self._courses: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
-        """By shard: the updates its standby began with, those it was sent since, and what is gathered for the next."""
+        """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next."""
         self._course = 0
         self._run = run
         self._clock = run.simulation.clock
@@ -66,6 +68,12 @@ class Witness:
         self._members: Counter[str] = Counter()
         self._lent: dict[tuple[str, str, int], torch.Tensor] = {}
         self._ends: dict[str, tuple[str, int]] = {}
+        self._parts: dict[tuple[int, str], int] = {}
+        self.checkpoints: set[int] = set()
+        """Those that were held against what the shards had applied."""
+        store: Any = run.simulation._store
+        self._save, store.save_part = store.save_part, self._saved
+        self._commit, store.commit = store.commit, self._committed
         attach(self.network, self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
@@ -82,8 +90,6 @@ class Witness:
             self._courses[sender, self._lives[sender]] += 1
         elif isinstance(message, upkeep.Restored) and message.loaded:
             self._restored(sender)
-        elif isinstance(message, mirroring.Whole | mirroring.Copied | mirroring.Told):
-            self._copied(sender, message)
         elif isinstance(message, messages.Deal):
             portion = message.portion
             for index in range(portion.first, portion.first + portion.count):
@@ -110,6 +116,27 @@ class Witness:
         elif isinstance(message, messages.Pushed):
             self._acknowledged(sender, self._name(to, message.incarnation), message)
 
+    def _saved(self, number: int, part: str, arrays: Any, facts: Any) -> None:
+        """A shard has written its part of a checkpoint."""
+        self._parts[number, part.replace("-", " ")] = facts["updates"]
+        self._save(number, part, arrays, facts)
+
+    def _committed(self, number: int, plan: Any, position: Position, samples: int) -> Any:
+        """A checkpoint is sealed: hold it against what each of its parts has."""
+        per_epoch = -(-self.plan.samples // self.plan.settings.batch_size)
+        before = {(epoch, index) for epoch in range(position.epoch + 1) for index in range(per_epoch)}
+        ahead = {(position.epoch, index) for index in range(position.batch, per_epoch)}
+        undone = {(one.epoch, index) for one in position.undone for index in range(one.first, one.first + one.count)}
+        for shard in self.shards if not any(isinstance(record, Vacant) for record in self._run.records) else ():
+            groups = [group for version, group in self.groups[shard].items() if version <= self._parts[number, shard]]
+            held = {minibatch for group in groups for minibatch in self.batches(group)}
+            missing, more = (before - ahead - undone) - held, held - (before - ahead - undone)
+            assert not missing, f"checkpoint {number} counts {missing} as done, and {shard} had not applied them"
+            waited = not any(isinstance(record, Note) and f"checkpoint {number} is made without" in record.text for record in self._run.records)
+            assert not (more and waited and not self._run.simulation.killed), f"checkpoint {number} of {shard} holds {more}, which is not done"
+            self.checkpoints.add(number)
+        return self._commit(number, plan, position, samples)
+
     def _name(self, role: str, incarnation: int) -> str:
         """The name of a life of a role, in one course of the job."""
         name = life(role, incarnation) + (f", course {course}" if (course := self._courses[role, incarnation]) else "")
@@ -117,7 +144,7 @@ class Witness:
         return name
 
     def _copied(self, shard: str, message: mirroring.Whole | mirroring.Copied | mirroring.Told) -> None:
-        """A standby is told of an update; it is sent in the order in which the shard makes them."""
+        """A standby hears of an update, in the order in which the shard makes them; of what dies on its way it never does."""
         if isinstance(message, mirroring.Whole):
             self._mirrored[shard] = message.updates, [], []
             return
@@ -201,6 +228,8 @@ class Witness:
             payload = self.sent_pushes[key][1]
             assert payload is None or torch.equal(self._lent[key], payload), f"push {message.clock} was overwritten"
             self.arrivals[to].append((key[0], message))
+        elif isinstance(message, mirroring.Whole | mirroring.Copied | mirroring.Told):
+            self._copied(sender, message)
         elif isinstance(message, attendance.Return):
             who = self._name(sender, message.incarnation)
             self.forgotten |= {(to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock}

@@ -39,6 +39,7 @@ def test_whatever_happens_everything_is_done_once(count: int, members: list[str]
             counted.append(number)
             for other in bundles.withdraw(number):
                 held[other].remove(number)
+                assert not bundles.done(number, other), "its copy was on its way, and counts again"
 
     for what, who, which in course:
         if what == "deal":

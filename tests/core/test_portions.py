@@ -109,6 +109,15 @@ def test_every_minibatch_is_dealt_once_while_nobody_dies(batches: int, epochs: i
     assert seen == Counter((epoch, index) for epoch in range(epochs) for index in range(batches))
 
 
+def test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole() -> None:
+    dealer = Dealer(batches=64, epochs=1, replicas=1)
+    whole = dealer.deal("replica 0")
+    assert whole is not None
+    assert dealer.lost("replica 0") == whole.count == 16
+    pieces = [piece for _ in range(6) if (piece := dealer.deal("replica 1", at_most=3))]
+    assert [minibatch for piece in pieces for minibatch in minibatches(piece)] == minibatches(whole)
+
+
 def test_portions_shrink_towards_the_end_of_an_epoch() -> None:
     dealer = Dealer(batches=800, epochs=1, replicas=4)
     counts = []

@@ -251,6 +251,18 @@ def test_one_fall_of_all_shards_is_told_once() -> None:
     assert [one.checkpoint for one in office.said(upkeep.Restore, "shard 0")][-1] == "there"
 
 
+def test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted() -> None:
+    """The other shard lives when all go back, and its word that it is there may come late."""
+    office = rounds(restarts=3)
+    office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
+    office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
+    office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
+    office.tell("shard 0", events.Lost("killed", 0), upkeep.Here(1))
+    office.said(upkeep.Restore)
+    assert office.tell("shard 1", upkeep.Here(0)).said(upkeep.Restore) == []
+    assert sorted(office.tell("shard 1", upkeep.Here(1)).said(upkeep.Restore)) == ["shard 0", "shard 1"]
+
+
 @pytest.mark.parametrize(
     ("sender", "event"),
     [

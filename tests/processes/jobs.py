@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors.torch import load_file
 from setproctitle import getproctitle
 from torch import nn
 
@@ -257,6 +258,12 @@ def once() -> Task:
     """With SGD and a learning rate of 1, minus a parameter is how often its sample was trained."""
     every = TensorData(torch.arange(SAMPLES), torch.zeros(SAMPLES, dtype=torch.long))
     return Task(model=Once, train=lambda: every, loss=lambda output, _: output)
+
+
+def times_trained(out: object) -> list[int]:
+    """How often each sample was trained in a run of that task."""
+    counts: list[int] = load_file(Path(str(out)) / "model.safetensors")["count"].neg().int().tolist()
+    return counts
 
 
 class _Threaded(nn.Module):

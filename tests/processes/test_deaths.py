@@ -20,6 +20,7 @@ import pytest
 
 from distbelief.cluster import forkserver, local, supervisor
 from distbelief.core import records
+from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
@@ -63,7 +64,9 @@ def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path,
     chance = random.Random(seed)
     victim, kind = chance.randrange(3), chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone])
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else 8))
-    result = jobs.run(tmp_path, Downpour(replicas=3, restarts=0, **options), epochs=EPOCHS, evaluate_every=0)
+    strategy = Downpour(replicas=3, restarts=0, optimizer=optim("sgd", lr=1.0), **options)
+    result = jobs.run(tmp_path, strategy, task="jobs:once", epochs=EPOCHS, evaluate_every=0)
+    assert min(jobs.times_trained(tmp_path)) >= EPOCHS, "a sample was lost with the replica"
     gone = [record for record in watch.of(records.Gone) if record.died]
     assert [record.role for record in gone] == [f"replica {victim}"]
     assert result["outcome"] == "done"

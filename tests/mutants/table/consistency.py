@@ -1,0 +1,214 @@
+"""Mutants of what is applied, when, and at which rate: slices, policies, rounds, portions."""
+
+from mutants import Mutant
+
+SEQUENTIAL = "One replica with `push_every = fetch_every = 1` is sequential SGD"
+ANY_SHARDS = "Any number of shards gives the same parameters as one"
+ONCE = "At each shard a push applies whole or not at all"
+PORTIONS = "Every minibatch of an epoch is applied exactly once"
+UNION = "N synchronous replicas are SGD on the union"
+BACKUP = "With backup workers a round takes exactly the first gradients"
+BOUNDED = "`bounded`: no step begins more than"
+OPTIM = "Every shard's updates are those of plain `torch.optim`"
+WAITING = "Rounds, bounds and softsync wait for no replica"
+READ_OWN = "With `--prefetch 0` a fetch sees the replica's own last push"
+SEED = "The same seed gives the same simulated trace"
+FROZEN = "A running forward or backward pass never sees parameters change"
+RATE = "The learning rate of every update is the closed form"
+
+ORACLES, CONSISTENCY, SWEEP = "tests/simulated/test_oracles.py", "tests/simulated/test_consistency.py", "tests/simulated/test_sweep.py"
+CONSISTENCY_SWEEP = f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
+DOWNPOUR_SWEEP = f"{SWEEP}::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
+
+MUTANTS = [
+    Mutant(
+        "a-schedule-is-forgotten-by-the-shard", SEQUENTIAL, "server/slice.py",
+        'group["lr"] = rate * factor', 'group["lr"] = rate',
+        (f"{ORACLES}::test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping",),
+    ),
+    Mutant(
+        "buffers-that-are-pushed-are-not-kept", SEQUENTIAL, "server/slice.py",
+        "        self._optimize(factor)\n"
+        "        for piece, value in zip(self._carried, values, strict=True):\n"
+        "            piece.tensor.copy_(value)\n",
+        "        self._optimize(factor)\n",
+        ("tests/machines/test_shard.py::test_buffers_are_the_latest_pushs_and_frozen_parameters_stay",),
+    ),
+    Mutant(
+        "a-range-ends-where-no-element-does", ANY_SHARDS, "core/sharding.py",
+        "* ALIGNMENT for part", "* ALIGNMENT + 2 for part",
+        (f"{ORACLES}::test_any_number_of_shards_gives_the_parameters_of_one",),
+    ),
+    Mutant(
+        "one-group-for-all-parameters-of-a-shard", SEQUENTIAL, "server/slice.py",
+        "**plan.layout.stepped(piece.section.group)} for piece in self._trained]", "**plan.layout.stepped(0)} for piece in self._trained]",
+        ("tests/simulated/test_large.py::test_biases_and_normalisations_do_not_decay",),
+    ),
+    Mutant(
+        "a-push-of-the-dead-is-judged-like-any", ONCE, "core/ledger.py",
+        '        if incarnation < known:\n'
+        '            return Verdict("refuse", f"{who} incarnation {incarnation} was replaced by {known}")\n',
+        "",
+        ("tests/machines/test_shard.py::test_a_push_of_the_dead_is_neither_applied_nor_acknowledged",),
+    ),
+    Mutant(
+        "a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
+        "while self._waiting and not self._waiting[0].sent:", "while self._waiting and (not self._waiting[0].sent or self._waiting[0] is push):",
+        (DOWNPOUR_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "what-a-dead-replica-held-is-dealt-again-one-off", PORTIONS, "core/portions.py",
+        "        self._again.extend(held)\n        return sum",
+        "        self._again.extend(Portion(one.epoch, max(one.first - 1, 0), one.count) for one in held)\n"
+        "        return sum",
+        (DOWNPOUR_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "the-rest-of-a-portion-is-its-beginning-again", PORTIONS, "core/portions.py",
+        "Portion(portion.epoch, portion.first + at_most, portion.count - at_most)", "Portion(portion.epoch, portion.first, portion.count - at_most)",
+        ("tests/core/test_portions.py::test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole",),
+    ),
+    Mutant(
+        "a-checkpoint-forgets-what-is-being-made", PORTIONS, "core/portions.py",
+        "(*self._again, *held))", "(*self._again,))",
+        ("tests/machines/test_coordinator.py::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
+    ),
+    Mutant(
+        "the-mean-of-means-in-a-round", UNION, "core/rounds.py",
+        "(key, self._batch_size / union)", "(key, 1.0 / len(taken))",
+        (f"{CONSISTENCY}::test_synchronous_replicas_are_sgd_on_the_union_batch",),
+    ),
+    Mutant(
+        "a-round-is-the-sum-of-its-gradients", UNION, "core/rounds.py",
+        "(key, self._batch_size / union)", "(key, 1.0)",
+        (f"{CONSISTENCY}::test_synchronous_replicas_are_sgd_on_the_union_batch",),
+    ),
+    Mutant(
+        "a-buffer-of-a-round-is-the-sum", UNION, "server/slice.py",
+        "piece.tensor.copy_(piece.working().div_(self._gathered))", "piece.tensor.copy_(piece.working())",
+        (f"{CONSISTENCY}::test_buffers_are_averaged_in_rounds",),
+    ),
+    Mutant(
+        "a-late-gradient-is-in-the-next-round", BACKUP, "core/rounds.py",
+        "elif self._rules and (tick < self._decided or self._never(key)):", "elif self._rules and self._never(key):",
+        (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",),
+    ),
+    Mutant(
+        "another-gradient-than-the-dropped-is-made-again", BACKUP, "core/portions.py",
+        "            completed += self.done(who, at - past)\n"
+        "            past = at\n"
+        "            self._again.extend(self._next(who, vain))\n",
+        "            self._again.extend(self._next(who, vain))\n"
+        "            completed += self.done(who, at - past)\n"
+        "            past = at\n",
+        (CONSISTENCY_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-dropped-gradient-is-not-made-again", BACKUP, "replica/pushes.py",
+        "                self._dropped.append((self._steps, push.steps))\n"
+        "                continue\n",
+        "                pass\n",
+        (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",),
+    ),
+    Mutant(
+        "a-round-waits-for-one-backup-worker-less", BACKUP, "core/rounds.py",
+        "self._most = settings.replicas - self._backup", "self._most = settings.replicas - max(self._backup - 1, 0)",
+        (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",),
+    ),
+    Mutant(
+        "the-bound-is-one-more", BOUNDED, "core/consistency.py",
+        "needed = tick - self._bound\n", "needed = tick - self._bound - 1\n",
+        (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
+    ),
+    Mutant(
+        "the-floor-follows-the-fastest", BOUNDED, "core/consistency.py",
+        "min(self.members.values()))", "max(self.members.values()))",
+        (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
+    ),
+    Mutant(
+        "with-a-cadence-parameters-may-be-as-old-as-they-like", BOUNDED, "replica/downpour.py",
+        "return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound", "return step % self._settings.fetch_every == 0",
+        (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
+    ),
+    Mutant(
+        "softsync-adds-where-it-is-to-average", OPTIM, "core/consistency.py",
+        "return Update(samples, 1.0 / count, (),", "return Update(samples, 1.0, (),",
+        (CONSISTENCY_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "inverse-scaling-counts-from-one", OPTIM, "core/consistency.py",
+        '"inverse": lambda staleness: 1.0 / max(staleness, 1),', '"inverse": lambda staleness: 1.0 / (staleness + 1),',
+        (CONSISTENCY_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "the-scale-of-a-stale-push-is-not-used", OPTIM, "server/shard.py",
+        "                factor *= verdict.scale\n", "",
+        (f"{CONSISTENCY}::test_each_scaling_is_another",),
+    ),
+    Mutant(
+        "the-optimizers-state-dies-with-its-shard", OPTIM, "server/slice.py",
+        "            if state:\n                self._optimizer.state[piece.parameter] = state\n", "",
+        (CONSISTENCY_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-round-waits-for-the-dead", WAITING, "core/rounds.py",
+        "        self._members.discard(who)\n        if died:", "        if died:",
+        (f"{CONSISTENCY}::test_a_round_waits_for_the_slowest_and_not_for_the_dead",),
+    ),
+    Mutant(
+        "a-bound-waits-for-those-who-have-left", WAITING, "core/consistency.py",
+        "            self.members.pop(who, None)\n            self._rise()\n", "            pass\n",
+        (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",), hangs=True,
+    ),
+    Mutant(
+        "softsync-wants-the-pushes-of-those-who-have-left", WAITING, "core/consistency.py",
+        "return max(1, len(self.members) // self._n)", "return max(1, len(self._known) // self._n)",
+        (f"{CONSISTENCY}::test_softsync_wants_no_pushes_of_the_dead",),
+    ),
+    Mutant(
+        "a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
+        "            yield from self._request(0, [part for _, part in self._parts], self._tick)\n"
+        "            yield from self._landed()\n"
+        "            self.vectors.swap(0)\n"
+        "            return\n",
+        "            yield from self._landed()\n"
+        "            self.vectors.swap(0)\n"
+        "            yield from self._request(0, [part for _, part in self._parts], self._tick)\n"
+        "            return\n",
+        (f"{ORACLES}::test_one_replica_is_sequential_sgd",),
+    ),
+    Mutant(
+        "the-times-of-steps-follow-from-no-seed", SEED, "cluster/pace.py",
+        "random.Random(", "random.SystemRandom(",
+        ("tests/simulated/test_traces.py::test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",),
+    ),
+    Mutant(
+        "what-is-fetched-ahead-lands-under-the-step", FROZEN, "replica/downpour.py",
+        "        self._in_flight = True\n"
+        "        yield from self._request(1 - self._landing,",
+        "        self._in_flight = True\n"
+        "        yield from self._request(self._landing,",
+        (f"{CONSISTENCY}::test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with",),
+    ),
+    Mutant(
+        "a-gradient-is-written-where-shards-still-read", FROZEN, "replica/downpour.py",
+        "        while self._pushes.busy[self._slot]:\n            yield from self._wait()\n", "",
+        (DOWNPOUR_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "the-schedule-counts-the-warm-up-too", RATE, "core/learning_rate.py",
+        "since = (samples - warming) / (total - warming)", "since = samples / total",
+        ("tests/core/test_settings.py::test_the_learning_rate_is_what_its_options_say",),
+    ),
+    Mutant(
+        "the-warm-up-begins-at-nothing", RATE, "core/learning_rate.py",
+        "return 1.0 + (scale - 1.0) * samples / warming if", "return scale * samples / warming if",
+        ("tests/core/test_settings.py::test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one",),
+    ),
+    Mutant(
+        "a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
+        "        updates = self.version.updates\n        factor = self._rate(self.samples)\n",
+        "        updates = self.version.updates\n        factor = self._rate(self.samples + due.samples)\n",
+        (CONSISTENCY_SWEEP,), seconds=15,
+    ),
+]  # fmt: skip

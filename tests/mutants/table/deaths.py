@@ -1,0 +1,183 @@
+"""Mutants of what is done when somebody dies: checkpoints, lives, standbys, and the coordinator's journal."""
+
+from mutants import Mutant
+
+MOMENT = "A checkpoint is of one moment"
+AGAIN = "A shard that dies is started anew"
+STANDBY = "With `--standby 1` a shard acknowledges a push once"
+GRANTED = "Only the coordinator grants the lives of shards"
+TOGETHER = "In a synchronous job without standbys all shards go back"
+JOURNAL = "A coordinator that is killed is started anew"
+REPLICAS = "A replica that dies is started anew"
+
+CONSISTENCY, STANDBYS, REVIVAL = "tests/simulated/test_consistency.py", "tests/simulated/test_standby.py", "tests/simulated/test_revival.py"
+SWEEP = f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
+DOWNPOUR_SWEEP = "tests/simulated/test_sweep.py::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
+MACHINE = "tests/machines/test_coordinator.py"
+
+MUTANTS = [
+    Mutant(
+        "every-death-of-a-shard-ends-the-job", AGAIN, "server/coordinator.py",
+        "        if cause or (begun and not self._saving.newest):\n", "        if True:\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "and-also-where-a-standby-could-succeed", STANDBY, "server/coordinator.py",
+        "        if self._standbys.can_succeed(role):\n", "        if False:\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-checkpoint-does-not-wait-for-what-is-on-its-way", MOMENT, "server/saving.py",
+        'if self.stage != "holding" or (busy and self._patient):', 'if self.stage != "holding":',
+        (f"{MACHINE}::test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for_ever",),
+    ),
+    Mutant(
+        "a-checkpoints-position-is-of-when-it-is-sealed", MOMENT, "server/saving.py",
+        'self.stage, self._cut, self._writing = "writing", (data.position(), data.samples), set(shards)',
+        'self.stage, self._cut, self._writing = "writing", (Position(0, 0, ()), data.samples), set(shards)',
+        (f"{MACHINE}::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
+    ),
+    Mutant(
+        "a-replica-says-that-it-holds-before-all-is-acknowledged", MOMENT, "replica/downpour.py",
+        "if self._hold is not None and not self._pushes.waiting:", "if self._hold is not None:",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
+        "        while self._holding:\n            yield from self._wait()\n", "",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "what-softsync-has-acknowledged-is-not-saved", MOMENT, "server/shard.py",
+        "        made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved\n",
+        "        made: list[Effect] = []\n",
+        (f"{CONSISTENCY}::test_what_softsync_has_acknowledged_is_in_every_checkpoint",),
+    ),
+    Mutant(
+        "the-first-checkpoint-stays-the-newest", AGAIN, "server/saving.py",
+        "            self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut\n",
+        "            self.kept, self.newest = event.number, self.newest or event.checkpoint\n"
+        "            self.position, self.samples = self._cut\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "what-was-forgotten-is-one-less", AGAIN, "core/ledger.py",
+        "        return max(0, clock - last)\n", "        return max(0, clock - last - 1)\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-shard-that-came-again-takes-all-pushes-from-the-first", AGAIN, "core/ledger.py",
+        "        self.clocks[who] = (incarnation, max(last, clock))\n",
+        "        self.clocks[who] = (incarnation, last)\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "what-a-dead-shard-had-not-acknowledged-is-not-pushed-again", AGAIN, "replica/downpour.py",
+        "            yield self._links.ask(shard, attendance.SitOut())\n"
+        "        yield from pushes\n",
+        "            yield self._links.ask(shard, attendance.SitOut())\n",
+        (SWEEP,), seconds=15, hangs=True,
+    ),
+    Mutant(
+        "a-push-is-acknowledged-before-the-standby-has-it", STANDBY, "server/mirror.py",
+        "        if not self.pending or not effects:\n", "        if True:\n",
+        (f"{STANDBYS}::test_nothing_is_acknowledged_that_the_standby_has_not_confirmed",),
+    ),
+    Mutant(
+        "a-floor-is-told-that-the-standby-does-not-know", STANDBY, "server/mirror.py",
+        "return self.place is None or floor <= self._floor", "return True",
+        (f"{STANDBYS}::test_no_floor_is_told_that_the_standby_has_not_confirmed",),
+    ),
+    Mutant(
+        "a-standby-does-not-note-whose-push-it-was", STANDBY, "server/standby.py",
+        "            self._note(key)\n            self._shard", "            self._shard",
+        (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",),
+    ),
+    Mutant(
+        "what-was-gathered-dies-with-the-shard", STANDBY, "server/standby.py",
+        "        if self._gathered:\n"
+        "            factor = self._plan.factor(self._shard.samples)\n"
+        "            self._step(self._gathered_samples, factor, 1.0 / self._gathered)\n",
+        "",
+        (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",),
+    ),
+    Mutant(
+        "what-is-held-counts-as-taken-for-a-standby", STANDBY, "server/shard.py",
+        "            clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))\n", "            pass\n",
+        (f"{STANDBYS}::test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own",),
+    ),
+    Mutant(
+        "a-standby-steps-at-the-base-rate", STANDBY, "server/standby.py",
+        "self._held.apply(sender, event.slot, payload, event.factor)", "self._held.apply(sender, event.slot, payload, 1.0)",
+        (f"{STANDBYS}::test_a_standby_holds_what_its_shard_holds_bit_for_bit",),
+    ),
+    Mutant(
+        "a-standby-may-succeed-before-it-holds-everything", STANDBY, "server/standbys.py",
+        'return self._standing.get(roles.standby_of(shard)) == "mirrors"',
+        'return self._standing.get(roles.standby_of(shard)) in ("sent", "mirrors")',
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-former-life-of-a-shard-is-welcome", GRANTED, "server/muster.py",
+        "        if place.incarnation < self._lives[role]:\n            return False\n", "",
+        (f"{MACHINE}::test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted",),
+    ),
+    Mutant(
+        "an-old-death-ends-the-next-life", GRANTED, "server/muster.py",
+        "        if incarnation < self._lives[role]:\n"
+        "            return False\n"
+        "        self._standing[role] = \"away\"\n",
+        "        self._standing[role] = \"away\"\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-shard-has-one-life-more", GRANTED, "core/lives.py",
+        "if not died or incarnation >= self._restarts:", "if not died or incarnation > self._restarts:",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "one-shard-goes-back-alone", TOGETHER, "server/coordinator.py",
+        "        if begun and self.settings.together:\n", "        if False:\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "what-members-say-of-the-past-counts", TOGETHER, "server/reception.py",
+        "        return role not in self._behind\n", "        return True\n",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "the-data-does-not-go-back", TOGETHER, "server/coordinator.py",
+        "        self.data = self._dealing(self.plan)\n        if self.phase", "        if self.phase",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "who-comes-back-is-told-everything-again", JOURNAL, "runtime/lasting.py",
+        "missed = session.missed(heard)", "missed = session.missed(0)",
+        (f"{REVIVAL}::test_the_model_is_that_of_a_calm_run",),
+    ),
+    Mutant(
+        "the-journal-is-written-after-the-word-is-acted-on", JOURNAL, "runtime/lasting.py",
+        "            yield self._noted(arrival, life)\n",
+        "            yield arrival\n"
+        "            self._noted(arrival, life)\n",
+        (f"{REVIVAL}::test_the_model_is_that_of_a_calm_run",),
+    ),
+    Mutant(
+        "what-it-had-said-is-not-said-to-who-comes-back", JOURNAL, "runtime/lasting.py",
+        "        for message in missed:\n            self._endpoint.send(role, message)\n", "",
+        (f"{REVIVAL}::test_a_coordinator_may_die_at_any_message",), hangs=True,
+    ),
+    Mutant(
+        "a-death-is-heard-of-twice", REPLICAS, "core/lives.py",
+        "        if incarnation <= self.gone.get(role, -1):\n"
+        "            return False\n"
+        "        self.gone[role] = incarnation\n",
+        "        self.gone[role] = incarnation\n",
+        (f"{MACHINE}::test_a_death_is_told_of_once_by_whomever",),
+    ),
+    Mutant(
+        "what-a-dead-replica-held-is-not-dealt-again", REPLICAS, "server/coordinator.py",
+        "        left = self.data.lost(role) if member and self.data else 0\n", "        left = 0\n",
+        (f"{MACHINE}::test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain",),
+    ),
+]  # fmt: skip

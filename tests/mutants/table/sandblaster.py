@@ -1,0 +1,105 @@
+"""Mutants of Sandblaster: its iterates, the sums of bundles, their order, and its standbys."""
+
+from mutants import Mutant
+
+ITERATES = "Sandblaster's iterates are those of single-machine L-BFGS"
+EXACTLY_ONCE = "Every portion of a batch counts exactly once in its gradient"
+BITS = "With `--deterministic` the parameters have the same bits"
+STANDBY = "In `sandblaster` too"
+
+ORACLES, MACHINE, STANDBYS = (
+    "tests/simulated/test_sandblaster_oracles.py",
+    "tests/machines/test_descent.py",
+    "tests/simulated/test_sandblaster_standby.py",
+)
+SWEEP = "tests/simulated/test_sandblaster_weather.py::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
+
+MUTANTS = [
+    Mutant(
+        "a-slope-that-still-falls-is-flat", ITERATES, "sandblaster/line_search.py",
+        "return abs(trial.slope) <= -start.curvature * start.slope", "return trial.slope <= -start.curvature * start.slope",
+        ("tests/core/test_line_search.py::test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried",),
+    ),
+    Mutant(
+        "the-loss-is-the-sum-over-samples", ITERATES, "sandblaster/stories.py",
+        "return found.loss / found.samples + 0.5", "return found.loss + 0.5",
+        (f"{ORACLES}::test_the_iterates_are_those_of_torchs_lbfgs",),
+    ),
+    Mutant(
+        "the-gradient-is-the-mean-of-means", ITERATES, "sandblaster/evaluating.py",
+        "tuple(samples / self._size for samples in parts)", "tuple(float(-(-samples // self._size)) for samples in parts)",
+        (f"{ORACLES}::test_the_iterates_are_those_of_torchs_lbfgs",),
+    ),
+    Mutant(
+        "decay-is-in-the-gradient-and-not-in-the-loss", ITERATES, "sandblaster/stories.py",
+        "+ 0.5 * decay * square, scalars", ", scalars",
+        (f"{ORACLES}::test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method",),
+    ),
+    Mutant(
+        "a-copy-of-a-bundle-is-added", EXACTLY_ONCE, "server/descent.py",
+        "if event.evaluation == self.policy.floor and event.number not in self._taken:", "if event.evaluation == self.policy.floor:",
+        (f"{MACHINE}::test_a_bundle_is_summed_once_whoever_sends_it_again",),
+    ),
+    Mutant(
+        "a-bundle-of-the-last-evaluation-is-added", EXACTLY_ONCE, "server/descent.py",
+        "if event.evaluation == self.policy.floor and event.number not in self._taken:", "if event.number not in self._taken:",
+        (f"{MACHINE}::test_what_comes_after_its_evaluation_is_acknowledged_and_ignored",),
+    ),
+    Mutant(
+        "another-bundle-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "core/bundles.py",
+        "                self._orphans.append(number)\n"
+        "                self._fresh_left",
+        "                self._orphans.append(max(number - 1, 0))\n"
+        "                self._fresh_left",
+        (SWEEP,), seconds=15, hangs=True,
+    ),
+    Mutant(
+        "the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "core/bundles.py",
+        "        if self._done[number]:\n"
+        "            return False\n"
+        "        self._done[number] = 1\n",
+        "        self._done[number] = 1\n",
+        ("tests/core/test_bundles.py::test_whatever_happens_everything_is_done_once",),
+    ),
+    Mutant(
+        "a-bundle-is-of-one-part-only", EXACTLY_ONCE, "server/descent.py",
+        "self.vectors.contribute(payload, self._into[part])", "self.vectors.contribute(payload, self._into[0])",
+        (f"{MACHINE}::test_parts_of_a_batch_are_summed_apart",),
+    ),
+    Mutant(
+        "bundles-are-summed-as-they-come", BITS, "server/descent.py",
+        "        if self._ordered and number != self._next:\n", "        if False:\n",
+        (f"{MACHINE}::test_in_order_the_sum_has_the_same_bits",),
+    ),
+    Mutant(
+        "a-loss-is-summed-as-it-comes", BITS, "sandblaster/evaluating.py",
+        "loss = math.fsum(self._losses.values())", "loss = sum(self._losses.values())",
+        (SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "a-bundle-is-acknowledged-before-the-standby-has-it", STANDBY, "server/descent.py",
+        "return told + self._mirror.after([Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))])",
+        "return told + [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]",
+        (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
+    ),
+    Mutant(
+        "an-answer-is-given-before-the-standby-has-it", STANDBY, "server/descent.py",
+        "told += self._mirror.after([Send(sender, answer)] if asks else [])", "told += [Send(sender, answer)] if asks else []",
+        (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
+    ),
+    Mutant(
+        "a-standby-does-not-know-what-is-in-the-sum", STANDBY, "server/descent.py",
+        "tuple(sorted(self._taken)), self._next)", "(), self._next)",
+        (f"{MACHINE}::test_an_heir_is_as_far_as_its_shard_whenever_its_standby_has_come",),
+    ),
+    Mutant(
+        "what-waits-for-its-turn-is-not-sent-to-the-standby", STANDBY, "server/descent.py",
+        "for number, (kept, part) in self._early.items()]", "for number, (kept, part) in ()]",
+        (f"{STANDBYS}::test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn",),
+    ),
+    Mutant(
+        "an-operation-that-is-told-again-is-done-again", STANDBY, "server/descent.py",
+        "        if event.number <= self._newest.number:  # told", "        if event.number < self._newest.number:  # told",
+        (f"{STANDBYS}::test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm",),
+    ),
+]  # fmt: skip
