@@ -17,7 +17,7 @@ from distbelief.errors import UsageError
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.whole import PhantomWhole
 from distbelief.runtime.whole import TorchWhole
-from distbelief.tasks.worker import Trainer, measure
+from distbelief.tasks.worker import Trainer, check_measure, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER, VirtualEndpoint
 
@@ -37,8 +37,11 @@ class Assembled(Simulation):
             worker = _Phantom(endpoint, stopwatch, samples, PhantomWhole(self._layout()))
         else:
             model = self._model()
+            whole = TorchWhole(self._flat(model))
             trainer = Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed)
-            worker = _Worker(endpoint, stopwatch, trainer, TorchWhole(self._flat(model)))
+            if self.evaluates and index == 0 and not incarnation:
+                check_measure(self.task, model)
+            worker = _Worker(endpoint, stopwatch, trainer, whole)
         story = self.peers[role] = Allreduce(role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose)
         self._play_story(role, story.story(), endpoint, worker, self._store)
 

@@ -23,9 +23,9 @@ from distbelief.core.layout import Layout
 from distbelief.core.locks import Queues
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
-from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.hogwild import Hogwild
 from distbelief.runtime.mapped import MappedModel, Stroke
+from distbelief.runtime.player import Worker
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
@@ -48,9 +48,8 @@ class Racing(Simulation):
         peer = self.peers[role] = (_Phantom if self.cluster.phantom else _Computing)(self, role, endpoint)
         self._play_story(role, peer.story(incarnation), endpoint, peer, self._store)
 
-    def _add_evaluator(self) -> None:
-        flat = self._flat(self._model())
-        self._play_story(roles.EVALUATOR, Evaluator(flat).story(), self._endpoint(roles.EVALUATOR), _Reader(self, flat))
+    def _watcher(self, flat: FlatModule) -> Worker:
+        return _Reader(self, flat)
 
     def _kill(self, role: str) -> None:
         super()._kill(role)

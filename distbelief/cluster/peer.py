@@ -19,7 +19,7 @@ from distbelief.replica.allreduce import Allreduce
 from distbelief.runtime.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.worker import Trainer, measure, placed
+from distbelief.tasks.worker import Trainer, check_measure, measure, placed
 from distbelief.transport.base import Arena
 from distbelief.transport.memory import Memory
 from distbelief.transport.process_group import ProcessGroup
@@ -45,6 +45,8 @@ class Peer:
         self._role, self._incarnation, self._task, self._flat = role, incarnation, task, flat
         self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed)
         self._compute = padded(self._trainer.compute)
+        if spec.evaluator and role == roles.replica(0):
+            check_measure(task, flat.module)
         self._carrier = carrier(spec, role)
         self.whole = TorchWhole(flat, self._carrier, overlaps=True)
         self.store = Store(spec.run)

@@ -49,7 +49,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, placed
+from distbelief.tasks.worker import Trainer, build_model, check_measure, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -364,6 +364,7 @@ class _Process:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
         vectors = self._flat(build_model(task, spec.settings.seed, "cpu"))
+        check_measure(task, vectors.module)
         worker = Reader(spec, vectors, task) if spec.settings.mapped else ServedWorker(spec, self.role, vectors, None, task)
         self._tell_story(Evaluator(vectors, self.incarnation), worker)
 

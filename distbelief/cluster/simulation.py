@@ -36,10 +36,10 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
-from distbelief.tasks import Task, as_data, resolve
+from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model
+from distbelief.tasks.worker import Trainer, build_model, check_measure, load
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Simulation:
         self._revives = self.settings.restarts > 0 and any(crash.role == roles.COORDINATOR for crash in self.cluster.crashes)
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
         self.task = task_of(self.job)
-        self._data = as_data(self.task.train())
+        self._data = load(self.task, "training")
         self._over = False
         self._ended: dict[str, int] = {}
         """The last life of each role that was killed."""
@@ -161,7 +161,12 @@ class Simulation:
 
     def _add_evaluator(self) -> None:
         evaluated = self._flat(self._model())
-        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), self._endpoint(roles.EVALUATOR), Watcher(self.task, evaluated))
+        check_measure(self.task, evaluated.module)
+        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), self._endpoint(roles.EVALUATOR), self._watcher(evaluated))
+
+    def _watcher(self, flat: FlatModule) -> Worker:
+        """Who measures for the evaluator."""
+        return Watcher(self.task, flat)
 
     def _cast_servers(self) -> None:
         for i in range(0 if self.settings.mapped else self.settings.shards):

@@ -32,7 +32,7 @@ from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.worker import Trainer, measure
+from distbelief.tasks.worker import Trainer, check_measure, measure
 
 
 @dataclass
@@ -77,6 +77,8 @@ class SingleLoop:
         self._number = 1
         self._unsaved = ""
         self._since = _Since()
+        if settings.evaluate_every and task.test is not None:
+            check_measure(task, model)
 
     def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
         """Train to the end, from a checkpoint where one is named."""

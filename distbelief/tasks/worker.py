@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,8 +13,10 @@ from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.order import Order, seed_chance
-from distbelief.tasks.task import Task, as_data
+from distbelief.tasks.task import Data, Task, as_data
 
+CHECKED = 2
+"""Samples measured as a job starts; not one: some layers refuse a minibatch of one."""
 MEASURE_BATCH = 1000
 """Samples measured at a time: bounds the memory of an evaluation."""
 
@@ -56,6 +58,32 @@ def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module
     raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")
 
 
+def load(task: Task, which: Literal["training", "test"]) -> Data:
+    """The training or test set of a task, of one sample at least.
+
+    Raises:
+        DataError: it is empty, or its files are missing.
+        UsageError: it cannot be counted and indexed, or its inputs and targets differ in number.
+        TrainingError: the user's function raised.
+    """
+    named = f"the {which} data of task {task.reference!r}"
+    make = task.test if which == "test" else task.train
+    assert make is not None
+    try:
+        data = as_data(make())
+        samples = len(data)
+    except UsageError as error:
+        raise UsageError(f"{named}: {error}") from error
+    except DistbeliefError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TrainingError(f"{named} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not samples:
+        remedy = "give it some, or train with --evaluate-every 0" if which == "test" else "there is nothing to train on; check the task's data"
+        raise DataError(f"{named} hold 0 samples: {remedy}")
+    return data
+
+
 class Trainer:
     """Computes the gradient of one minibatch after another.
 
@@ -69,12 +97,7 @@ class Trainer:
 
     def __init__(self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
-        try:
-            self.data = as_data(task.train())
-        except DistbeliefError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise TrainingError(f"the training data of task {task.reference!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -95,6 +118,9 @@ class Trainer:
             inputs, targets = self.data.batch(numbers)
             inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
             loss = self.task.loss(self.model(inputs), targets)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+                raise TrainingError(f"the loss of task {self.task.reference!r} is {got}: it must be a scalar tensor, the mean over the minibatch")
             loss.backward()
         except DistbeliefError:
             raise
@@ -117,25 +143,33 @@ def on_device(value: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
-def measure(task: Task, model: nn.Module) -> Measured:
-    """Mean loss and accuracy of a model on the task's test set.
+def check_measure(task: Task, model: nn.Module) -> None:
+    """Measure a model on a few samples of the task's test set, so that a job which cannot be evaluated ends before it trains, not an epoch later.
 
     Raises:
-        UsageError: the task has no test set.
+        DistbeliefError: as `measure`.
+    """
+    measure(task, model, CHECKED)
+
+
+def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
+    """Mean loss and accuracy of a model on the task's test set, or on the first `most` samples of it.
+
+    Raises:
+        UsageError: the task has no test set, or one that cannot be counted and indexed.
         DataError: the test set is empty, or holds something else than pairs.
         TrainingError: the user's model, loss or metric raised.
     """
     if task.test is None:
         raise UsageError(f"task {task.reference!r} has no test set: give it one, or train with --evaluate-every 0")
-    data, device = as_data(task.test()), next(model.parameters()).device
-    if not len(data):
-        raise DataError(f"the test data of task {task.reference!r} hold 0 samples: give it some, or train with --evaluate-every 0")
+    data, device = load(task, "test"), next(model.parameters()).device
+    samples = min(len(data), most or len(data))
     training = model.training
     model.eval()
     loss = correct = 0.0
     try:
         with torch.no_grad():
-            for numbers in torch.arange(len(data)).split(MEASURE_BATCH):
+            for numbers in torch.arange(samples).split(MEASURE_BATCH):
                 inputs, targets = data.batch(numbers)
                 inputs, targets = on_device(inputs, device), on_device(targets, device)
                 output = model(inputs)
@@ -147,4 +181,4 @@ def measure(task: Task, model: nn.Module) -> Measured:
         raise TrainingError(f"the model of task {task.reference!r} raised in evaluation: {type(error).__name__}: {error}") from error
     finally:
         model.train(training)
-    return Measured(loss / len(data), correct / len(data))
+    return Measured(loss / samples, correct / samples)
