@@ -93,6 +93,14 @@ def test_the_checker_refuses_sums_that_differ_in_their_bits() -> None:
         prove(Schedule("mine", 3, 1, steps))
 
 
+def test_the_checker_refuses_a_part_that_is_put_in_the_place_of_the_sum() -> None:
+    """Also where the sum is put there later."""
+    steps = ((Transfer(1, 0, 0, 1, True), Transfer(0, 1, 0, 1, False)), (Transfer(0, 1, 0, 1, False),))
+    prove(Schedule("mine", 2, 1, (steps[0][:1], steps[1])))
+    with pytest.raises(LocalProtocolError, match=r"step 0: .* puts a sum of which rank 1 are missing"):
+        prove(Schedule("mine", 2, 1, steps))
+
+
 def test_the_checker_refuses_a_transfer_to_nobody() -> None:
     with pytest.raises(LocalProtocolError, match="no transfer between two"):
         prove(Schedule("mine", 2, 1, ((Transfer(0, 2, 0, 1, True),),)))

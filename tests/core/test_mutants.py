@@ -46,4 +46,5 @@ def test_every_promise_names_its_mutants_and_every_mutant_its_promise() -> None:
         assert len(of) == 1, f"{mutant.name} is of {mutant.guarantee!r}, with which {len(of)} rows of the table begin"
         found[of[0]].append(mutant.name)
     for promise, names in promises.items():
+        assert names, promise
         assert sorted(names) == sorted(found[promise]), promise

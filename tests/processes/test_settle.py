@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -36,3 +38,29 @@ def test_what_a_step_frees_the_next_one_has_without_asking_the_kernel() -> None:
     )
     assert usual > 1000
     assert settled < 10
+
+
+SETTLES = """
+import signal, sys
+from distbelief.cluster import settle
+
+settle.settle_process("test", 1, *map(int, sys.argv[1:]))
+print("settled", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["the supervisor", "the forkserver"])
+def test_a_process_ends_with_either_of_those_above_it(dies: int) -> None:
+    with ExitStack() as stack:
+        above = [stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)) for _ in range(2)]
+        for one in above:
+            stack.callback(one.kill)
+        words = [sys.executable, "-c", SETTLES, *(str(one.pid) for one in above)]
+        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}))
+        stack.callback(process.kill)
+        assert process.stdout
+        assert process.stdout.readline() == b"settled\n"
+        assert process.poll() is None
+        above[dies].kill()
+        assert process.wait(30) == 1

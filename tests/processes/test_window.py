@@ -75,6 +75,29 @@ def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
         assert all(map(torch.equal, own, expected))
 
 
+@pytest.mark.parametrize(("act", "ahead"), [("_add", 1), ("_read", 2)])
+def test_no_chunk_is_written_over_before_the_other_has_had_it(make: Make, monkeypatch: pytest.MonkeyPatch, act: str, ahead: int) -> None:
+    """The second rank puts off what it does with the first chunk until the first one waits, having added up as many as it may without that."""
+    first, second = make(2)
+    waits, looks, late = threading.Event(), first._lost, getattr(second, act)
+
+    def lost() -> str:
+        if first._count(0, window.ADDED) >= ahead and first._count(0, window.WRITTEN) >= 2 * ahead:
+            waits.set()
+        return looks()
+
+    def puts_off(number: int, *more: object) -> None:
+        assert number or waits.wait(SECONDS)
+        late(number, *more)
+
+    monkeypatch.setattr(first, "_lost", lost)
+    monkeypatch.setattr(second, act, puts_off)
+    vectors = [torch.randn(6 * CHUNK // 4) for _ in range(2)]
+    expected = vectors[0] + vectors[1]
+    add_up([first, second], vectors)
+    assert all(torch.equal(vector, expected) for vector in vectors)
+
+
 def test_a_window_is_small_however_many_ranks_there_are(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "CHUNK", 1 << 20)
     monkeypatch.setattr(window, "SIZE", 1 << 20)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.cluster import handling
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import messages, roles, upkeep
@@ -376,8 +377,8 @@ def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1}, {"push_every": 2, "fetch_every": 3}], ids=str)
 def test_an_infinite_bound_is_downpour(plain: SimpleNamespace, options: dict[str, int]) -> None:
-    """Bit for bit, with the same times: on a network that takes none, so that saying who takes part takes none either."""
-    cluster = Simulated(weather=INSTANT, pace=Pace(slow={0: 3.0}))
+    """Bit for bit, with the same times: where messages take none, so that saying who takes part takes none either."""
+    cluster = Simulated(weather=INSTANT, pace=Pace(slow={0: 3.0}), handling=handling.INSTANT)
     runs = [play(plain, kind, cluster, epochs=2)[0] for kind in (Downpour(4, 3, **options), Bounded(4, 3, staleness=10**9, **options))]
     assert runs[0].vector() == runs[1].vector()
     assert runs[0].simulation.clock.now() == runs[1].simulation.clock.now()

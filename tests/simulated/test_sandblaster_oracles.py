@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
-from distbelief.core import operations, records
+from distbelief.core import messages, operations, records, roles, wire
+from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
 from distbelief.sandblaster.recursion import Pair, classical
@@ -22,7 +23,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import VirtualEndpoint, Weather
 
 SHAKY = Simulated(weather=Weather(jitter=5.0, delay_chance=0.1, delay=3e-3), pace=Pace(spread="exponential", slow={1: 7.0}))
 
@@ -318,6 +319,28 @@ def test_the_result_is_independent_of_the_shards() -> None:
     one = train(task, 6, shards=1, deterministic=True)
     for shards in (2, 3, 5):
         assert distance(train(task, 6, shards=shards, deterministic=True), one) < 1e-12
+
+
+def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a hundred times the parameters are no more for the coordinator to say and hear, payloads counted."""
+    send, carried, said = VirtualEndpoint.send, set[tuple[str, type, str]](), {10: 0, 1000: 0}
+
+    def sees(own: VirtualEndpoint, to: str, message: Message, payload: Payload | None = None) -> None:
+        if payload is not None:
+            carried.add((own.role.split()[0], type(message), to.split()[0]))
+        if roles.COORDINATOR in (own.role, to):
+            said[size] += len(wire.encode(message)) + (payload.nbytes if payload is not None else 0)
+        send(own, to, message, payload)
+
+    monkeypatch.setattr(VirtualEndpoint, "send", sees)
+    for size in said:
+        Simulated(phantom=True).run(Job(valley(size), Sandblaster(2, 2, iterations=6, portion_size=1000), snapshot_every="0"))
+    assert carried == {
+        ("replica", messages.Initialise, "shard"),
+        ("replica", operations.Contribute, "shard"),
+        ("shard", messages.Fetched, "replica"),
+    }
+    assert said[1000] < 1.02 * said[10]
 
 
 def test_in_order_the_result_has_the_same_bits_whoever_computes_what_and_when() -> None:

@@ -3,9 +3,16 @@
 from mutants import Mutant
 
 LARGE, ALL = "tests/simulated/test_large.py", "tests/simulated/test_allreduce.py"
+PROOFS, RACES = "tests/core/test_collectives.py", "tests/simulated/test_hogwild.py"
+ALONE = f"{RACES}::test_one_replica_is_sequential_sgd_bit_for_bit"
 BY_LOCK = "tests/processes/test_hogwild.py::test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole"
 PAPERS = "LARS and LAMB are those of their papers"
 UNION = "`--accumulate` and `--push-every` of rounds give the gradient of the union"
+PROVED = "Each algorithm is an all-reduce"
+ONE_MEMORY = "`hogwild` and `locking` with one replica"
+LOCK = "A lock whose holder dies is free at once"
+ROWS = "A sparse gradient's update writes to its rows only"
+HOOK = "A script with DDP and `comm_hook`"
 SEQUENTIAL = "`allreduce` on N replicas is sequential SGD"
 EXACTLY_ONE = "In `allreduce` every minibatch is in exactly one update"
 NONE_LOST = "`locking --locks global` and `shard`: no update of a parameter is lost"
@@ -51,5 +58,108 @@ MUTANTS = [
         "buffers-are-written-under-no-lock", NONE_LOST, "runtime/mapped.py",
         'found.append(Stroke((0,) if self._locks == "shard" else (), sum', "found.append(Stroke((), sum",
         (f"{BY_LOCK}[shard]",), 15,
+    ),
+    Mutant(
+        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "core/rations.py",
+        "                self._epoch, self._batch = portion.epoch, first\n",
+        "                self._again.appendleft(Portion(portion.epoch, max(first - 1, 0), end - first))\n",
+        (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
+    ),
+    Mutant(
+        "whole-sums-are-added-to-parts-of-them", SEQUENTIAL, "replica/pieces.py",
+        "here[self.members[transfer.source], start], transfer.adds)", "here[self.members[transfer.source], start], True)",
+        (
+            f"{ALL}::test_n_replicas_are_sequential_sgd_on_the_union",
+            "tests/machines/test_reductions.py::test_pieces_that_arrive_in_any_order_are_summed",
+        ), 15,
+    ),
+    Mutant(
+        "the-second-half-of-a-ring-begins-with-another-part", PROVED, "core/algorithms.py",
+        "parts[(i - t) % count]", "parts[(i - t + 1) % count]",
+        (f"{PROOFS}::test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula", f"{PROOFS}::test_every_schedule_sums"),
+    ),
+    Mutant(
+        "a-proof-does-not-ask-for-the-same-additions", PROVED, "core/proof.py",
+        "if expression != held[0][at][1]:", "if not expression:",
+        (f"{PROOFS}::test_the_checker_refuses_sums_that_differ_in_their_bits",),
+    ),
+    Mutant(
+        "a-proof-lets-a-part-be-added-twice", PROVED, "core/proof.py",
+        "elif sent[0] & own[0]:", "elif sent[0] & own[0] == everybody:",
+        (f"{PROOFS}::test_the_checker_refuses_what_is_no_all_reduce",),
+    ),
+    Mutant(
+        "a-proof-lets-a-sum-be-given-before-it-is-made", PROVED, "core/proof.py",
+        "if sent[0] != everybody:", "if not sent[0]:",
+        (f"{PROOFS}::test_the_checker_refuses_a_part_that_is_put_in_the_place_of_the_sum",),
+    ),
+    Mutant(
+        "a-port-takes-many-messages-at-once", PROVED, "core/cost.py",
+        "arrives, room = leaves + latency, target.arrives + takes", "arrives, room = leaves + latency, leaves + latency",
+        (f"{PROOFS}::test_prices_are_those_of_the_table", f"{PROOFS}::test_prices_are_those_of_the_formulas_with_the_cost_of_adding"),
+    ),
+    Mutant(
+        "the-dearest-algorithm-is-taken", PROVED, "core/cost.py",
+        "return min(prices, key", "return max(prices, key",
+        (f"{PROOFS}::test_the_cheapest_changes_with_the_length",),
+    ),
+    Mutant(
+        "a-sum-is-written-over-before-all-have-read-it", HOOK, "transport/window.py",
+        "        self._wait(READ, number + 1 - DEPTH)\n", "",
+        ("tests/processes/test_window.py::test_no_chunk_is_written_over_before_the_other_has_had_it[_read-2]",),
+    ),
+    Mutant(
+        "a-gradient-is-written-over-before-all-have-added-it", HOOK, "transport/window.py",
+        "        self._wait(ADDED, number + 1 - DEPTH)  # what was there has been added up\n", "",
+        ("tests/processes/test_window.py::test_no_chunk_is_written_over_before_the_other_has_had_it[_add-1]",),
+    ),
+    Mutant(
+        "all-parameters-have-one-momentum", ONE_MEMORY, "runtime/mapped.py",
+        "self._state[start : start + parameter.nbytes]", "self._state[: parameter.nbytes]",
+        (ALONE,),
+    ),
+    Mutant(
+        "every-range-takes-the-beginning-of-a-gradient", ONE_MEMORY, "runtime/mapped.py",
+        "gradient.contiguous().view(-1)[piece.within]", "gradient.contiguous().view(-1)[: piece.parameter.numel()]",
+        (ALONE,),
+    ),
+    Mutant(
+        "gradients-are-kept-for-the-next-step", ONE_MEMORY, "tasks/worker.py",
+        "            parameter.grad = None\n", "            pass\n",
+        ("tests/simulated/test_single.py::test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly",),
+    ),
+    Mutant(
+        "the-dead-keep-their-locks", LOCK, "core/locks.py",
+        "if role in queue and (now := self.give(role, number))]", "if role in queue and role != queue[0] and (now := self.give(role, number))]",
+        (
+            "tests/core/test_mapping.py::test_the_dead_wait_for_nothing_and_hold_nothing",
+            f"{RACES}::test_a_holder_dies_in_the_middle_of_its_update",
+        ), 10,
+        hangs=True,
+    ),
+    Mutant(
+        "nobody-is-said-to-hold-a-lock", LOCK, "transport/locks.py",
+        "return 0 if kind == fcntl.F_UNLCK else int(process)", "return 0 if kind != fcntl.F_UNLCK else int(process)",
+        (
+            "tests/processes/test_hogwild.py::test_locks_are_the_kernels",
+            "tests/processes/test_locks.py::test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it",
+        ), 10,
+    ),
+    Mutant(
+        "a-lock-stays-with-a-file-that-others-have-open", LOCK, "transport/locks.py",
+        "fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)",
+        'fcntl.fcntl(self._descriptor, 37, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))  # F_OFD_SETLK',
+        ("tests/processes/test_hogwild.py::test_locks_are_the_kernels",),
+    ),
+    Mutant(
+        "a-sparse-gradient-is-made-dense", ROWS, "runtime/mapped.py",
+        "                locks, size = self._touched(entry, source.grad)\n",
+        "                locks, size = self._touched(entry, source.grad)\n                source.grad = source.grad.to_dense()\n",
+        (f"{RACES}::test_a_sparse_update_writes_to_its_rows_only",),
+    ),
+    Mutant(
+        "only-the-range-is-locked-in-which-a-row-begins", ROWS, "runtime/mapped.py",
+        "for at in (starts, starts + size - 1))", "for at in (starts, starts))",
+        ("tests/core/test_mapping.py::test_the_ranges_of_some_rows_are_those_that_have_a_byte_of_them",),
     ),
 ]  # fmt: skip

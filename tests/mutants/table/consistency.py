@@ -131,6 +131,11 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
     ),
     Mutant(
+        "with-a-bound-every-step-fetches", BOUNDED, "replica/downpour.py",
+        "self._held.floor < tick - self._bound", "self._bound < math.inf",
+        (f"{CONSISTENCY}::test_an_infinite_bound_is_downpour",),
+    ),
+    Mutant(
         "softsync-adds-where-it-is-to-average", OPTIM, "core/consistency.py",
         "return Update(samples, 1.0 / count, (),", "return Update(samples, 1.0, (),",
         (CONSISTENCY_SWEEP,), seconds=15,

@@ -72,6 +72,14 @@ MUTANTS = [
         seconds=25,
     ),
     Mutant(
+        "processes-watch-the-first-above-them-only",
+        LEFT,
+        "cluster/settle.py",
+        "    for descriptor in above:\n",
+        "    for descriptor in above[:1]:\n",
+        ("tests/processes/test_settle.py::test_a_process_ends_with_either_of_those_above_it[the forkserver]",),
+    ),
+    Mutant(
         "a-life-that-is-gone-begins-again",
         LIVES,
         "core/lives.py",

@@ -6,6 +6,7 @@ ITERATES = "Sandblaster's iterates are those of single-machine L-BFGS"
 EXACTLY_ONCE = "Every portion of a batch counts exactly once in its gradient"
 BITS = "With `--deterministic` the parameters have the same bits"
 STANDBY = "In `sandblaster` too"
+NO_VECTOR = "No vector of Sandblaster leaves its shard"
 
 ORACLES, MACHINE, STANDBYS = (
     "tests/simulated/test_sandblaster_oracles.py",
@@ -101,5 +102,11 @@ MUTANTS = [
         "an-operation-that-is-told-again-is-done-again", STANDBY, "server/descent.py",
         "        if event.number <= self._newest.number:  # told", "        if event.number < self._newest.number:  # told",
         (f"{STANDBYS}::test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm",),
+    ),
+    Mutant(
+        "a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "server/descent.py",
+        "told += self._mirror.after([Send(sender, answer)] if asks else [])",
+        "told += self._mirror.after([Send(sender, answer, self.vectors.accepted())] if asks else [])",
+        (f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them",),
     ),
 ]  # fmt: skip
