@@ -100,8 +100,7 @@ class Ours:
         ]
         self.endpoint = _endpoint(carrier, REPLICA, issue(REPLICA))
         arena = self.endpoint.allocate(size, 1, 1)
-        self._gradient = arena.gradients[0]
-        self._gradient.view(torch.float32).fill_(GRADIENT)
+        self.gradient = arena.gradients[0].view(torch.float32).fill_(GRADIENT)
         self.parameters = mapped(self._memory, size) if does == "in place" else arena.parameters[0]
         for (role, _), peer in zip(self._shards, served, strict=True):
             self.endpoint.connect(role, peer.hear())
@@ -143,7 +142,8 @@ class Ours:
     def _story(self) -> Story:
         """As `replica.downpour` does without prefetch: a push, then a fetch, and a wait for both."""
         versions, clock = {role: Version(0, 0) for role, _ in self._shards}, 0
-        outgoing = {role: self._gradient[part.start : part.stop] for role, part in self._shards}
+        pushed = self.gradient.view(torch.uint8)
+        outgoing = {role: pushed[part.start : part.stop] for role, part in self._shards}
         while True:
             order: Computed = yield Compute(Batch(0, 0))
             for _ in range(order.samples):

@@ -1,35 +1,50 @@
 """`bench simulator --validate`: the same jobs on real processes and in simulation, side by side: whether the simulator tells the truth.
 
 The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the machine, how much slower
-cores are while all of them work (two such loops that know nothing of each other), and what `bench wire` says of messages and memory.
+cores are while all of them work (two such loops that know nothing of each other), and what a push and a fetch add to a step of such a loop. The
+last is measured with one real shard, by its vectors of 4 kB and of the model's length: what both take costs a message, what the longer one takes
+more costs its bytes. `bench wire` has nobody compute between two pushes, so that nobody sleeps and nothing leaves the caches: that is less.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+
 from distbelief.bench import courses, loops
+from distbelief.bench.carriers import GRADIENT, Ours
+from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, interleave, number, show, spread
 from distbelief.cluster.handling import Handling
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
+from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategy import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.flat import layout_of
+from distbelief.tasks.worker import Trainer, build_model
 from distbelief.transport.processors import Hosts
+from distbelief.transport.virtual import MEMORY
 
 WITHIN = 0.15
 """How far a simulated time may lie from the real one."""
 CORES, BATCH, PAD, SLOWER = 2, 64, 0.01, 4.0
 """Cores of the machine that is simulated; samples in a minibatch; seconds of a padded step; how many times slower the slow replica is."""
 SGD = Optimizer("sgd", 0.01)
+SMALL, ROUNDS, TURN = 4096, 5, 0.25
+"""Bytes of a vector that hardly counts; rounds in which loops with and without a shard take turns, and seconds of each turn."""
+MESSAGES, TOUCHED = 4, 4
+"""Of a push and a fetch: messages, and vectors that the shard reads or writes (a gradient and parameters, then parameters and their copy)."""
 
 
 class Model(NamedTuple):
@@ -52,6 +67,8 @@ class Inputs(NamedTuple):
     """Seconds of a gradient, alone on the machine."""
     together: float
     """The speed of each core while all work."""
+    handling: Handling
+    """What messages and their bytes cost beside such steps."""
 
 
 class Case(NamedTuple):
@@ -92,14 +109,15 @@ def measure(repeats: int, quick: bool, only: tuple[str, ...] = ()) -> dict[str, 
     chosen = {name: case for name, case in cases(models, padded, pad).items() if not only or name.startswith(only)}
     if not chosen:
         raise UsageError(f"--only {' '.join(only)}: no job begins so; they begin with mlp, lenet or '4 padded'")
-    inputs = {model.task: _inputs(model, repeats) for model in {case.model for case in chosen.values() if case.pad is None}}
+    inputs = {model.task: _inputs(model, repeats) for model in dict.fromkeys(case.model for case in chosen.values())}
     taken = interleave({name: partial(_real, case) for name, case in chosen.items()}, repeats)
     rows = {}
     for name, case in chosen.items():
-        real, simulated = statistics.median(taken[name]), _simulated(case, inputs.get(case.model.task))
+        real, simulated = statistics.median(taken[name]), _simulated(case, inputs[case.model.task])
         rows[name] = {"real": real, "spread": spread(taken[name]), "simulated": simulated, "ratio": simulated / real}
-    return {"inputs": {task: one._asdict() for task, one in inputs.items()}, "handling": {"message": Handling().message, "memory": Handling().memory},
-            "pad": pad, "rows": rows}  # fmt: skip
+    told = {task: {"step": one.step, "together": one.together, "message": one.handling.message, "memory": one.handling.memory}
+            for task, one in inputs.items()}  # fmt: skip
+    return {"inputs": told, "pad": pad, "rows": rows}
 
 
 def _inputs(model: Model, repeats: int) -> Inputs:
@@ -108,9 +126,54 @@ def _inputs(model: Model, repeats: int) -> Inputs:
     course = loops.Course(model.task, max(1, steps), BATCH, SGD.lr)
     rates = interleave({str(count): partial(loops.independent, course, count) for count in (1, CORES)}, repeats)
     alone = statistics.median(rates["1"])
-    parameters = layout_of(resolve(model.task).model()).trained.size
+    length, handling = layout_of(resolve(model.task).model()).trained.size, _handling(model.task)
     together = statistics.median(pair / one / CORES for one, pair in zip(rates["1"], rates[str(CORES)], strict=True))
-    return Inputs(BATCH / alone - Handling().addition * parameters, min(1.0, together))
+    # the loop has stepped with its gradient, which a simulation counts by itself
+    return Inputs(BATCH / alone - Handling().addition * length, min(1.0, together), handling)
+
+
+def _handling(task: str) -> Handling:
+    """What a push and a fetch add to a step of a loop, by the messages and by the bytes."""
+    made = resolve(task)
+    model = build_model(made, 0, "cpu")
+    trainer, length = Trainer(made, model, BATCH, 0), layout_of(model).trained.size
+    with _one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
+        pairs: dict[tuple[int, str], Callable[[int], float]] = {}
+        for size in (SMALL, length):
+            ours = Ours(peers, "shared", size)
+            stack.callback(ours.close)
+            pairs |= {(size, "alone"): _loop(trainer, ours, lambda: None), (size, "served"): _loop(trainer, ours, partial(ours.trips, 1))}
+        count = max(2, round(TURN / statistics.median(pairs[length, "alone"](1) for _ in range(3))))
+        taken = interleave({f"{size} {kind}": partial(loop, count) for (size, kind), loop in pairs.items()}, ROUNDS)
+    trips = {size: statistics.median(b - a for a, b in zip(taken[f"{size} alone"], taken[f"{size} served"], strict=True)) for size in (SMALL, length)}
+    message = (trips[SMALL] - 2 * MEMORY.latency) / MESSAGES
+    return Handling(max(0.0, message), TOUCHED * (length - SMALL) / max(1e-9, trips[length] - trips[SMALL]))
+
+
+def _loop(trainer: Trainer, ours: Ours, trip: Callable[[], object]) -> Callable[[int], float]:
+    """Seconds of a step that writes what it would push, makes a trip or none, and reads what it would compute with."""
+    parameters = ours.parameters.view(torch.float32)
+
+    def run(count: int) -> float:
+        start = time.perf_counter()
+        for index in range(count):
+            trainer.compute(Batch(0, index % trainer.order.batches))
+            ours.gradient.fill_(GRADIENT)
+            trip()
+            parameters.sum()
+        return (time.perf_counter() - start) / count
+
+    return run
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _job(case: Case) -> Job:
@@ -121,14 +184,15 @@ def _real(case: Case) -> float:
     return float(courses.run(_job(case), Local(pace=case.pad))["seconds"])
 
 
-def _simulated(case: Case, inputs: Inputs | None) -> float:
+def _simulated(case: Case, inputs: Inputs) -> float:
     """Of one host; padded steps are slept, so that cores are no limit to them."""
     if case.pad is not None:
-        on = Simulated(pace=case.pad, phantom=True, hosts=Hosts(cores=16))
+        on = Simulated(pace=case.pad, phantom=True, hosts=Hosts(cores=16), handling=inputs.handling)
+    elif case.strategy.served:
+        pace, hosts = Pace(step=inputs.step, spread="constant"), Hosts(CORES, together=inputs.together)
+        on = Simulated(pace=pace, phantom=True, hosts=hosts, handling=inputs.handling)
     else:
-        assert inputs is not None
-        hosts = Hosts(CORES, together=inputs.together) if case.strategy.served else None
-        on = Simulated(pace=Pace(step=inputs.step, spread="constant"), phantom=True, hosts=hosts)
+        on = Simulated(pace=Pace(step=inputs.step, spread="constant"), phantom=True)
     return float(on.run(_job(case))["seconds"])
 
 
@@ -142,7 +206,10 @@ def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def tell(found: Mapping[str, Any]) -> None:
     """Print the table."""
     for task, one in found["inputs"].items():
-        print(f"{task}: a gradient takes {1000 * one['step']:.3f} ms alone; while all cores work, each has {one['together']:.0%} of its speed")
+        print(
+            f"{task}: a gradient takes {1000 * one['step']:.3f} ms alone; while all cores work, each has {one['together']:.0%} of its speed;"
+            f" a message costs {1e6 * one['message']:.0f} us, and memory {one['memory'] / 1e9:.1f} GB/s"
+        )
     rows = [
         [name, number(row["real"]), f"{row['spread']:.0%}", number(row["simulated"]), number(row["ratio"])] for name, row in found["rows"].items()
     ]
