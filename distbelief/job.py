@@ -21,6 +21,7 @@ _INSTEAD = {
     "batch_size": "give the strategy its own, beside --portion-size",
     **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"),
     "clip_norm": "its line search bounds each step",
+    "drop_last": "a batch is the sum of its portions, of whatever size",
 }
 MOST_THREADS = 1024
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -42,6 +43,8 @@ class Job:
     """Passes over the training set."""
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
+    drop_last: bool = field(default=False, kw_only=True)
+    """Leave out the last minibatch of an epoch where it is smaller than the others; which samples that is differs from epoch to epoch."""
     lr_schedule: str = "constant"
     """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or backoff (smaller after
     phases that grow)."""

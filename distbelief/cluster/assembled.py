@@ -38,7 +38,8 @@ class Assembled(Simulation):
         else:
             model = self._model()
             whole = TorchWhole(self._flat(model))
-            trainer = Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed)
+            settings = self.settings
+            trainer = Trainer(with_data(self.task, self._data), model, settings.batch_size, settings.seed, drop_last=settings.drop_last)
             if self.evaluates and index == 0 and not incarnation:
                 check_measure(self.task, model)
             worker = _Worker(endpoint, stopwatch, trainer, whole)

@@ -173,7 +173,7 @@ class _Computing(_Peer):
         super().__init__(racing, role, endpoint)
         job, settings, model = racing.job, racing.settings, racing._model()
         cast.check_model(settings, model)
-        self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm)
+        self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm, settings.drop_last)
         self._mapped = MappedModel(racing._flat(model), roles.index_of(role))
 
     def layout(self) -> Layout:

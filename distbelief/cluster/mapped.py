@@ -40,7 +40,7 @@ class MappedReplica:
     def __init__(self, spec: Spec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
         settings = spec.settings
         self._spec, self._role = spec, role
-        self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, settings.clip_norm)
+        self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
         self._compute = padded(self._trainer.compute)
         self._descriptor = open_memory(spec)
         self.mapped = MappedModel(flat, roles.index_of(role), os.getpid())

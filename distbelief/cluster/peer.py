@@ -43,7 +43,7 @@ class Peer:
     def __init__(self, spec: Spec, role: str, incarnation: int, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
         settings = spec.settings
         self._role, self._incarnation, self._task, self._flat = role, incarnation, task, flat
-        self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed)
+        self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, drop_last=settings.drop_last)
         self._compute = padded(self._trainer.compute)
         if spec.evaluator and role == roles.replica(0):
             check_measure(task, flat.module)

@@ -49,7 +49,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, check_measure, placed
+from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -276,7 +276,8 @@ class _Process:
             mapped = MappedReplica(spec, self.role, self._flat(model), task, self._padded)
             self._tell_story(mapped.story(self.incarnation), mapped, mapped.store)
             return
-        trainer = Trainer(task, model, spec.settings.batch_size, spec.settings.seed, spec.settings.clip_norm)
+        settings = spec.settings
+        trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
         vectors = self._flat(model)
         worker = ServedWorker(spec, self.role, vectors, self._padded(trainer.compute), pump=self.pump())
         self._tell_story(cast.replica(spec.settings, self.role, vectors, len(trainer.data), self.incarnation), worker)
@@ -356,7 +357,7 @@ class _Process:
         except BaseException as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
             where = f"{script}, line {lines[-1]}," if lines else script
-            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            what = (f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) + hint(error)
             self.channel.say(Failed("TrainingError", f"{self.role}: {where} raised {what}", _traced(error, script)))
             sys.exit(1)
 

@@ -265,12 +265,10 @@ class Simulation:
             model = self._model()
             cast.check_model(self.settings, model)
             vectors = self._flat(model)
-            worker = TimedWorker(
-                endpoint.thread,
-                stopwatch,
-                vectors,
-                Trainer(with_data(self.task, self._data), model, self.settings.batch_size, self.job.seed, self.settings.clip_norm),
-            )
+            settings = self.settings
+            task = with_data(self.task, self._data)
+            trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
+            worker = TimedWorker(endpoint.thread, stopwatch, vectors, trainer)
         story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
         self._play_story(role, story, endpoint, worker)
 

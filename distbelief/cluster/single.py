@@ -16,18 +16,18 @@ from torch import nn
 from distbelief.core import mapping, records, roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.layout import Layout
+from distbelief.core.messages import Join
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Position
 from distbelief.core.records import Record
-from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
+from distbelief.core.settings import Settings
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.runtime.mapped import check_dense, check_rows
-from distbelief.server import optimizers
+from distbelief.server import admission, optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
@@ -63,7 +63,7 @@ class SingleLoop:
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.task, self.model, self.settings, self._note, self._stopped, self._now = task, model, settings, note, stopped, now
-        self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
+        self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)
@@ -71,7 +71,7 @@ class SingleLoop:
         self._dense = [p for entry, p in zip(mapping.trained(layout), self._flat.trained, strict=True) if not layout.is_sparse(entry)]
         self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
-        self._plan = Plan(settings, self._flat.layout, cut(self._flat.layout, 1), len(self._trainer.data))
+        self._plan = admission.plan(settings, Join(0, layout, len(self._trainer.data)))
         self._store = Checkpoints(run) if run else None
         self._steps = self._samples = 0
         self._number = 1
@@ -84,7 +84,7 @@ class SingleLoop:
         """Train to the end, from a checkpoint where one is named."""
         self._samples, self._number = samples, number
         s = self.settings
-        self._dealer = Dealer(self._trainer.order.batches, s.epochs, 1, position or START)
+        self._dealer = Dealer(self._plan.batches, s.epochs, 1, position or START)
         self._epochs = self._dealer.completed
         if checkpoint:
             self._load(checkpoint)

@@ -111,7 +111,7 @@ class Sitting:
                 f" with --init-from {out}"
             )
         kept = before.get("settings", {})  # what was asked for: a script may have named another batch size, and will again
-        for name in ("batch_size", "seed"):
+        for name in ("batch_size", "drop_last", "seed"):
             was, asked = kept.get(name), getattr(self.settings, name)
             if was != asked:
                 raise CheckpointError(f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would change; use {was}")

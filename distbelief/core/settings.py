@@ -32,6 +32,8 @@ class Settings(LearningRate, frozen=True):
     replicas: int = 2
     shards: int = 2
     batch_size: int = 64
+    drop_last: bool = False
+    """A last minibatch that is smaller than the others is not dealt."""
     seed: int = 0
     optimizer: Optimizer = Optimizer()
     clip_norm: float = 0.0
@@ -200,11 +202,18 @@ class Plan(msgspec.Struct, frozen=True):
     layout: Layout
     assignments: tuple[Assignment, ...]
     samples: int
-    """Samples in one epoch."""
+    """Samples in one epoch: what is dealt, and counted."""
+    left_out: int = 0
+    """Samples of the training set that an epoch is without: those of a smaller last minibatch, with `drop_last`."""
 
     def factor(self, samples: int) -> float:
         """The factor on the learning rate after so many samples have been applied."""
         return self.settings.factor(samples, self.samples, self.settings.global_batch)
+
+    @property
+    def batches(self) -> int:
+        """Minibatches in one epoch."""
+        return -(-self.samples // self.settings.batch_size)
 
     @property
     def total_samples(self) -> int:

@@ -16,13 +16,18 @@ def plan(settings: Settings, event: Join) -> Plan:
     """The plan of a job, by what its first replica has.
 
     Raises:
-        UsageError: no data; LayoutError: it cannot be cut into as many shards.
+        UsageError: no data, or none that is dealt; LayoutError: it cannot be cut into as many shards.
     """
     if event.samples < 1:
         raise UsageError("the training set is empty: there is nothing to train on")
     if event.batch_size:
         settings = msgspec.structs.replace(settings, batch_size=event.batch_size)
-    return Plan(settings, event.layout, cut(event.layout, 1 if settings.mapped else settings.shards), event.samples)
+    left_out = event.samples % settings.batch_size if settings.drop_last else 0
+    if left_out == event.samples:
+        raise UsageError(
+            f"--drop-last: all of the {left_out} training samples are less than one minibatch of {settings.batch_size}: lower --batch-size"
+        )
+    return Plan(settings, event.layout, cut(event.layout, 1 if settings.mapped else settings.shards), event.samples - left_out, left_out)
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:
@@ -40,7 +45,7 @@ def check(plan: Plan, who: str, event: Join) -> None:
         UsageError: it has other data, or asks for other batches.
     """
     check_same(plan.layout, event.layout, who)
-    if event.samples != plan.samples:
-        raise UsageError(f"{who} has {event.samples} training samples, the job has {plan.samples}: give every replica the same data")
+    if event.samples != (samples := plan.samples + plan.left_out):
+        raise UsageError(f"{who} has {event.samples} training samples, the job has {samples}: give every replica the same data")
     if event.batch_size not in (0, plan.settings.batch_size):
         raise UsageError(f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.batch_size}: it is one for all")

@@ -59,7 +59,7 @@ class Dealing:
     def __init__(self, plan: Plan, position: Position, samples: int) -> None:
         settings = plan.settings
         self.settings, self.samples = settings, samples
-        self.dealer = Dealer(-(-plan.samples // settings.batch_size), settings.epochs, settings.replicas, position)
+        self.dealer = Dealer(plan.batches, settings.epochs, settings.replicas, position)
         self.epochs = self.dealer.completed
         self.pushes = 0
         """Reported since somebody last set it to 0."""

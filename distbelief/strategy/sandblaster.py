@@ -23,7 +23,7 @@ class Sandblaster(Checked):
     served: ClassVar[bool] = True
     """Whether there are replicas, and shards that serve them."""
     without: ClassVar[tuple[str, ...]] = (
-        "epochs", "batch_size", "lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs", "clip_norm",
+        "epochs", "batch_size", "drop_last", "lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs", "clip_norm",
     )  # fmt: skip
     """What of a job means nothing here."""
 

@@ -93,15 +93,36 @@ class Trainer:
         batch_size: samples in a minibatch, 1 or more.
         seed: of the job.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
+        drop_last: a last minibatch that is smaller is never computed.
+
+    Raises:
+        UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
     """
 
-    def __init__(self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0) -> None:
+    def __init__(self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0, drop_last: bool = False) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
+        if not drop_last and len(self.data) % batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+            self._check_one()
+
+    def _check_one(self) -> None:
+        """Refuse a model that cannot compute the minibatch of one sample with which every epoch ends."""
+        samples, size = self.order.samples, self.order.batch_size
+        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        try:
+            inputs, _ = self.data.batch(torch.zeros(1, dtype=torch.int64))
+            with torch.no_grad():
+                torch.func.functional_call(self.model, kept, (on_device(inputs, self._device),))
+        except Exception as error:  # what else goes wrong is told by the step in which it does
+            if hint(error):
+                raise UsageError(
+                    f"the last minibatch of an epoch is of one sample ({samples} samples in minibatches of {size}), which the model's batch norm"
+                    " cannot normalise: leave it out with --drop-last, or choose another --batch-size"
+                ) from error
 
     def compute(self, batch: Batch) -> Computed:
         """The mean loss of a minibatch, its gradient left in the parameters' `.grad`.
@@ -126,10 +147,23 @@ class Trainer:
             raise
         except (Exception, SystemExit) as error:
             where = f"epoch {batch.epoch + 1}, minibatch {batch.index}"
-            raise TrainingError(f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}") from error
+            raise TrainingError(f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}{hint(error)}") from error
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         return Computed(float(loss.detach()), len(numbers), time.perf_counter() - start)
+
+
+def hint(error: BaseException) -> str:
+    """What to do where a batch norm refused a minibatch of one sample; "" for any other error.
+
+    >>> hint(ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 8])"))
+    '; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an epoch with --drop-last'
+    >>> hint(ValueError("no"))
+    ''
+    """
+    if "Expected more than 1 value per channel" not in str(error):
+        return ""
+    return "; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an epoch with --drop-last"
 
 
 def on_device(value: Any, device: torch.device) -> Any:

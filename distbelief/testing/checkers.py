@@ -171,7 +171,7 @@ class Rules:
         assert self.plan is not None, "a job was done without a plan"
         settings, died = self.plan.settings, list(died)
         for epoch in range(settings.epochs):
-            for index in range(-(-self.plan.samples // settings.batch_size)):
+            for index in range(self.plan.batches):
                 for shard in self._parts(self.plan):
                     times = self._times[shard, (epoch, index)]
                     assert times == 1 or (times and died), f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"

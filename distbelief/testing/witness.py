@@ -271,7 +271,7 @@ class Witness:
         if outcome != "done":
             return
         for epoch in range(self.plan.settings.epochs):
-            for index in range(-(-self.plan.samples // self.plan.settings.batch_size)):
+            for index in range(self.plan.batches):
                 for shard in self.shards:
                     times = self.applied[shard][epoch, index]
                     lossy = fallen and not rounds and shard in died

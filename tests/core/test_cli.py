@@ -25,7 +25,7 @@ from distbelief.tasks.worker import Trainer
 
 SHARED = (
     "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every"
-    " --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
+    " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
@@ -74,12 +74,12 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
         " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule step --clip-norm 10"
         " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --snapshot-every 5min --keep-checkpoints 14 --init-from there"
         " --device cuda --threads 15 --data-dir here --out out --resume"
-        " --decay-exempt --lr-steps 2 3.5 --lr-gamma 0.5 --warmup-epochs 2"
+        " --decay-exempt --lr-steps 2 3.5 --lr-gamma 0.5 --warmup-epochs 2 --drop-last"
     )
     job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, decay_exempt=True, eps=1e-3, betas=(0.5, 0.75))
     strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
-    rate = {"lr_steps": (2.0, 3.5), "lr_gamma": 0.5, "warmup_epochs": 2.0}
+    rate = {"lr_steps": (2.0, 3.5), "lr_gamma": 0.5, "warmup_epochs": 2.0, "drop_last": True}
     assert job == db.Job("mnist", strategy, 8, 9, "step", 10.0, 11, 0.5, 12, 13, "5min", 14, "there", "cuda", 15, "here", "out", True, **rate)
     args = "--lr-schedule polynomial --lr-power 3 --lr-scaling sqrt --base-batch 64 --epochs 9 --warmup constant --warmup-epochs 0.5 --accumulate 4"
     own = db.Allreduce(accumulate=4, lr_scaling="sqrt", base_batch=64)

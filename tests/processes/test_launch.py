@@ -207,6 +207,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a step too many": ({"inside": "model(x).sum().backward(); optimizer.step()"}, UsageError, r"optimizer.step\(\) twice"),
     "raises": ({"inside": "assert number < 3, 'three is enough'"}, TrainingError, r"^replica \d: .*script.py, line 12, raised AssertionError: three"),
     "raises in the model": ({"inside": "model(x[:, :3])"}, TrainingError, r"line 12, raised RuntimeError: mat1 and mat2"),
+    "a batch norm's one": ({"inside": "nn.BatchNorm1d(8)(x[:1])"}, TrainingError, r"raised ValueError: Expected more than 1 value.*with --drop-last"),
     "raises after the loop": ({"after": "1 / 0"}, TrainingError, r"script.py, line 18, raised ZeroDivisionError"),
     "raises before it joins": ({"before": "import nowhere"}, TrainingError, r"line 6, raised ModuleNotFoundError"),
     "no python": ({"before": "for"}, TrainingError, r"raised SyntaxError"),

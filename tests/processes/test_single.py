@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, TrainingError, UsageError
-from distbelief.strategy import Downpour, Single
+from distbelief.strategy import Allreduce, Downpour, Hogwild, Single, Synchronous
 from distbelief.tasks.order import Order
 
 EPOCHS = 4
@@ -106,6 +106,13 @@ def test_what_a_users_task_raises_is_one_clear_error(tmp_path: Path, strategy: A
     if name == "raising":
         assert "jobs_wrong.py" in caught.value.__notes__[0]
         assert str(caught.value).startswith(("single: ", "replica "))
+
+
+@pytest.mark.parametrize("strategy", [Single(), Downpour(), Synchronous(), Allreduce(), Hogwild()], ids=lambda s: s.name)
+def test_without_the_last_minibatch_where_it_is_smaller(tmp_path: Path, strategy: Any) -> None:
+    """20 whole minibatches of 16, and one of 10."""
+    result = jobs.run(tmp_path, strategy, epochs=2, drop_last=True)
+    assert (result["samples"], result["steps"]) == (2 * 320, 2 * 20)
 
 
 SCRIPT = """

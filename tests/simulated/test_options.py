@@ -229,6 +229,7 @@ ALL: dict[str, Cases] = {
     # of a job
     "epochs": Case(2),
     "batch_size": Case(5),
+    "drop_last": Case(True, beside={"batch_size": 6}),
     "lr_schedule": (
         *(Case(name) for name in ("linear", "polynomial", "cosine", "step")),
         Case("backoff", beside={"epochs": 3}),

@@ -27,8 +27,8 @@ MUTANTS = [
         "hogwild-clips-nothing",
         OPTIONS,
         "cluster/hogwild.py",
-        "model, settings.batch_size, job.seed, settings.clip_norm)",
-        "model, settings.batch_size, job.seed)",
+        "job.seed, settings.clip_norm, settings.drop_last)",
+        "job.seed, 0.0, settings.drop_last)",
         (f"{PLAYED}[hogwild clip_norm]",),
     ),
     Mutant(

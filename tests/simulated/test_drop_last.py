@@ -1,0 +1,135 @@
+"""A last minibatch that is smaller: what `drop_last` leaves out under every strategy, and a batch norm that cannot do without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import distbelief as db
+from distbelief.errors import CheckpointError, DistbeliefError, TrainingError, UsageError
+from distbelief.tasks.worker import Trainer
+
+SAMPLES, BATCH, EPOCHS, LR = 22, 4, 3, 0.05
+SGD = db.optim("sgd", lr=LR)
+ALONE: list[Any] = [
+    db.Downpour(1, 2, SGD), db.Synchronous(1, 2, SGD), db.Softsync(1, 1, SGD), db.Bounded(1, 1, SGD), db.Allreduce(1, SGD), db.Hogwild(1, SGD),
+    db.Single(SGD),
+]  # fmt: skip
+SEVERAL: list[Any] = [db.Downpour(3, 2), db.Synchronous(3, 2), db.Bounded(3, 2), db.Allreduce(3), db.Hogwild(3), db.Locking(3)]
+
+
+def named(strategy: Any) -> str:
+    return str(strategy.name)
+
+
+def run(task: db.Task, strategy: Any, phantom: bool = False, **options: Any) -> dict[str, Any]:
+    job = db.Job(task, strategy, **{"batch_size": BATCH, "epochs": EPOCHS, **options})
+    return db.run(job, on=db.Simulated(phantom=phantom))
+
+
+def plain_loop(task: db.Task, order: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Plain SGD over minibatches; those that are not whole are passed over."""
+    torch.manual_seed(0)
+    model, data = task.model(), task.train()
+    for key, numbers in order:
+        if len(numbers) == BATCH:
+            torch.manual_seed(key)
+            inputs, targets = data.batch(numbers)  # type: ignore[union-attr]
+            gradients = torch.autograd.grad(task.loss(model(inputs), targets), list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= LR * gradient
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("strategy", ALONE, ids=named)
+def test_one_replica_is_sgd_without_the_short_minibatch(plain: SimpleNamespace, tmp_path: Path, strategy: Any) -> None:
+    task = plain.classes(plain.mlp, samples=SAMPLES)
+    result = run(task, strategy, drop_last=True, evaluate_every=0, out=tmp_path / "run")
+    order = list(plain.minibatches(SAMPLES, BATCH, EPOCHS, 0))
+    assert {len(numbers) for _, numbers in order} == {4, 2}
+    for name, value in plain_loop(task, order).items():
+        torch.testing.assert_close(load_file(tmp_path / "run" / "model.safetensors")[name], value, rtol=1e-5, atol=1e-7)
+    assert (result["samples"], result["steps"], result["outcome"]) == (EPOCHS * 20, EPOCHS * 5, "done")
+
+
+@pytest.mark.parametrize("phantom", [False, True])
+@pytest.mark.parametrize("strategy", SEVERAL, ids=named)
+def test_what_is_left_out_is_not_counted(plain: SimpleNamespace, strategy: Any, phantom: bool) -> None:
+    task, usual = plain.classes(plain.mlp, samples=SAMPLES), {} if phantom else {"evaluate_every": 0}
+    dropped = run(task, strategy, phantom, drop_last=True, **usual)
+    assert (dropped["samples"], dropped["steps"]) == (EPOCHS * 20, EPOCHS * 5)
+    whole = run(task, strategy, phantom, **usual)
+    assert (whole["samples"], whole["steps"]) == (EPOCHS * 22, EPOCHS * 6)
+
+
+def test_a_schedule_ends_with_what_is_dealt(plain: SimpleNamespace, tmp_path: Path) -> None:
+    """A rate that becomes none after the first epoch, of the samples that are dealt and not of those that there are, leaves its parameters."""
+    task = plain.classes(plain.mlp, samples=7)
+    for name, more in (("half", {"epochs": 1}), ("all", {"epochs": 2, "lr_schedule": "step", "lr_steps": (1.0,), "lr_gamma": 1e-30})):
+        run(task, db.Synchronous(1, 1, SGD), drop_last=True, evaluate_every=0, out=tmp_path / name, **more)
+    half, both = (load_file(tmp_path / name / "model.safetensors") for name in ("half", "all"))
+    assert all(torch.equal(half[name], both[name]) for name in half)
+
+
+def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
+    for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
+        with pytest.raises(UsageError, match=r"--drop-last: all of the 3 training samples are less than one minibatch of 4: lower --batch-size"):
+            run(plain.classes(plain.mlp, samples=3), strategy, drop_last=True)
+
+
+def test_a_run_goes_on_as_it_began(plain: SimpleNamespace, tmp_path: Path) -> None:
+    """In which samples an epoch has, too."""
+    task = plain.classes(plain.mlp, samples=SAMPLES)
+    run(task, db.Downpour(), drop_last=True, out=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="was made with drop_last True, this job asks for False"):
+        run(task, db.Downpour(), epochs=4, out=tmp_path / "run", resume=True)
+    assert run(task, db.Downpour(), drop_last=True, epochs=4, out=tmp_path / "run", resume=True)["samples"] == 4 * 20
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))
+
+
+class Convolved(nn.Module):
+    """One whose batch norm has many values of a channel in one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(8, 3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs[:, None])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strategy", [db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()], ids=named)
+def test_batch_norm_and_a_last_minibatch_of_one_sample(plain: SimpleNamespace, strategy: Any) -> None:
+    said = r"the last minibatch of an epoch is of one sample \(21 samples in minibatches of 4\), which the model's batch norm cannot normalise"
+    with pytest.raises(UsageError, match=said + ": leave it out with --drop-last, or choose another --batch-size"):
+        run(plain.classes(normed, samples=21), strategy)
+    assert run(plain.classes(normed, samples=21), strategy, drop_last=True)["samples"] == EPOCHS * 20
+    assert run(plain.classes(normed, samples=22), strategy)["samples"] == EPOCHS * 22
+    assert run(plain.classes(Convolved, samples=21), strategy)["samples"] == EPOCHS * 21
+
+
+def test_trying_one_sample_leaves_the_statistics_alone(plain: SimpleNamespace) -> None:
+    model = Convolved()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    Trainer(plain.classes(Convolved, samples=21), model, BATCH, 0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_minibatches_of_one_sample_have_their_hint(plain: SimpleNamespace) -> None:
+    with pytest.raises(TrainingError, match="a minibatch of one sample is too small for batch norm: choose another --batch-size"):
+        run(plain.classes(normed, samples=21), db.Downpour(), batch_size=1)
+
+
+def test_what_sums_portions_has_none_to_leave_out() -> None:
+    with pytest.raises(DistbeliefError, match="--drop-last True means nothing to strategy sandblaster"):
+        db.Job("digits", "sandblaster", drop_last=True).settings()
