@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import msgspec
-
 from distbelief.core import operations
 from distbelief.core.assembly import Piece, State
 from distbelief.core.effects import Payload
@@ -15,6 +13,7 @@ from distbelief.core.messages import Fetched, Initialise, Message, Push, Pushed
 from distbelief.core.mirroring import Copied, StatePart, Took
 from distbelief.core.operations import Contribute, Operate
 from distbelief.core.settings import Settings
+from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
 STATES = {
@@ -24,7 +23,7 @@ STATES = {
 """Vectors that an optimizer keeps beside the parameters."""
 
 
-class Handling(msgspec.Struct, frozen=True):
+class Handling(CheckedStruct, frozen=True):
     """What it costs a role to take a message, and to touch the bytes that it is about.
 
     The defaults are what `bench wire` measured on two cores: a push of 4 kB took 30 us there and back, which are two messages (6 us) and two waits

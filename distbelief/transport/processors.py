@@ -8,15 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
-
 from distbelief.core import roles
+from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
 Then = Callable[[Any], None]
 
 
-class Hosts(msgspec.Struct, frozen=True):
+class Hosts(CheckedStruct, frozen=True):
     """Machines whose cores several roles share. Shards, and their standbys, are spread over them; the coordinator is on the first."""
 
     cores: int = 1

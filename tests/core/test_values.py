@@ -87,6 +87,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a step with its unit": (lambda: db.Pace(step="1ms"), "Pace(step='1ms'): must be a number, not a str"),
     "slow ones as a list": (lambda: db.Pace(slow=[1]), "must be a dict from a whole number to a number, not a list"),
     "a slow one by name": (lambda: db.Pace(slow={"replica 1": 4}), "must be a whole number, not a str"),
+    "cores as a string": (lambda: db.Hosts(cores="2"), "Hosts(cores='2'): must be a whole number, not a str"),
+    "half a replica": (lambda: db.Hosts(replicas=0.5), "Hosts(replicas=0.5): must be a whole number, not a float"),
+    "a message with its unit": (lambda: db.Handling(message="6us"), "Handling(message='6us'): must be a number, not a str"),
     "a view of a word": (lambda: db.View(quiet="no"), "View(quiet='no'): must be True or False"),
     "no job": (lambda: db.run("digits"), "job='digits': must be a Job, not a str"),
     "a job's class": (lambda: run(db.Job), "job=Job: must be a Job, " + CLASS + " Job()"),
@@ -120,7 +123,7 @@ def test_a_value_of_a_wrong_type_is_refused_at_the_door(what: str) -> None:
 UNFIT: dict[str, tuple[Callable[[], object], str]] = {
     "no rate": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("sgd", lr=NAN)))), "--lr nan: must be 0 or more, and finite"),
     "an infinite option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("momentum", momentum=INF)))), "momentum=inf: must be finite"),
-    "an empty option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("adam", betas=())))), "optimizer adam refuses betas=()"),
+    "an empty option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("adam", betas=())))), "betas=(): optimizer adam takes 2 numbers"),
     "no such device": (lambda: run(db.Job(tiny(), db.Downpour(), device="gpu")), "--device gpu: is cpu, cuda or cuda:N"),
     "too many threads": (lambda: run(db.Job(tiny(), db.Downpour(), threads=10**30)), "must be 1 or more, and at most 1024"),
     "no norm": (lambda: run(db.Job(tiny(), db.Downpour(), clip_norm=NAN)), "--clip-norm nan: must be 0 or more"),

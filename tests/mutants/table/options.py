@@ -40,4 +40,20 @@ MUTANTS = [
         ("tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them[tcp]",),
         seconds=15,
     ),
+    Mutant(
+        "a-short-minibatch-is-dealt-with-drop-last",
+        OPTIONS,
+        "server/admission.py",
+        "left_out = event.samples % settings.batch_size if settings.drop_last else 0",
+        "left_out = 0",
+        ("tests/simulated/test_drop_last.py::test_what_is_left_out_is_not_counted",),
+    ),
+    Mutant(
+        "replicas-may-differ-in-what-is-left-out",
+        OPTIONS,
+        "server/admission.py",
+        "(samples := plan.samples + plan.left_out)",
+        "(samples := plan.samples)",
+        ("tests/simulated/test_drop_last.py::test_one_replica_is_sgd_without_the_short_minibatch",),
+    ),
 ]
