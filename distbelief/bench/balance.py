@@ -11,10 +11,12 @@ from distbelief.bench.timing import figure
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
-from distbelief.core import operations, records, wire
+from distbelief.core import records, roles, wire
+from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
 from distbelief.strategy import Sandblaster
+from distbelief.transport.virtual import VirtualEndpoint
 
 SHARE, STRAGGLERS, SLOWER = 32, 0.02, 10.0
 """Portions of a batch for each replica; the share of replicas that are slow, and how many times."""
@@ -64,25 +66,26 @@ def _moments(job: Job, cluster: Simulated) -> list[float]:
     return moments
 
 
-class _Scales:
-    """Counts the bytes that a coordinator says to shards, and hears of them, for each iteration."""
+class _Weighing(Simulation):
+    """Counts the bytes of every message that the coordinator says and hears, its payload included."""
 
-    def __init__(self) -> None:
-        self.bytes, self.marks = 0, list[int]()
+    said_and_heard = 0
 
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        """A message leaves."""
-        if isinstance(message, operations.Operate | operations.Operated):
-            self.bytes += len(wire.encode(message))
+    def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
+        endpoint = super()._endpoint(role, incarnation)
+        send = endpoint.send
 
-    def note(self, _moment: float, _role: str, record: records.Record) -> None:
-        """An iteration is done."""
-        if isinstance(record, records.Iterated):
-            self.marks.append(self.bytes)
+        def weigh(to: str, message: Message, payload: Payload | None = None) -> None:
+            if roles.COORDINATOR in (role, to):
+                self.said_and_heard += len(wire.encode(message)) + (payload.nbytes if payload is not None else 0)
+            send(to, message, payload)
+
+        endpoint.send = weigh  # type: ignore[method-assign]
+        return endpoint
 
 
 def coordinator_bytes() -> dict[str, Any]:
-    """Bytes of operations and their answers in an iteration with a full history, by the parameters and by the shards."""
+    """Bytes that the coordinator says and hears in an iteration with a full history, by the parameters and by the shards."""
     by_width = {f"{width * 4:,}": _measured(width, 2) for width in WIDTHS}
     counts = {shards: _measured(100, shards) for shards in SHARDS}
     each = counts[2] - counts[1]
@@ -100,10 +103,14 @@ def coordinator_bytes() -> dict[str, Any]:
 
 
 def _measured(width: int, shards: int) -> float:
-    scales = _Scales()
+    marks: list[int] = []
+
+    def note(_moment: float, _role: str, record: records.Record) -> None:
+        if isinstance(record, records.Iterated):
+            marks.append(simulation.said_and_heard)
+
     job = Job(points(200, width), Sandblaster(2, shards, 20, portion_size=25, history=5), snapshot_every="0")
     cluster = Simulated(phantom=True)
-    simulation = Simulation(job, cluster.settings(job), cluster, scales.note)
-    simulation.network.before_send = scales.sent
+    simulation = _Weighing(job, cluster.settings(job), cluster, note)
     simulation.run()
-    return statistics.median(b - a for a, b in itertools.pairwise(scales.marks[10:]))
+    return statistics.median(b - a for a, b in itertools.pairwise(marks[10:]))

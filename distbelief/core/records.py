@@ -142,14 +142,17 @@ class Note(Record, frozen=True, tag=True, gc=False):
 
 
 def ended(cause: Cause, reason: str, unsaved: str) -> tuple[Cause, str]:
-    """Why a job ends: it has failed where its last checkpoint, which holds what it has trained, could not be made.
+    """Why a job ends: it has failed where its last checkpoint, which holds what it has trained, could not be made; what had failed already stays so.
 
     >>> ended(Cause.EPOCHS_DONE, "all epochs are done", "checkpoint 4 was not written")
     (<Cause.CHECKPOINT_FAILED: 'the last checkpoint was not written'>, 'all epochs are done; checkpoint 4 was not written')
+    >>> ended(Cause.REPLICAS_DIED, "every replica is gone", "checkpoint 4 was not written")[0]
+    <Cause.REPLICAS_DIED: 'every replica died'>
     """
     if not unsaved:
         return cause, reason
-    return cause if cause is Cause.INTERRUPTED else Cause.CHECKPOINT_FAILED, f"{reason}; {unsaved}"
+    keeps = cause is Cause.INTERRUPTED or cause.outcome is Outcome.FAILED
+    return cause if keeps else Cause.CHECKPOINT_FAILED, f"{reason}; {unsaved}"
 
 
 class Ending(Record, frozen=True, tag=True, gc=False):

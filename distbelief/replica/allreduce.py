@@ -114,7 +114,6 @@ class Allreduce:
                     yield from self._form(self._assemble)
                     yield from self._train()
             except _Halted:
-                self._rations.clear()
                 self._errands.clear()
                 self._early.clear()
                 halt, self._halt = self._halt, None

@@ -61,6 +61,7 @@ class Conductor(Answering):
         self._pushes = 0
         self._armed = False
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
+        self._interrupted = ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
         answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             assembly.Enter: self._on_enter,
             assembly.Halted: self._on_halted,
@@ -159,7 +160,7 @@ class Conductor(Answering):
         assert self.plan is not None
         assert self.data is not None
         nothing = groups.most == assembly.NOTHING
-        effects = self._rewind() if nothing and groups.number else []
+        effects = self._rewind() if nothing and self.rounds else []
         checkpoint = self._kept[0] if nothing else ""
         begins = self.rounds if nothing else groups.most
         members, source = groups.form(begins, alike=not checkpoint)
@@ -184,16 +185,19 @@ class Conductor(Answering):
         return told
 
     def _rewind(self) -> list[Effect]:
-        """Nobody is left who holds anything: go back to the newest checkpoint, or to the beginning."""
+        """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
         assert self.plan is not None
         held = self._bury(self._held)
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
         self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position, self.settings.push_every)
-        if self._cause is not Cause.INTERRUPTED:
+        if self._interrupted and self._cause is not Cause.INTERRUPTED:
+            self._close(Cause.INTERRUPTED, self._interrupted)
+        elif self._cause is not Cause.INTERRUPTED:
             self.phase, self._cause, self._errands = "training", Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
-        return [*held, Record(records.Note(f"all replicas are gone; those that came again {whence}")), Record(records.Rewound(self.samples))]
+        told = f"every replica that held the parameters is gone; those that came again {whence}"
+        return [*held, Record(records.Note(told)), Record(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: assembly.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
@@ -351,6 +355,7 @@ class Conductor(Answering):
         if self.phase == "gathering":
             return self._end(Cause.INTERRUPTED, event.reason)
         if self.phase != "training":
+            self._interrupted = event.reason
             return []
         self._close(Cause.INTERRUPTED, event.reason)
         return self._regroup()

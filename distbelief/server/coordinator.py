@@ -51,6 +51,7 @@ class Coordinator(Answering):
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
+        self._interrupted = ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
         answers: dict[type, Callable[..., list[Effect]]] = {
             upkeep.Here: self._on_here,
             messages.Join: self._on_join,
@@ -294,6 +295,7 @@ class Coordinator(Answering):
 
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
+            self._interrupted = event.reason
             return []
         return (self._finish if self.phase == "training" else self._end)(Cause.INTERRUPTED, event.reason)
 
@@ -367,9 +369,14 @@ class Coordinator(Answering):
         self._reception.go_back()
         self._standbys.alone(*self._muster.roles)
         self.data = self._dealing(self.plan)
+        back: list[Effect] = [Record(records.Rewound(self.data.samples, self.epochs))]
         if self.phase == "leaving" and self._cause.outcome is Outcome.DONE:
-            self.phase = "training"
-        return [Record(records.Rewound(self.data.samples, self.epochs))]
+            if self._interrupted:
+                self._cause, self._reason = Cause.INTERRUPTED, self._interrupted
+                back.append(Record(records.Ending.of(self._cause, self._reason)))
+            else:
+                self.phase = "training"
+        return back
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""

@@ -71,7 +71,8 @@ class Endings:
     def __init__(self, run: Observed) -> None:
         self.deaths: list[Death] = []
         self._run = run
-        self.interrupted = False
+        self._asked_after: int | None = None
+        """How many records there were when somebody asked the job to end."""
         self._told: dict[str, tuple[int, int]] = {}
         """By shard: which life of it, and which of its standby, hold the same, as it has told the coordinator."""
         self._heard: dict[str, tuple[int, int]] = {}
@@ -94,8 +95,18 @@ class Endings:
     def _asked(self) -> str | None:
         """Whether the job is to end, as somebody else has set."""
         reason: str | None = self._stopped()
-        self.interrupted |= reason is not None and not self._has(records.Ending)
+        if reason is not None and self._asked_after is None:
+            self._asked_after = len(self._run.records)
         return reason
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody asked the job to end before it was ending, or while it was and all have gone back since."""
+        if self._asked_after is None:
+            return False
+        told = self._run.records
+        ending = max((at for at, record in enumerate(told[: self._asked_after]) if isinstance(record, records.Ending)), default=None)
+        return ending is None or any(isinstance(record, records.Rewound) for record in told[ending:])
 
     def _has(self, kind: type[records.Record]) -> bool:
         return any(isinstance(record, kind) for record in self._run.records)

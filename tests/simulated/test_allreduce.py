@@ -20,6 +20,7 @@ from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
 from distbelief.core.cost import Link
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.outcomes import Cause
 from distbelief.job import Job
 from distbelief.record.summary import Summary
 from distbelief.runtime.whole import TorchWhole
@@ -387,10 +388,43 @@ def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: Sim
         run.run()
         assert run.outcome == "done", f"at message {message}"
         back.update(rewound := [r.samples for r in run.records if isinstance(r, records.Rewound)])
-        assert len(rewound) == 1, f"at message {message}"
+        gone = next(at for at, record in enumerate(run.records) if isinstance(record, records.Gone))
+        made = any(isinstance(record, records.Stepped) for record in run.records[:gone])
+        assert len(rewound) == made, f"at message {message}"
         assert summary(run)["epochs"] == 6
         assert_each_once(run)
     assert set(back) == {46 * epoch for epoch in range(6)}
+
+
+def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all(plain: SimpleNamespace) -> None:
+    """A replica dies as the first group is formed: nobody holds anything yet, nothing is lost, and nothing of that kind is told."""
+    for restarts in (0, 1):
+        run, sent = begin(plain, Simulated(crashes=(Crash("replica 0", 2),)), restarts=restarts)
+        run.run()
+        assert (run.outcome, sent.kinds[assembly.Halt] > 0) == ("done", True)
+        assert not any(isinstance(r, records.Rewound | records.Note) for r in run.records)
+        assert [r.role for r in run.records if isinstance(r, records.Gone) and r.died] == ["replica 0"]
+        assert summary(run)["samples"] == 40
+
+
+def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNamespace) -> None:
+    """The last checkpoint is asked for; all die, and come again: there is work again, and nobody is to be asked twice."""
+    run, sent = begin(plain, Simulated(restart_seconds=1.0), replicas=2, restarts=1, epochs=2)
+    simulation = run.simulation
+
+    def asked() -> str | None:
+        if not sent.kinds[assembly.Keep]:
+            return None
+        for role in ("replica 0", "replica 1"):
+            simulation.clock.call_later(0.0, simulation.kill, role)
+        return "Ctrl-C"
+
+    simulation.stopped = asked
+    simulation.run()
+    assert [record.samples for record in run.records if isinstance(record, records.Rewound)] == [0]
+    [finished] = [record for record in run.records if isinstance(record, records.Finished)]
+    assert (finished.cause, finished.reason) == (Cause.INTERRUPTED, "Ctrl-C")
+    assert summary(run)["samples"] < 80
 
 
 def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:

@@ -18,12 +18,13 @@ from torch import nn
 from distbelief.cluster import handling
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, roles, upkeep
+from distbelief.core import messages, records, roles, upkeep
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.outcomes import Cause
 from distbelief.job import Job
 from distbelief.record.summary import Summary
-from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategy import Bounded, Downpour, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.strategy.served import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
@@ -580,6 +581,27 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
         expected = union_sgd(plain, witness, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"])
         torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-3, atol=1e-4)
     return ways(run, cause)
+
+
+@pytest.mark.parametrize("strategy", [Synchronous(2, 2), Sandblaster(2, 2, iterations=4)], ids=lambda strategy: strategy.name)
+def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNamespace, strategy: Any) -> None:
+    """There is work again once a shard has died, and nobody is to be asked twice."""
+    run = Observed(Job(plain.classes(plain.mlp), dataclasses.replace(strategy, restarts=1)), Simulated(weather=Weather(latency=5e-3)))
+    simulation = run.simulation
+
+    def asked() -> str | None:
+        if not any(isinstance(record, records.Ending) for record in run.records):
+            return None
+        simulation.clock.call_later(0.0, simulation.kill, "shard 1")
+        return "Ctrl-C"
+
+    simulation.stopped = asked
+    endings = Endings(run)
+    simulation.run()
+    told = [record for record in run.records if isinstance(record, records.Ending | records.Rewound)]
+    assert [type(record) for record in told] == [records.Ending, records.Rewound, records.Ending]
+    assert told[-1] == records.Ending.of(Cause.INTERRUPTED, "Ctrl-C")
+    assert endings.hold() is Cause.INTERRUPTED
 
 
 ONCE = {

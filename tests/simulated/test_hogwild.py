@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,16 +20,19 @@ from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.single import SingleLoop
-from distbelief.core import records, upkeep
+from distbelief.core import records, roles, upkeep
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
+from distbelief.core.outcomes import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.strategy import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
+from distbelief.testing.endings import hold_floors, ways
 from distbelief.testing.simulations import Observed, draw_pace, draw_revivals, draw_weather
+from distbelief.testing.tally import ADAGRAD, NAME, tallied, times
 from distbelief.transport.virtual import Weather
 
 SLOW = Weather(reduction=1e-5)
@@ -429,27 +433,65 @@ def test_the_last_replica_may_die_at_any_message_of_the_end(plain: SimpleNamespa
     assert message > 5
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
-def test_no_fault_leaves_anybody_waiting(plain: SimpleNamespace, first: int) -> None:
-    """Seeds x deaths, late messages and partitions: every job ends, and each minibatch that counts was made."""
-    for seed in range(first, first + 50):
-        chance = random.Random(f"hogwild {seed}")
-        replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
-        make = chance.choice((Hogwild, Locking))
-        own = {"locks": chance.choice(("global", "shard", "none"))} if make is Locking else {}
-        dying = chance.sample(range(replicas), chance.randint(0, replicas))
-        crashes = tuple(Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts)))
-        crashes += draw_revivals(chance, restarts)
-        weather = msgspec.structs.replace(draw_weather(chance), reduction=chance.choice((0.0, 1e-6)))
-        cluster = Simulated(weather, draw_pace(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5)))
-        job = Job(task=plain.classes(plain.mlp, samples=30), strategy=make(replicas, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
-                  checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip
-        run = Observed(job, cluster)
-        run.simulation.run()
-        died = [role for role in run.simulation.killed if role != "coordinator"]
-        reason = next(record.reason for record in run.records if isinstance(record, records.Finished))
-        # one that dies as the job closes does not come again: where that was the last, or wrote the last checkpoint, nobody is left to save
-        gone = run.outcome == "failed" and len(set(died)) == replicas and " is gone" in reason
-        assert run.outcome == "done" or gone, f"seed {seed}: {run.outcome} ({reason}), {run.simulation.killed}"
-        samples = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
-        assert run.outcome != "done" or samples == 60 or died, f"seed {seed}"
+FLOORS = {
+    "EPOCHS_DONE": 60, "REPLICAS_DIED": 3, "UNKEPT": 1, "CHECKPOINT_FAILED": 0,
+    "done, and nobody died": 15, "done after a replica died": 25, "done after the coordinator died": 10,
+}  # fmt: skip
+"""How many of 100 seeds end in each way, at least."""
+
+
+def drawn(plain: SimpleNamespace, seed: int) -> Observed:
+    """The job and the faults of a seed."""
+    chance = random.Random(f"hogwild {seed}")
+    replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
+    make = chance.choice((Hogwild, Locking))
+    own = {"locks": chance.choice(("global", "shard", "none"))} if make is Locking else {}
+    dying = chance.sample(range(replicas), chance.randint(0, replicas))
+    crashes = tuple(Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts)))
+    crashes += draw_revivals(chance, restarts)
+    weather = msgspec.structs.replace(draw_weather(chance), reduction=chance.choice((0.0, 1e-6)))
+    cluster = Simulated(weather, draw_pace(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5)))
+    task = tallied(plain.classes(plain.mlp, samples=30), 4, epochs=2, seed=seed)
+    job = Job(task, make(replicas, ADAGRAD, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
+              checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip
+    return Observed(job, cluster)
+
+
+def hold(run: Observed) -> Counter[str]:
+    """Run to the end, and hold what must hold; returns the ways in which it ended."""
+    simulation = run.simulation
+    assert isinstance(simulation, Racing)
+    simulation.run()
+    died = {role for role in simulation.killed if roles.is_replica(role)}
+    [finished] = [record for record in run.records if isinstance(record, records.Finished)]
+    # one that dies as the job closes does not come again: where that was the last, or wrote the last checkpoint, nobody is left to save
+    deserted = {Cause.REPLICAS_DIED, Cause.UNKEPT, Cause.CHECKPOINT_FAILED} if len(died) == simulation.settings.replicas else set()
+    assert finished.cause in {Cause.EPOCHS_DONE} | deserted, f"{finished}, {simulation.killed}"
+    if finished.cause is Cause.EPOCHS_DONE:
+        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 60
+        assert simulation.plan
+        entry = next(entry for entry in simulation.plan.layout.entries if entry.tensor.name == NAME)
+        found = times(simulation.vector()[entry.start : entry.start + entry.tensor.size].view(torch.float32))
+        applied = [record.samples for record in run.records if isinstance(record, records.Applied)]
+        assert applied or deserted
+        if died:
+            assert found.min() >= 1, f"minibatches are lost: {found.tolist()}"
+            assert min(applied, default=60) >= 60
+        else:
+            assert (found == 1).all(), f"minibatches are lost, or in it twice: {found.tolist()}"
+            assert applied == [60]
+    return ways(run, finished.cause)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNamespace, first: int) -> None:
+    """Seeds x deaths, late messages and partitions: every job ends, and what the mapping holds at the end has every minibatch in it."""
+    found: Counter[str] = Counter()
+    for seed in range(first, first + 100):
+        run = drawn(plain, seed)
+        try:
+            found += hold(run)
+        except Exception as error:
+            error.add_note(f"seed {seed}: {run.simulation.job}, {run.simulation.cluster}")
+            raise
+    hold_floors(found, FLOORS)

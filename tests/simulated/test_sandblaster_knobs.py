@@ -200,7 +200,15 @@ def test_a_loss_that_is_no_number_ends_the_job() -> None:
 
 
 def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards() -> None:
-    assert all(figure["reached"] for figure in coordinator_bytes()["figures"])
+    """All that it says and hears is counted: also to and from replicas, and payloads, of which there are none."""
+    found = coordinator_bytes()
+    least, *more = found["bytes an iteration, by parameters"].values()
+    assert all(least <= count < least + 16 for count in more)  # which has more digits where it is a number of bytes
+    by_shards, each = found["bytes an iteration, by shards"], found["bytes an iteration of each shard"]
+    beside = by_shards["1"] - each
+    assert beside > 100  # of bundles that are dealt, and done
+    assert by_shards == {str(shards): beside + shards * each for shards in (1, 2, 4, 8)}
+    assert all(figure["reached"] for figure in found["figures"])
 
 
 def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:

@@ -50,6 +50,11 @@ MUTANTS = [
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
     ),
     Mutant(
+        "a-ration-of-the-last-group-is-made", EXACTLY_ONE, "replica/allreduce.py",
+        "                if group == self._group:\n                    yield", "                if True:\n                    yield",
+        (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True,
+    ),
+    Mutant(
         "a-lock-is-shared", NONE_LOST, "transport/locks.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
         (BY_LOCK,), 15,

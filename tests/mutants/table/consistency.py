@@ -18,6 +18,7 @@ RATE = "The learning rate of every update is the closed form"
 
 ORACLES, CONSISTENCY, SWEEP = "tests/simulated/test_oracles.py", "tests/simulated/test_consistency.py", "tests/simulated/test_sweep.py"
 CONSISTENCY_SWEEP = f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
+HOGWILD_SWEEP = "tests/simulated/test_hogwild.py::test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting[0]"
 DOWNPOUR_SWEEP = f"{SWEEP}::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
 
 MUTANTS = [
@@ -61,7 +62,7 @@ MUTANTS = [
         "        self._again.extend(held)\n        return sum",
         "        self._again.extend(Portion(one.epoch, max(one.first - 1, 0), one.count) for one in held)\n"
         "        return sum",
-        (DOWNPOUR_SWEEP,), seconds=15,
+        (DOWNPOUR_SWEEP, HOGWILD_SWEEP), seconds=20,
     ),
     Mutant(
         "the-rest-of-a-portion-is-its-beginning-again", PORTIONS, "core/portions.py",

@@ -8,6 +8,7 @@ STANDBY = "With `--standby 1` a shard acknowledges a push once"
 GRANTED = "Only the coordinator grants the lives of shards"
 TOGETHER = "In a synchronous job without standbys all shards go back"
 JOURNAL = "A coordinator that is killed is started anew"
+CTRL_C = "A Ctrl-C at any moment of the command ends it"
 REPLICAS = "A replica that dies is started anew"
 
 CONSISTENCY, STANDBYS, REVIVAL = "tests/simulated/test_consistency.py", "tests/simulated/test_standby.py", "tests/simulated/test_revival.py"
@@ -16,6 +17,16 @@ DOWNPOUR_SWEEP = "tests/simulated/test_sweep.py::test_no_fault_loses_or_repeats_
 MACHINE = "tests/machines/test_coordinator.py"
 
 MUTANTS = [
+    Mutant(
+        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "server/coordinator.py",
+        "            self._interrupted = event.reason\n", "",
+        (f"{CONSISTENCY}::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
+    ),
+    Mutant(
+        "a-ctrl-c-while-a-group-ends-is-forgotten", CTRL_C, "server/conductor.py",
+        "            self._interrupted = event.reason\n", "",
+        ("tests/simulated/test_allreduce.py::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
+    ),
     Mutant(
         "every-death-of-a-shard-ends-the-job", AGAIN, "server/coordinator.py",
         "        if cause or (begun and not self._saving.newest):\n", "        if True:\n",

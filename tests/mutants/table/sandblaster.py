@@ -13,6 +13,7 @@ ORACLES, MACHINE, STANDBYS = (
     "tests/machines/test_descent.py",
     "tests/simulated/test_sandblaster_standby.py",
 )
+BYTES = "tests/simulated/test_sandblaster_knobs.py::test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards"
 SWEEP = "tests/simulated/test_sandblaster_weather.py::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
 
 MUTANTS = [
@@ -78,6 +79,12 @@ MUTANTS = [
         (SWEEP,), seconds=15,
     ),
     Mutant(
+        "each-shard-is-told-once-for-every-shard", NO_VECTOR, "sandblaster/coordinator.py",
+        "return [Send(shard, told) for shard in self._muster.roles",
+        "return [Send(shard, told) for _ in self._muster.roles for shard in self._muster.roles",
+        (BYTES,),
+    ),
+    Mutant(
         "a-bundle-is-acknowledged-before-the-standby-has-it", STANDBY, "server/descent.py",
         "return told + self._mirror.after([Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))])",
         "return told + [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]",
@@ -107,6 +114,6 @@ MUTANTS = [
         "a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "server/descent.py",
         "told += self._mirror.after([Send(sender, answer)] if asks else [])",
         "told += self._mirror.after([Send(sender, answer, self.vectors.accepted())] if asks else [])",
-        (f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them",),
+        (BYTES, f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them"),
     ),
 ]  # fmt: skip
