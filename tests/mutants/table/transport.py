@@ -47,6 +47,17 @@ MUTANTS = [
         (VIRTUAL + "test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_not_at_its_time",),
     ),
     Mutant(
+        "what-is-sent-during-a-cut-passes",
+        SILENCE,
+        "transport/virtual.py",
+        "if began < stop and arrives >= start and",
+        "if began < start and arrives >= start and",
+        (
+            VIRTUAL + "test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_not_at_its_time",
+            "tests/simulated/test_knobs.py::test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once",
+        ),
+    ),
+    Mutant(
         "a-silence-of-20-s-is-a-death", SILENCE, "transport/pulse.py", "LEAST_SECONDS = 30.0", "LEAST_SECONDS = 20.0", (SILENCES + "[(29.5,)-True]",)
     ),
     Mutant(
