@@ -76,6 +76,12 @@ def test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_
     assert line.run() == [(0.6, 0), (2.1, 1), (2.1, 2), (2.1, 3), (2.1, 4)]
 
 
+def test_what_is_sent_during_a_partition_waits_though_nothing_was_under_way_before_it() -> None:
+    line = Line(Weather(latency=0.1, bandwidth=float("inf"), partitions=(Partition(1.0, 2.0, ("replica 0",)),)))
+    line.clock.call_at(1.2, line.send, None)
+    assert line.run() == [(2.1, 0)]
+
+
 def test_a_partition_is_between_its_sides_only() -> None:
     """Within one side nothing is cut, nor within the other."""
     for side in (("replica 0", "shard 0"), ("replica 1",)):

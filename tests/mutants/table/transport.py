@@ -53,7 +53,7 @@ MUTANTS = [
         "if began < stop and arrives >= start and",
         "if began < start and arrives >= start and",
         (
-            VIRTUAL + "test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_not_at_its_time",
+            VIRTUAL + "test_what_is_sent_during_a_partition_waits_though_nothing_was_under_way_before_it",
             "tests/simulated/test_knobs.py::test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once",
         ),
     ),
