@@ -358,7 +358,8 @@ def test_a_sweep_tells_which_seeds_fail_how_to_replay_them_and_how_the_others_sp
     fine = [one for one in alone.values() if one]
     assert 0 < len(fine) < 3
     assert main.run([*SWEPT.split(), "--sweep", "3"]) == 1
-    *failing, counts, _, seconds, accuracy, staleness, rate = capsys.readouterr().out.splitlines()
+    starting, *failing, counts, _, seconds, accuracy, staleness, rate = capsys.readouterr().out.splitlines()
+    assert starting.startswith("starting ")
     assert [int(line.split()[1]) for line in failing] == [seed for seed, one in alone.items() if not one]
     for line in failing:
         seed, replay = line.split()[1], line.partition("; replay it: ")[2]

@@ -203,7 +203,7 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
         assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), f"{backups} backup workers"
         for seed in range(4):
             job = Job(task=points(100), strategy=Synchronous(100, 1, backup_workers=backups), batch_size=1, seed=seed)
-            run = Observed(job, Simulated(weather=INSTANT, pace=pace, phantom=True))
+            run = Observed(job, Simulated(weather=INSTANT, pace=pace, handling=handling.INSTANT, phantom=True))
             witness = Witness(run)
             run.simulation.run()
             assert witness.moments["shard 0", 1] == pytest.approx(draws[seed][99 - backups], abs=1e-9)

@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-data-does-not-go-back", TOGETHER, "server/coordinator.py",
-        "        self.data = self._dealing(self.plan)\n        if self.phase", "        if self.phase",
+        "        self.data = self._dealing(self.plan)\n        back: list", "        back: list",
         (SWEEP,), seconds=15,
     ),
     Mutant(
