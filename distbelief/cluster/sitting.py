@@ -78,9 +78,9 @@ class Sitting:
             self.recorder = Recorder(self.folder, self._description)
         except BaseException:
             if self.folder:
-                self.folder.unlock()
-                if not job.resume:
+                if not (job.resume or self.folder.gone):  # a folder that another job has locked is that job's
                     self.folder.remove()  # which was empty, or not there
+                self.folder.unlock()
             raise
 
     def _describe(self, more: dict[str, Any]) -> dict[str, Any]:

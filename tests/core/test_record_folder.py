@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from distbelief.cluster.sitting import Sitting
 from distbelief.errors import CheckpointError, UsageError
+from distbelief.job import Job
 from distbelief.record.folder import RunFolder, write_atomically
 
 
@@ -85,6 +87,16 @@ def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
     other.lock()
     del other
     assert not folder.locked, "a folder that nobody has any more is let go of"
+
+
+def test_a_job_that_comes_second_takes_nothing_away(tmp_path: Path) -> None:
+    """Two began at once in one folder: the second removed the folder of the first, which had locked it and not yet written to it."""
+    first = RunFolder.create(tmp_path / "run", "digits-downpour")
+    first.lock()
+    job = Job("digits", out=str(first.path))
+    with pytest.raises(UsageError, match="is the run folder of a job that is running"):
+        Sitting(job, job.settings(), None, 0.0)
+    assert not first.gone
 
 
 HOLDER = """
