@@ -260,7 +260,8 @@ def bench(args: list[str]) -> int:
         return 0
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], [*BENCHES, "table"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what it has started is ended as the exception goes by
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what it has started is ended as the exception goes by
     chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
     options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
     chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:]))

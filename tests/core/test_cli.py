@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
+from distbelief.bench import Bench
 from distbelief.cli import commands, main, options, words
 from distbelief.cluster import evaluate, status
 from distbelief.cluster.local import listen_at
@@ -572,3 +573,14 @@ def test_the_front_door_holds_what_it_lists() -> None:
     assert all(getattr(db, name) is not None for name in db.__all__)
     with pytest.raises(AttributeError, match=r"it has .*Downpour"):
         db.Upour  # noqa: B018
+
+
+def test_a_benchmark_in_the_background_is_not_ended_by_a_ctrl_c_that_it_was_to_ignore(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(Bench, "run", lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert main.run(["bench", "wire", "--quick"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIG_IGN]
