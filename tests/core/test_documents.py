@@ -43,7 +43,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Local, "launch", launched)
     monkeypatch.setattr(db.Simulated, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(sweep, "sweep", lambda place, job, count: [sweep.Ended(job.seed, "done", str(place.settings(job)))] * count)
-    monkeypatch.setattr(commands, "_show", lambda *_: 0)
+    monkeypatch.setattr(commands, "_run", lambda run_job, *_: [run_job(), 0][1])
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0})
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
