@@ -39,7 +39,7 @@ def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, flo
     return found
 
 
-def settings() -> dict[str, Any]:
+def balance_settings() -> dict[str, Any]:
     """What `balance` is measured with, beside the replicas."""
     cluster = Simulated()
     return {
@@ -50,7 +50,12 @@ def settings() -> dict[str, Any]:
         "slow replicas": STRAGGLERS,
         "times slower": SLOWER,
         "seconds of a portion": 0.01,
-        "cluster": {name: cluster.described()[name] for name in ("weather", "handling")},
+        "cluster": {
+            "latency": cluster.weather.latency,
+            "bandwidth": cluster.weather.bandwidth,
+            "message": cluster.handling.message,
+            "memory": cluster.handling.memory,
+        },
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from distbelief.bench import courses
-from distbelief.bench.balance import balance, coordinator_bytes, settings
+from distbelief.bench.balance import balance, balance_settings, coordinator_bytes
 from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.effects import Batch
@@ -215,7 +215,7 @@ def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
     cut = found["one static split"] / found["bundles, backup portions"]
     return {
         **found,
-        "settings": settings(),
+        "settings": balance_settings(),
         "figures": [figure(f"median batch time of one static split, of that with backup portions, {options.replicas} replicas", cut, BACKUP)],
     }
 

@@ -129,7 +129,8 @@ def finish(result: dict[str, Any], options: Asked) -> dict[str, Any]:
 def told_options(options: Asked) -> dict[str, Any]:
     """The options that differ from their defaults, but for those that say where the result goes."""
     given = {field: getattr(options, field.name) for field in dataclasses.fields(options) if field.name not in ("json", "quiet")}
-    return {field.name: value for field, value in given.items() if value != field.default}
+    # lists, as they are read again from JSON
+    return {field.name: [*value] if isinstance(value, tuple) else value for field, value in given.items() if value != field.default}
 
 
 def _told(one: Mapping[str, Any]) -> str:
