@@ -10,7 +10,7 @@ from typing import Any
 
 from distbelief.core import events, messages, mirroring, records, roles, upkeep
 from distbelief.core.effects import Effect, End, Record, Send
-from distbelief.core.outcomes import Cause, Outcome
+from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
@@ -19,7 +19,7 @@ from distbelief.server.dealing import Dealing, Work
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.machine import Answering, Answers
 from distbelief.server.muster import Muster
-from distbelief.server.phases import PHASES, Phase
+from distbelief.server.phases import PHASES, Phase, Why
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
 from distbelief.server.standbys import Standbys
@@ -50,8 +50,7 @@ class Coordinator(Answering):
         self._describing: set[str] = set()
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
-        self._cause, self._reason = Cause.EPOCHS_DONE, ""
-        self._interrupted = ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
+        self._why = Why()
         answers: dict[type, Callable[..., list[Effect]]] = {
             upkeep.Here: self._on_here,
             messages.Join: self._on_join,
@@ -199,7 +198,7 @@ class Coordinator(Answering):
         if self._saving.holds and not self.settings.together:
             effects.append(self._saving.hold(role))
         if self.phase in ("leaving", "closing"):
-            effects.append(Send(role, messages.Finish(self._reason)))
+            effects.append(Send(role, messages.Finish(self._why.reason)))
         if self._reception.admit(role):
             effects.append(Record(records.Joined(role)))
         return effects
@@ -281,7 +280,7 @@ class Coordinator(Answering):
 
     def _finish(self, cause: Cause, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
-        self.phase, self._cause, self._reason = "leaving", cause, reason
+        self.phase, self._why.cause, self._why.reason = "leaving", cause, reason
         self._evaluations.owed = False  # the last step measures
         self._closing = ["measure", "save", "describe", "stop"]
         asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._reception.members)]
@@ -295,8 +294,7 @@ class Coordinator(Answering):
 
     def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
-            self._interrupted = event.reason
-            return []
+            return self._why.interrupt(event.reason)
         return (self._finish if self.phase == "training" else self._end)(Cause.INTERRUPTED, event.reason)
 
     def _close(self) -> list[Effect]:
@@ -317,7 +315,7 @@ class Coordinator(Answering):
                 self._describing = set(self._holders)
                 effects += [Send(role, upkeep.Describe()) for role in self._holders]
             elif step == "stop":
-                return effects + self._end(*records.ended(self._cause, self._reason, self._saving.error))
+                return effects + self._end(*records.ended(self._why.cause, self._why.reason, self._saving.error))
         return effects
 
     def _on_description(self, sender: str, event: upkeep.Description) -> list[Effect]:
@@ -369,14 +367,8 @@ class Coordinator(Answering):
         self._reception.go_back()
         self._standbys.alone(*self._muster.roles)
         self.data = self._dealing(self.plan)
-        back: list[Effect] = [Record(records.Rewound(self.data.samples, self.epochs))]
-        if self.phase == "leaving" and self._cause.outcome is Outcome.DONE:
-            if self._interrupted:
-                self._cause, self._reason = Cause.INTERRUPTED, self._interrupted
-                back.append(Record(records.Ending.of(self._cause, self._reason)))
-            else:
-                self.phase = "training"
-        return back
+        self.phase, told = self._why.go_back(self.phase)
+        return [Record(records.Rewound(self.data.samples, self.epochs)), *told]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""

@@ -54,8 +54,8 @@ class Keeping(Coordinator):
         return self._reception.members - self._done
 
     def _save(self) -> list[Effect]:
-        if self.phase == "closing" and not self._reception.members and self._cause.outcome is not Outcome.FAILED:
-            self._cause, self._reason = Cause.UNKEPT, self._saving.unsaved("every replica is gone")
+        if self.phase == "closing" and not self._reception.members and self._why.cause.outcome is not Outcome.FAILED:
+            self._why.cause, self._why.reason = Cause.UNKEPT, self._saving.unsaved("every replica is gone")
         return super()._save() if self._reception.members else []
 
     def _write(self) -> list[Effect]:

@@ -18,8 +18,8 @@ MACHINE = "tests/machines/test_coordinator.py"
 
 MUTANTS = [
     Mutant(
-        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "server/coordinator.py",
-        "            self._interrupted = event.reason\n", "",
+        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "server/phases.py",
+        "        self._interrupted = reason\n", "",
         (f"{CONSISTENCY}::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),
     Mutant(
@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-data-does-not-go-back", TOGETHER, "server/coordinator.py",
-        "        self.data = self._dealing(self.plan)\n        back: list", "        back: list",
+        "        self.data = self._dealing(self.plan)\n        self.phase, told", "        self.phase, told",
         (SWEEP,), seconds=15,
     ),
     Mutant(
