@@ -52,8 +52,9 @@ def main() -> NoReturn:
 
 def _end(*_: object) -> NoReturn:
     """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that is under way."""
+    told = INTERRUPTED_BEFORE if sys.argv[1:2] in (["train"], ["launch"], ["simulate"], ["join"]) else "interrupted"
     with contextlib.suppress(OSError):
-        os.write(2, f"distbelief: {INTERRUPTED_BEFORE}\n".encode())
+        os.write(2, f"distbelief: {told}\n".encode())
     os._exit(INTERRUPTED)
 
 
