@@ -27,7 +27,7 @@ Curves = dict[str, list[tuple[float, float]]]
 """By method, seconds of training and the test accuracy after them."""
 
 
-def train(strategy: db.Downpour | db.Sandblaster | db.Single, on: db.Local | db.Simulated | None, epochs: int) -> list[tuple[float, float]]:
+def train(strategy: db.Downpour | db.Sandblaster | db.Single, on: db.Simulated | str, epochs: int) -> list[tuple[float, float]]:
     """Seconds of training and the test accuracy after them."""
     own = {} if isinstance(strategy, db.Sandblaster) else {"epochs": epochs, "batch_size": BATCH}
     history = db.run(db.Job("mnist", strategy, checkpoint_every=0, snapshot_every="0", **own), on=on)["history"]
@@ -38,10 +38,10 @@ def real(epochs: int) -> Curves:
     """Each method on processes of this machine."""
     sgd, adagrad = db.optim("sgd", lr=0.1), db.optim("adagrad", lr=0.02)
     return {
-        "SGD, 1 replica": train(db.Single(optimizer=sgd), None, epochs),
-        "Downpour, 2 replicas": train(db.Downpour(2, 2, optimizer=sgd), None, epochs),
-        "Downpour with Adagrad, 2 replicas": train(db.Downpour(2, 2, optimizer=adagrad), None, epochs),
-        "Sandblaster L-BFGS, 2 replicas": train(db.Sandblaster(2, 2, 10 * epochs), None, 0),
+        "SGD, 1 replica": train(db.Single(optimizer=sgd), "local", epochs),
+        "Downpour, 2 replicas": train(db.Downpour(2, 2, optimizer=sgd), "local", epochs),
+        "Downpour with Adagrad, 2 replicas": train(db.Downpour(2, 2, optimizer=adagrad), "local", epochs),
+        "Sandblaster L-BFGS, 2 replicas": train(db.Sandblaster(2, 2, 10 * epochs), "local", 0),
     }
 
 

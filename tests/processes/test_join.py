@@ -88,7 +88,7 @@ def test_a_guest_does_its_share_and_every_sample_counts_once(
     assert result["outcome"] == "interrupted"
     assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == {0: True, 1: True}  # type: ignore[attr-defined]
     [(status, said)] = guests.ended()
-    assert (status, said.splitlines()[0]) == (0, "joined as replica 1"), said
+    assert (status, said.splitlines()[1]) == (0, "joined as replica 1"), said
     assert not (tmp_path / gate.TICKET).exists()
     watch.rest()
     assert_nothing_is_missing(tmp_path, strategy, result)
