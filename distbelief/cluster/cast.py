@@ -31,6 +31,7 @@ from distbelief.server.evaluations import Evaluations
 from distbelief.server.grouping import Grouping
 from distbelief.server.keeping import Keeping
 from distbelief.server.muster import Muster
+from distbelief.server.phases import Why
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
 from distbelief.server.shard import Shard
@@ -40,7 +41,7 @@ from distbelief.server.standbys import Standbys
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.tasks.flat import layout_of
 
-_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause)
+_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause, Why)
 _MEMORY: Mapping[type, tuple[type, ...]] = {
     Coordinator: (Coordinator, *_SERVED),
     Keeping: (Keeping, *_SERVED),

@@ -107,30 +107,29 @@ class Labour:
         if not isinstance(event, Message):
             return 0.0
         seconds = self._message
-        kind = type(event)
-        if kind is Push and payload is not None:
+        if isinstance(event, Operate):
+            seconds += sum(map(touched, event.commands)) * self._length() * self._second
+        elif payload is None:
+            pass
+        elif isinstance(event, Push):
             if not self._gathers:
                 seconds += self.update(payload.nbytes)
-        elif kind is Operate:
-            commands: tuple[operations.AnyCommand, ...] = event.commands  # type: ignore[attr-defined]
-            seconds += sum(map(touched, commands)) * self._length() * self._second
-        elif kind is Copied and payload is not None:
-            seconds += self.copy(payload.nbytes) if event.what == "gather" else self.update(payload.nbytes)  # type: ignore[attr-defined]
-        elif kind is Piece and payload is not None:
-            if self._adds or not event.adds:  # type: ignore[attr-defined]
+        elif isinstance(event, Copied):
+            seconds += self.copy(payload.nbytes) if event.what == "gather" else self.update(payload.nbytes)
+        elif isinstance(event, Piece):
+            if self._adds or not event.adds:
                 seconds += self.copy(payload.nbytes)
-        elif payload is not None and kind in _COPIED:
+        elif type(event) in _COPIED:
             seconds += self.copy(payload.nbytes)
         return seconds
 
     def saying(self, message: Message, payload: Payload | None) -> float:
         """Seconds that a role works for what it says, before that leaves."""
-        kind = type(message)
         if payload is not None:
-            return self.copy(payload.nbytes) if kind in _WRITTEN else 0.0
-        if kind is Pushed and self._gathers and not message.dropped:  # type: ignore[attr-defined]
+            return self.copy(payload.nbytes) if type(message) in _WRITTEN else 0.0
+        if isinstance(message, Pushed) and self._gathers and not message.dropped:
             # of a round: each gradient was added to its sum, and the first that is acknowledged tells of the update
-            seconds, updates = self.copy(self._length()), message.version.updates  # type: ignore[attr-defined]
+            seconds, updates = self.copy(self._length()), message.version.updates
             if updates != self._known:
                 self._known = updates
                 seconds += self.update(self._length())

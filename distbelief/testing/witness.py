@@ -295,10 +295,10 @@ class Lead:
                 self._watch(role, player.worker)
 
     def _watch(self, role: str, worker: Any) -> None:
-        compute = worker.compute
+        compute, thread = worker.compute, self._network.endpoints[role].thread
 
         def watched(batch: Any, answer: Any) -> Any:
-            self.started(role)
+            thread.do(0.0, self.started, role)  # once it has said what comes before
             return compute(batch, answer)
 
         worker.compute = watched

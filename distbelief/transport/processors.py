@@ -71,10 +71,6 @@ class Thread(ABC):
         """Work for so many seconds, and then call."""
 
     @abstractmethod
-    def spend(self, seconds: float) -> float | None:
-        """Work for so many seconds, and say when they are over; None, and nothing is begun, where only `do` can tell."""
-
-    @abstractmethod
     def owe(self, seconds: float) -> None:
         """Work for so many seconds, for which nobody waits but what comes after."""
 
@@ -97,27 +93,26 @@ class OwnThread(Thread):
     3.0
     """
 
-    __slots__ = ("_clock", "_free", "_stopped")
+    __slots__ = ("_clock", "_free", "_stopped", "_uncalled")
 
     def __init__(self, clock: Timer) -> None:
-        self._clock, self._free, self._stopped = clock, 0.0, False
+        self._clock, self._free, self._uncalled, self._stopped = clock, 0.0, 0, False
 
     def do(self, seconds: float, then: Then, argument: Any) -> None:
         """Work, and then call."""
-        self._clock.call_at(self.spend(seconds), self._done, (then, argument))
+        self.owe(seconds)
+        self._uncalled += 1
+        self._clock.call_at(self._free, self._done, (then, argument))
 
-    def spend(self, seconds: float) -> float:
-        """Work, and say when it is done."""
+    def owe(self, seconds: float) -> None:
+        """Work."""
         now, free = self._clock.time, self._free
-        self._free = free = (free if free > now else now) + seconds
-        return free
-
-    owe = spend  # type: ignore[assignment]  # which also says when
+        self._free = (free if free > now else now) + seconds
 
     @property
     def busy(self) -> bool:
-        """Whether it is not done."""
-        return self._free > self._clock.time
+        """Whether it is not done, or somebody who is to be called has not been."""
+        return self._uncalled > 0 or self._free > self._clock.time
 
     def stop(self) -> None:
         """Do nothing more."""
@@ -125,6 +120,7 @@ class OwnThread(Thread):
 
     def _done(self, what: tuple[Then, Any]) -> None:
         then, argument = what
+        self._uncalled -= 1
         if not self._stopped:
             then(argument)
 
@@ -221,10 +217,6 @@ class SharedThread(Thread):
     def owe(self, seconds: float) -> None:
         """Work."""
         self.do(seconds, None, None)
-
-    def spend(self, seconds: float) -> float | None:
-        """Now, where there is nothing to do."""
-        return None if self._given or seconds else self._clock.time
 
     @property
     def busy(self) -> bool:

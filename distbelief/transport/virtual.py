@@ -195,9 +195,10 @@ class VirtualEndpoint(Endpoint):
         self.host, self.thread = network.host_of(role), network.thread_of(role)
         self.work: Work | None = None
         """What its messages cost it: no time, where nobody says."""
-        self._ended = False
+        self.ended = False
+        """Whether nothing leaves any more: what was said before it was closed still does."""
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
-        self._waiting: deque[Arrival] = deque()
+        self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
         self.last: dict[str, float] = {}
         self.peers: dict[str, VirtualEndpoint] = {}
         self.cut: set[VirtualEndpoint] = set()
@@ -240,40 +241,41 @@ class VirtualEndpoint(Endpoint):
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter there."""
+        if self.closed:
+            return
         network = self.network
-        network.before_send(self.role, to, message)
         peer = self.peers.get(to)
         if peer is None:
             peer = network.endpoints.get(to)
-            if peer is None or peer.closed or self.closed or to in self.unreached:
+            if peer is None or peer.closed or to in self.unreached:
+                network.before_send(self.role, to, message)
                 return
             self._reach(peer)
-        if self.closed or peer in self.cut:
-            return
-        if payload is not None and isinstance(message, Bulk) and not network.phantom:
+        if payload is not None and isinstance(message, Bulk) and not network.phantom and peer not in self.cut:
             lent = peer.arena.parameters if type(message) is Fetched else self.arena.gradients
             whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
             payload = whole.clone() if type(message) is Fetched else whole
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
-        moment = self.thread.spend(seconds)
-        if moment is None:
+        if seconds or self.thread.busy:
             self.thread.do(seconds, self._leave, (peer, message, payload))
         else:
-            self._carry(moment, peer, message, payload)
+            self._leave((peer, message, payload))
 
     def _leave(self, what: tuple[VirtualEndpoint, Message, Payload | None]) -> None:
-        """The work for a message is done."""
-        if what[0] not in self.cut and self.peers[what[0].role] is what[0]:
-            self._carry(self.network.clock.time, *what)
+        """The work for a message is done: it leaves now, unless its sender dies of it, or the link has ended."""
+        peer, message, payload = what
+        self.network.before_send(self.role, peer.role, message)
+        if not self.ended and peer not in self.cut and self.peers[peer.role] is peer:
+            self._carry(peer, message, payload)
 
-    def _carry(self, moment: float, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
-        """Have a message arrive that leaves at a moment."""
+    def _carry(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
+        """Have a message arrive that leaves now."""
         network, to = self.network, peer.role
         weather = network.weather
         size = HEADER if payload is None else HEADER + payload.nbytes
         line = weather if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
         takes = size / line.bandwidth
-        arrives = carry(self.port, peer.port, moment, takes, line.latency)
+        arrives = carry(self.port, peer.port, network.clock.time, takes, line.latency)
         if weather.reduction and payload is not None and isinstance(message, Piece) and message.adds:
             arrives = add(peer.port, arrives, payload.nbytes * weather.reduction)
         if network.unsteady:
@@ -310,13 +312,13 @@ class VirtualEndpoint(Endpoint):
             if isinstance(payload, torch.Tensor):
                 here = self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)
             arrival = Arrival(arrival.sender, event, here)
-        self._hand(arrival)
+        self._hand(sender, arrival)
 
-    def _hand(self, arrival: Arrival) -> None:
+    def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
         """Hand an arrival to this role: at once, or when a machine has done its work with those before."""
         if self.work is not None:
             if self._queues and (self._waiting or self.thread.busy):
-                self._waiting.append(arrival)
+                self._waiting.append((sender, arrival))
                 if len(self._waiting) == 1:
                     self.thread.do(0.0, self._hand_next, None)
                 return
@@ -324,12 +326,13 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """The work with what arrived before is done."""
+        """The work with what arrived before is done; a word of a former life counts no more where the next has come meanwhile."""
         if not self.closed:
             assert self.work is not None
-            arrival = self._waiting[0]
-            self.thread.owe(self.work.taking(arrival.event, arrival.payload))
-            self._tell(arrival)
+            sender, arrival = self._waiting[0]
+            if self.peers[sender.role] is sender or isinstance(arrival.event, Lost):
+                self.thread.owe(self.work.taking(arrival.event, arrival.payload))
+                self._tell(arrival)
             self._waiting.popleft()
             if self._waiting:
                 self.thread.do(0.0, self._hand_next, None)
@@ -370,9 +373,9 @@ class VirtualEndpoint(Endpoint):
         self._end(None)
 
     def _end(self, _: None) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         for peer in {id(peer): peer for peer in (*self.peers.values(), *self.knocking)}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
@@ -390,7 +393,7 @@ class VirtualEndpoint(Endpoint):
         peer, reason = what
         if not self.closed and peer not in self.cut and self.peers[peer.role] is peer:
             self.cut.add(peer)
-            self._hand(Arrival(peer.role, Lost(reason, peer.incarnation)))
+            self._hand(peer, Arrival(peer.role, Lost(reason, peer.incarnation)))
 
 
 def _nothing(sender: str, to: str, message: Message) -> None:

@@ -23,11 +23,12 @@ SLOW = Local(pace=Pace(step=0.005, spread="constant"))
 
 
 def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) -> Any:
-    """What `ask` finds in the middle of a job; the job goes on meanwhile, since another thread asks."""
+    """What `ask` finds in the middle of a job, slowed where there are replicas to slow; it goes on meanwhile, since another thread asks."""
     found: list[Any] = []
     asker = threading.Thread(target=lambda: found.append(ask(run)))
     watch.once(records.EpochDone, asker.start)
-    jobs.run(run, options.pop("strategy", Downpour(replicas=2)), SLOW, **{"epochs": 20, **options})
+    strategy = options.pop("strategy", Downpour(replicas=2))
+    jobs.run(run, strategy, Local() if isinstance(strategy, Single) else SLOW, **{"epochs": 20, **options})
     asker.join()
     return found[0]
 

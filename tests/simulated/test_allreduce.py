@@ -177,7 +177,7 @@ def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
     task = plain.classes(wide, samples=47)
     shared = {"task": task, "batch_size": 4, "epochs": 2, "evaluate_every": 0, "checkpoint_every": 0}
     ours, _ = begin(plain, optimizer=optim(name, lr=0.01), **shared)
-    cluster = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"))
+    cluster = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"), handling=INSTANT)
     synchronous = Observed(Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster)
     witness = Witness(synchronous)
     synchronous.run()

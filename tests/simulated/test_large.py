@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
@@ -28,7 +29,7 @@ from distbelief.testing.tally import NAME, tallied
 from distbelief.testing.witness import Minibatch, Witness
 from distbelief.transport.virtual import Weather
 
-CALM = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"))
+CALM = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"), handling=INSTANT)
 """Rounds take the minibatches in their order."""
 Update = Callable[[nn.Module, dict[str, dict[str, torch.Tensor]], float, int], None]
 

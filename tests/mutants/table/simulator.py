@@ -29,8 +29,8 @@ MUTANTS = [
         "an-update-costs-a-simulated-shard-no-time",
         COSTS,
         "cluster/handling.py",
-        "                seconds += self.update(payload.nbytes)\n        elif kind is Operate:",
-        "                seconds += 0.0\n        elif kind is Operate:",
+        "                seconds += self.update(payload.nbytes)\n        elif isinstance(event, Copied):",
+        "                seconds += 0.0\n        elif isinstance(event, Copied):",
         (
             "tests/simulated/test_handling.py::test_taking_a_message_costs_the_vectors_that_it_touches",
             "tests/simulated/test_handling.py::test_a_step_of_downpour_takes_what_its_messages_cost",
@@ -43,6 +43,22 @@ MUTANTS = [
         "if self._queues and (self._waiting or self.thread.busy):",
         "if self._queues and self._waiting:",
         ("tests/machines/test_processors.py::test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done",),
+    ),
+    Mutant(
+        "what-a-simulated-role-works-for-is-said-before-it-is-done",
+        COSTS,
+        "transport/virtual.py",
+        "if seconds or self.thread.busy:",
+        "if seconds < 0:",
+        ("tests/machines/test_processors.py::test_who_dies_says_nothing_that_waited_and_hears_nothing",),
+    ),
+    Mutant(
+        "a-word-that-waits-is-taken-for-one-of-the-next-life",
+        COSTS,
+        "transport/virtual.py",
+        "if self.peers[sender.role] is sender or isinstance(arrival.event, Lost):",
+        "if sender is not None:",
+        ("tests/simulated/test_sweep.py::test_a_word_of_a_former_life_that_waits_is_not_taken_for_one_of_the_next",),
     ),
     Mutant(
         "every-role-of-a-host-has-all-its-cores",
