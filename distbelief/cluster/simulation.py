@@ -292,7 +292,7 @@ class Simulation:
 
         def strike(sender: str, _to: str, _message: Message) -> None:
             left = due.get(sender)
-            if left and not self.network.endpoints[sender].closed:
+            if left and not self.network.endpoints[sender].ended:
                 left[0] -= 1
                 if not left[0]:
                     left.popleft()
@@ -303,7 +303,7 @@ class Simulation:
 
     def kill(self, role: str) -> None:
         """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet."""
-        if not self.network.endpoints[role].closed:
+        if not self.network.endpoints[role].ended:
             self._kill(role)
             incarnation = self.network.endpoints[role].incarnation
             if (heir := self._succeeding.get(role)) is not None:
