@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -42,8 +43,7 @@ class Alone:
         task, folder = task_of(job), sitting.folder
         run = str(folder.path) if folder is not None and not phantom else ""
         kind = _Phantom if phantom else _Timed
-        self._loop = kind(task, model_of(job, task), settings, self._note, stopped, run, clock.now)
-        self._loop.pass_time(clock, stopwatch, labour)
+        self._loop = kind(clock, stopwatch, labour, task, model_of(job, task), settings, self._note, stopped, run, clock.now)
 
     def _note(self, record: Record) -> None:
         self._sitting.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
@@ -59,10 +59,10 @@ class Alone:
 
 
 class _Timed(SingleLoop):
-    """The plain loop, on simulated time."""
+    """The plain loop, on simulated time: with what takes how long, and then what the loop is given."""
 
-    def pass_time(self, clock: VirtualClock, stopwatch: Stopwatch, labour: Labour) -> None:
-        """Have steps take time."""
+    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, labour: Labour, *loop: Any) -> None:
+        super().__init__(*loop)
         self._clock, self._stopwatch = clock, stopwatch
         self._updating = labour.update(self._flat.layout.trained.size)
 

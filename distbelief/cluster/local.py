@@ -123,6 +123,7 @@ class Local(Checked):
         """
         began = time.monotonic()
         settings = self.settings(job)
+        _allow_files(settings)
         from distbelief.cluster.sitting import Sitting, evaluates
         from distbelief.cluster.supervisor import Supervisor
         from distbelief.tasks import available, resolve
@@ -155,6 +156,7 @@ class Local(Checked):
         """
         began = time.monotonic()
         settings = msgspec.structs.replace(self.settings(job), evaluate_every=0)
+        _allow_files(settings)
         for name in ("evaluate_every", "target_accuracy", "data_dir"):
             if (value := getattr(job, name)) and value != getattr(Job, name):
                 raise UsageError(f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off")
@@ -235,7 +237,6 @@ class Local(Checked):
         if self.pace:
             self.pace.check(settings.replicas)
         self._check_ports(roles.shard(settings.shards - 1))
-        _allow_files(FILES + FILES_EACH * (settings.replicas + settings.shards * (1 + settings.standby) + ROLES))
         if self.carrier == "tcp":
             _check_network(_host_and_port(self.bound)[0], self.advertised)
         if settings.read_in_place and self.carrier != "shared":
@@ -272,12 +273,13 @@ def listen_at(bind: str, role: str, asked: str = "") -> str:
     return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _allow_files(needed: int) -> None:
+def _allow_files(settings: Settings) -> None:
     """Have this process and those that it starts open as many files as a job needs.
 
     Raises:
         UsageError: the machine forbids it.
     """
+    needed = FILES + FILES_EACH * (settings.replicas + settings.shards * (1 + settings.standby) + ROLES)
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
         return

@@ -144,6 +144,7 @@ class RunFolder:
     def unlock(self) -> None:
         """Let other jobs write here."""
         self._let_go()
+        self._locked = -1
 
     @property
     def locked(self) -> bool:

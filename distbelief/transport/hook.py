@@ -9,7 +9,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from distbelief.core.algorithms import check_algorithm
+from distbelief.core.algorithms import check_algorithm, check_hosts
 from distbelief.core.collectives import Schedule
 from distbelief.core.settings import PLACED
 from distbelief.core.values import admit, shown
@@ -36,7 +36,8 @@ class Reduce:
         group: of the ranks of the model, and used for nothing else, where these are not all: `torch.distributed.new_group(ranks)`.
 
     Raises:
-        UsageError: an unknown algorithm, with the nearest known one; a negative `per_host`; no process group, or one that this process is not in.
+        UsageError: an unknown algorithm, with the nearest known one; a `per_host` that is negative, or that it does not ask for; no process
+            group, or one that this process is not in.
 
     >>> import tempfile, torch, torch.distributed as dist, distbelief as db
     >>> from torch.nn.parallel import DistributedDataParallel
@@ -54,6 +55,7 @@ class Reduce:
         check_algorithm(admit(algorithm, str, f"Reduce(algorithm={shown(algorithm)})"), (*PLACED, Window.algorithm))
         if admit(per_host, int, f"Reduce(per_host={shown(per_host)})") < 0:
             raise UsageError(f"per_host {per_host}: must be 0 or more")
+        check_hosts(algorithm, per_host, auto=True)
         if not dist.is_initialized():
             raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
         if dist.get_rank(group) < 0:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from distbelief.core import roles
+from distbelief.core.effects import Payload
+from distbelief.core.events import Event
+from distbelief.core.messages import Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
@@ -52,6 +55,26 @@ class Hosts(CheckedStruct, frozen=True):
         if roles.is_replica(role):
             return index // self.replicas
         return (index + (roles.kind(role) == "standby")) % max(1, -(-replicas // self.replicas))
+
+
+class Work(Protocol):
+    """What messages cost one role, in seconds."""
+
+    def taking(self, event: Event, payload: Payload | None) -> float:
+        """Because of what it is told."""
+        ...
+
+    def saying(self, message: Message, payload: Payload | None) -> float:
+        """For what it says."""
+        ...
+
+    def copy(self, length: int) -> float:
+        """For so many bytes that are copied, or added to others."""
+        ...
+
+    def update(self, length: int) -> float:
+        """For an optimizer's step on so many bytes of parameters."""
+        ...
 
 
 class Timer(Protocol):

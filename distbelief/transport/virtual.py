@@ -15,7 +15,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -23,12 +22,12 @@ from distbelief.core import roles
 from distbelief.core.assembly import Piece
 from distbelief.core.cost import Link, Port, add, carry
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.events import Event, Lost
+from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Fetched, Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
-from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer
+from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer, Work
 
 HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""
@@ -94,26 +93,6 @@ class Weather(CheckedStruct, frozen=True):
             raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
         for partition in self.partitions:
             partition.check()
-
-
-class Work(Protocol):
-    """What messages cost one role, in seconds."""
-
-    def taking(self, event: Event, payload: Payload | None) -> float:
-        """Because of what it is told."""
-        ...
-
-    def saying(self, message: Message, payload: Payload | None) -> float:
-        """For what it says."""
-        ...
-
-    def copy(self, length: int) -> float:
-        """For so many bytes that are copied, or added to others."""
-        ...
-
-    def update(self, length: int) -> float:
-        """For an optimizer's step on so many bytes of parameters."""
-        ...
 
 
 class VirtualNetwork:

@@ -51,10 +51,10 @@ def within(mutants: Sequence[Mutant], seconds: float, chance: str) -> list[Mutan
     """As many as take so long, by what is said of each, in an order that a hash decides: the same for the same sources."""
     chosen: list[Mutant] = []
     for mutant in sorted(mutants, key=lambda mutant: hashlib.sha256((chance + mutant.name).encode()).digest()):
-        seconds -= mutant.seconds / (1 if mutant.processes else AT_ONCE)
-        if seconds < 0:
-            break
-        chosen.append(mutant)
+        takes = mutant.seconds / (1 if mutant.processes else AT_ONCE)
+        if takes <= seconds:
+            chosen.append(mutant)
+            seconds -= takes
     return chosen
 
 

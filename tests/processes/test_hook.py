@@ -169,6 +169,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
         ({"algorithm": "rign"}, "did you mean 'ring'"),
         ({"algorithm": "hierarchical:trea"}, "did you mean 'tree'"),
         ({"per_host": -1}, "per_host -1: must be 0 or more"),
+        ({"algorithm": "ring", "per_host": 2}, "says who is on one host, which --algorithm ring does not ask"),
         ({"group": dist.GroupMember.NON_GROUP_MEMBER}, "rank 0 is not in the group"),
     ],
 )
