@@ -73,7 +73,7 @@ def try_all(root: Path, mutants: Sequence[Mutant], *, passed: bool, end: float |
         outcomes.append(outcome)
         print(f"{outcome.verdict.value:9}{outcome.seconds:5.1f} s  {outcome.mutant.name}  {outcome.why}".rstrip(), flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="distbelief-mutants-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         wrong = {} if passed else unmutated(root, mutants, Path(folder))
         runs: dict[bool, list[Run]] = {False: [], True: []}
         for mutant in mutants:

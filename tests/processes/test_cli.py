@@ -120,7 +120,7 @@ def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_o
 def test_a_run_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     ended = distbelief("train", "digits", "downpour", "--out", str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (2, "")
+    assert (ended.returncode, ended.stdout) == (2, "starting downpour on digits\n")
     assert "is not empty" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
