@@ -185,14 +185,17 @@ def _real(case: Case) -> float:
 
 
 def _simulated(case: Case, inputs: Inputs) -> float:
-    """Of one host; padded steps are slept, so that cores are no limit to them."""
-    if case.pad is not None:
-        on = Simulated(pace=case.pad, phantom=True, hosts=Hosts(cores=16), handling=inputs.handling)
-    elif case.strategy.served:
-        pace, hosts = Pace(step=inputs.step, spread="constant"), Hosts(CORES, together=inputs.together)
-        on = Simulated(pace=pace, phantom=True, hosts=hosts, handling=inputs.handling)
+    """On one host; a padded step needs a core for as long as one that is not, and is slept for the rest.
+
+    Who reduces in shared memory wakes nobody's process for it, so that a message of an all-reduce costs what it usually does.
+    """
+    hosts = Hosts(CORES, together=inputs.together, busy=inputs.step if case.pad else 0.0)
+    pace = case.pad or Pace(step=inputs.step, spread="constant")
+    if case.strategy.served:
+        handling = Handling(memory=inputs.handling.memory) if isinstance(case.strategy, Allreduce) else inputs.handling
+        on = Simulated(pace=pace, phantom=True, hosts=hosts, handling=handling)
     else:
-        on = Simulated(pace=Pace(step=inputs.step, spread="constant"), phantom=True)
+        on = Simulated(pace=pace, phantom=True)
     return float(on.run(_job(case))["seconds"])
 
 

@@ -75,7 +75,8 @@ class Virtual:
     """What a message costs who takes it; how fast bytes are read and written, in updates, sums and copies."""
     hosts: str = ""
     """Machines that roles share: cores=2 puts all on one with two cores, replicas=4 as many replicas on each, with shards spread over them;
-    together=0.9 is the speed of a core while all of a host work. Else each role has its own."""
+    together=0.9 is the speed of a core while all of a host work; busy=1ms is what of a step needs a core, the rest of it is slept. Else each role
+    has its own."""
     stragglers: tuple[str, ...] = ()
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()

@@ -136,9 +136,10 @@ def hosts(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for item in _items([text]):
         name, value = _pair(item, "=", "--hosts", "cores=2,replicas=4")
-        if name not in ("cores", "replicas", "together"):
-            raise unknown("word in --hosts", name, ("cores", "replicas", "together"))
-        fields[name] = fraction(value, "--hosts together") if name == "together" else _count(value, f"--hosts {name}")
+        if name not in ("cores", "replicas", "together", "busy"):
+            raise unknown("word in --hosts", name, ("cores", "replicas", "together", "busy"))
+        read = {"together": fraction, "busy": duration}.get(name, _count)
+        fields[name] = read(value, f"--hosts {name}")
     return fields
 
 

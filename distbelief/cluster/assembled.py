@@ -74,7 +74,8 @@ class _Gradual:
 
     def _answer(self, loss: float | None, samples: int, answer: Callable[[Computed], None]) -> None:
         seconds = self._stopwatch.draw()
-        self._endpoint.thread.do(seconds * self._first + self._more, answer, Computed(loss, samples, seconds))
+        self._endpoint.thread.owe(self._more)
+        self._endpoint.thread.step(seconds * self._first, answer, Computed(loss, samples, seconds))
 
 
 class _Worker(_Gradual):

@@ -196,7 +196,7 @@ class _Computing(_Peer):
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         self._mapped.look()
         computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
-        self._endpoint.thread.do(seconds, answer, Computed(computed.loss, computed.samples, seconds))
+        self._endpoint.thread.step(seconds, answer, Computed(computed.loss, computed.samples, seconds))
         return None
 
 
@@ -225,7 +225,7 @@ class _Phantom(_Peer):
         self.counts.look()
         seconds, settings = self._stopwatch.draw(), self._settings
         samples = min(settings.batch_size, len(self._racing._data) - batch.index * settings.batch_size)
-        self._endpoint.thread.do(seconds, answer, Computed(None, samples, seconds))
+        self._endpoint.thread.step(seconds, answer, Computed(None, samples, seconds))
         return None
 
 

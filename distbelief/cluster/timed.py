@@ -34,7 +34,7 @@ class TimedWorker:
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         """The gradient of a minibatch, when its time has passed."""
         computed, seconds = self._trainer.compute(batch), self._stopwatch.draw()
-        self._thread.do(seconds, answer, Computed(computed.loss, computed.samples, seconds))
+        self._thread.step(seconds, answer, Computed(computed.loss, computed.samples, seconds))
         return None
 
     def measure(self) -> Measured:
@@ -55,7 +55,7 @@ class TimedPhantom:
         """The gradient of a minibatch, when its time has passed."""
         seconds = self._stopwatch.draw()
         samples = min(self._batch_size, self._samples - batch.index * self._batch_size)
-        self._thread.do(seconds, answer, Computed(None, samples, seconds))
+        self._thread.step(seconds, answer, Computed(None, samples, seconds))
         return None
 
     def measure(self) -> Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,8 @@ class Hosts(CheckedStruct, frozen=True):
     """Replicas on each host; 0 for one host with all roles."""
     together: float = 1.0
     """The speed of a core while all cores of its host work, of that of one that works alone."""
+    busy: float = 0.0
+    """Seconds of a step in which it needs a core; the rest of it is slept, as in steps that are padded. 0 for all of it."""
 
     def check(self) -> None:
         """Refuse impossible hosts.
@@ -42,6 +45,8 @@ class Hosts(CheckedStruct, frozen=True):
             raise UsageError(f"hosts whose cores together have {self.together} of their speed: must be more than 0, and at most 1")
         if self.cores == 1 and self.together != 1:
             raise UsageError(f"hosts whose cores together have {self.together} of their speed have one core: give them more cores, or leave it off")
+        if not 0 <= self.busy < math.inf:
+            raise UsageError(f"hosts on which a step is busy for {self.busy} s: must be 0 or more, and finite")
 
     def place(self, role: str, replicas: int) -> int:
         """The number of the host that a role is on, in a job of so many replicas.
@@ -92,6 +97,10 @@ class Thread(ABC):
     @abstractmethod
     def do(self, seconds: float, then: Then, argument: Any) -> None:
         """Work for so many seconds, and then call."""
+
+    def step(self, seconds: float, then: Then, argument: Any) -> None:
+        """Make a step of so many seconds, and then call; it may not need a core for all of them."""
+        self.do(seconds, then, argument)
 
     @abstractmethod
     def owe(self, seconds: float) -> None:
@@ -155,6 +164,7 @@ class Host:
         clock: of the simulation.
         cores: it has.
         together: the speed of a core while all work, of that of one that works alone.
+        busy: seconds of a step in which it needs a core; 0 for all of it.
 
     >>> from distbelief.runtime.clock import VirtualClock
     >>> clock = VirtualClock(); host = Host(clock, cores=2)
@@ -166,8 +176,8 @@ class Host:
     5.0
     """
 
-    def __init__(self, clock: Timer, cores: int, together: float = 1.0) -> None:
-        self._clock, self._cores, self._together = clock, cores, together
+    def __init__(self, clock: Timer, cores: int, together: float = 1.0, busy: float = 0.0) -> None:
+        self._clock, self._cores, self._together, self.busy = clock, cores, together, busy
         self._working: list[tuple[float, int, SharedThread]] = []
         """Who works, by the work that each will have been given when its own is done: a heap."""
         self._given = self._since = 0.0
@@ -229,13 +239,26 @@ class SharedThread(Thread):
 
     def __init__(self, host: Host, clock: Timer) -> None:
         self._host, self._clock = host, clock
-        self._given: deque[tuple[float, Then | None, Any]] = deque()
+        self._given: deque[tuple[float, float, Then | None, Any]] = deque()
+        """Of each piece: seconds of work, seconds before which it is not over, and what is called then."""
+        self._began = 0.0
 
     def do(self, seconds: float, then: Then | None, argument: Any) -> None:
         """Work, and then call."""
-        self._given.append((seconds, then, argument))
+        self._add(seconds, 0.0, then, argument)
+
+    def step(self, seconds: float, then: Then, argument: Any) -> None:
+        """Work as long as a step is busy, sleep for what is left of it, and then call."""
+        self._add(min(self._host.busy or seconds, seconds), seconds, then, argument)
+
+    def _add(self, work: float, least: float, then: Then | None, argument: Any) -> None:
+        self._given.append((work, least, then, argument))
         if len(self._given) == 1:
-            self._host.begin(self, seconds)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._began = self._clock.time
+        self._host.begin(self, self._given[0][0])
 
     def owe(self, seconds: float) -> None:
         """Work."""
@@ -253,9 +276,19 @@ class SharedThread(Thread):
             self._host.end(self)
 
     def go_on(self) -> None:
-        """The first piece is done."""
-        _, then, argument = self._given.popleft()
+        """The work of the first piece is done."""
+        piece = self._given[0]
+        if (end := self._began + piece[1]) > self._clock.time:
+            self._clock.call_at(end, self._end, piece)
+        else:
+            self._end(piece)
+
+    def _end(self, piece: tuple[float, float, Then | None, Any]) -> None:
+        """The first piece is over, unless its role has died meanwhile."""
+        if not self._given or self._given[0] is not piece:
+            return
+        _, _, then, argument = self._given.popleft()
         if self._given:
-            self._host.begin(self, self._given[0][0])
+            self._begin()
         if then is not None:
             then(argument)

@@ -148,7 +148,7 @@ class VirtualNetwork:
             return OwnThread(self.clock)
         number = self.host_of(role)
         if number not in self._machines:
-            self._machines[number] = Host(self.clock, self._hosts.cores, self._hosts.together)
+            self._machines[number] = Host(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
         return self._machines[number].thread()
 
     def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:

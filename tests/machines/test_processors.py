@@ -156,6 +156,29 @@ def test_who_dies_leaves_the_cores_to_the_others() -> None:
     assert ends == [5.0]
 
 
+@pytest.mark.parametrize(("busy", "ends"), [(0.0, 2.0), (0.25, 1.0), (0.5, 1.0), (0.8, 1.6), (3.0, 2.0)])
+def test_steps_that_are_partly_slept_share_a_core_for_the_rest(busy: float, ends: float) -> None:
+    """Two steps of a second on one core; what comes after a step begins when it is over, slept or not."""
+    clock, said = VirtualClock(), []
+    threads = [(host := Host(clock, 1, busy=busy)).thread(), host.thread()]
+    for thread in threads:
+        thread.step(1.0, lambda _: said.append(clock.time), None)
+        thread.do(0.5, lambda _: said.append(clock.time), None)
+    while clock.pending:
+        clock.turn()
+    assert said == pytest.approx([ends, ends, ends + 1.0, ends + 1.0])
+
+
+def test_who_dies_asleep_does_not_wake() -> None:
+    clock, said = VirtualClock(), []
+    thread = Host(clock, 1, busy=0.25).thread()
+    thread.step(1.0, said.append, "over")
+    clock.call_at(0.5, lambda _: thread.stop(), None)
+    while clock.pending:
+        clock.turn()
+    assert not said
+
+
 def test_links_inside_a_host_are_those_of_its_memory() -> None:
     def arrives(hosts: Hosts | None, **local: float) -> float:
         pair = Pair(Weather(latency=0.25, bandwidth=1e3, **local), hosts)
@@ -185,6 +208,7 @@ def test_roles_are_placed_on_hosts() -> None:
         (Hosts(cores=2, together=0.0), "together have 0.0 of their speed"),
         (Hosts(cores=2, together=1.5), "together have 1.5 of their speed"),
         (Hosts(cores=1, together=0.5), "have one core"),
+        (Hosts(busy=-1.0), "a step is busy for -1.0 s"),
     ],
 )
 def test_impossible_hosts_are_refused(hosts: Hosts, says: str) -> None:

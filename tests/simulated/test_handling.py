@@ -200,7 +200,7 @@ def test_a_slow_single_is_slow_and_ends_at_its_target(plain: SimpleNamespace) ->
 def test_a_result_says_what_the_cluster_costs(plain: SimpleNamespace) -> None:
     cluster = run(plain, Downpour(2), handling=Handling(1e-5, 5e9), hosts=Hosts(cores=3))["cluster"]
     assert cluster["handling"] == {"message": 1e-5, "memory": 5e9}
-    assert cluster["hosts"] == {"cores": 3, "replicas": 0, "together": 1.0}
+    assert cluster["hosts"] == {"cores": 3, "replicas": 0, "together": 1.0, "busy": 0.0}
     assert cluster["pace"]["step"] == STEADY.step
 
 

@@ -384,6 +384,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "cores": ((2, "course", {}, Downpour(4)),),
         "replicas": ((1, "course", {}, Downpour(4)),),
         "together": ((0.5, "course", {"cores": 2}, Downpour(4)),),
+        "busy": ((1e-4, "course", {}, Downpour(4)),),
     },
     Simulated: {
         "weather": ((Weather(latency=1e-3), "course", {}, Downpour()),),
