@@ -16,9 +16,9 @@ from distbelief.bench import lines
 from distbelief.bench.peers import Peer, Peers, lend
 from distbelief.bench.ranks import SWAPS, play
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
-from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
-from distbelief.core.cost import Link, price
 from distbelief.errors import UsageError
+from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
+from distbelief.schedules.price import Link, price
 
 MB = 1_000_000
 OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"

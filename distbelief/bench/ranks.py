@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from distbelief.bench import lines
-from distbelief.core.algorithms import by_host, schedule
 from distbelief.core.buckets import Bucket
+from distbelief.schedules.allreduce import by_host, schedule
 from distbelief.transport.memory import Memory
 from distbelief.transport.process_group import Player
 from distbelief.transport.window import Window, open_window

@@ -18,13 +18,13 @@ from distbelief.bench import BENCHES
 from distbelief.cli import options, words
 from distbelief.cli.main import INTERRUPTED
 from distbelief.cluster import forkserver
-from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
-from distbelief.core.cost import Link
-from distbelief.core.drawing import LETTERS
-from distbelief.core.drawing import draw as draw_schedule
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
+from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
+from distbelief.schedules.drawing import LETTERS
+from distbelief.schedules.drawing import draw as draw_schedule
+from distbelief.schedules.price import Link
 from distbelief.strategy import STRATEGIES
 
 if TYPE_CHECKING:

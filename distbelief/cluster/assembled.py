@@ -8,15 +8,15 @@ from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.simulation import Simulation
 from distbelief.cluster.timed import with_data
 from distbelief.core import roles
-from distbelief.core.algorithms import by_host
 from distbelief.core.buckets import Bucket, buckets, shares
-from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.whole import PhantomWhole
 from distbelief.runtime.whole import TorchWhole
+from distbelief.schedules.allreduce import by_host
+from distbelief.schedules.price import CHOICES, Link, cheapest
 from distbelief.tasks.worker import Trainer, check_measure, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER, VirtualEndpoint

@@ -20,11 +20,11 @@ from distbelief import errors
 from distbelief.cluster import signals
 from distbelief.cluster.pace import Pace
 from distbelief.core import roles
-from distbelief.core.algorithms import check_hosts
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import Checked, admit, shown
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
+from distbelief.schedules.allreduce import check_hosts
 
 if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority

@@ -24,7 +24,6 @@ from distbelief.cluster.signals import WORDS
 from distbelief.cluster.simulation import Simulation, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import roles
-from distbelief.core.algorithms import check_hosts
 from distbelief.core.descent import Descent
 from distbelief.core.outcomes import Outcome, cause_of
 from distbelief.core.records import Finished, Record
@@ -33,6 +32,7 @@ from distbelief.core.values import Checked, CheckedStruct, admit, shown
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
+from distbelief.schedules.allreduce import check_hosts
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import Weather
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from distbelief.core import mapping
-from distbelief.core.algorithms import check_algorithm
 from distbelief.core.descent import Descent
 from distbelief.core.layout import Layout
 from distbelief.core.learning_rate import LearningRate
@@ -15,9 +14,6 @@ from distbelief.errors import UsageError, unknown
 
 MOST = 1 << 16
 """Most replicas and most shards of a job, be it simulated."""
-
-PLACED = ("native", "auto")
-"""Algorithms that the place where a job runs chooses: the carrier's own, and the cheapest by what was measured."""
 
 CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 
@@ -55,7 +51,7 @@ class Settings(LearningRate, frozen=True):
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness."""
     algorithm: str = "auto"
-    """How gradients are reduced: one of `core/algorithms`, native or auto."""
+    """How gradients are reduced: one of `schedules/allreduce`, native or auto."""
     bucket_mb: float = 25.0
     """Most megabytes of gradients that are reduced at once."""
     buffers: str = "broadcast"
@@ -129,7 +125,6 @@ class Settings(LearningRate, frozen=True):
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise unknown(option(name), getattr(self, name), known)
-        check_algorithm(self.algorithm, PLACED)
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         self.check_rate()

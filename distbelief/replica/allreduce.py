@@ -12,7 +12,6 @@ from typing import Any
 
 from distbelief.core import assembly, events, messages, roles
 from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
-from distbelief.core.collectives import Schedule
 from distbelief.core.effects import (
     RECEIVE,
     Arrival,
@@ -41,6 +40,7 @@ from distbelief.replica.links import unwanted
 from distbelief.replica.pieces import Pieces, schedule_of
 from distbelief.replica.whole import Whole
 from distbelief.replica.work import check_loss
+from distbelief.schedules.schedule import Schedule
 
 CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""

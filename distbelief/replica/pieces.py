@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distbelief.core.algorithms import broadcast, by_host, schedule
 from distbelief.core.assembly import Piece
 from distbelief.core.buckets import Bucket
-from distbelief.core.collectives import Schedule, Transfer, Turn
 from distbelief.core.effects import Phantom, Send
 from distbelief.replica.whole import Whole
+from distbelief.schedules.allreduce import broadcast, by_host, schedule
+from distbelief.schedules.schedule import Move, RankStep, Schedule
 
 
 def schedule_of(bucket: Bucket, algorithm: str, ranks: int, per_host: int) -> Schedule:
@@ -40,7 +40,7 @@ class Pieces:
         self.sent = self.received = 0
         """Bytes since somebody last set them to 0."""
         self._whole = whole
-        self._turns = [one.turns(rank) for one in schedules]
+        self._turns = [one.steps_of(rank) for one in schedules]
         self._at = [len(turns) for turns in self._turns]
         self._begun = [False] * len(buckets)
         self._kept: dict[tuple[int, int, int], dict[tuple[str, int], bytes]] = {}
@@ -76,11 +76,11 @@ class Pieces:
         missing = set()
         for number, (at, turns) in enumerate(zip(self._at, self._turns, strict=True)):
             if at < len(turns) and self._begun[number]:
-                here = self._kept.get((self.round, number, turns[at].step), {})
+                here = self._kept.get((self.round, number, turns[at].number), {})
                 missing |= {t.source for t in turns[at].receives if (self.members[t.source], self._byte(number, t)) not in here}
         return [self.members[rank] for rank in sorted(missing)]
 
-    def _byte(self, bucket: int, transfer: Transfer) -> int:
+    def _byte(self, bucket: int, transfer: Move) -> int:
         return self.buckets[bucket].start + transfer.start * self.buckets[bucket].item
 
     def _send(self, number: int) -> list[Send]:
@@ -93,7 +93,7 @@ class Pieces:
             start, size = self._byte(number, transfer), transfer.length * bucket.item
             data = self._whole.read(bucket, start, start + size)
             self.sent += size
-            piece = Piece(self.group, self.round, number, turn.step, start, transfer.adds, data)
+            piece = Piece(self.group, self.round, number, turn.number, start, transfer.adds, data)
             sends.append(Send(self.members[transfer.target], piece, Phantom(size)))
         return sends
 
@@ -102,16 +102,16 @@ class Pieces:
         sends: list[Send] = []
         while self._at[number] < len(self._turns[number]):
             turn = self._turns[number][self._at[number]]
-            here = self._kept.get((self.round, number, turn.step), {})
+            here = self._kept.get((self.round, number, turn.number), {})
             if len(here) < len(turn.receives):
                 break
             self._add(number, turn, here)
-            self._kept.pop((self.round, number, turn.step), None)
+            self._kept.pop((self.round, number, turn.number), None)
             self._at[number] += 1
             sends += self._send(number)
         return sends
 
-    def _add(self, number: int, turn: Turn, here: dict[tuple[str, int], bytes]) -> None:
+    def _add(self, number: int, turn: RankStep, here: dict[tuple[str, int], bytes]) -> None:
         for transfer in turn.receives:
             start = self._byte(number, transfer)
             self._whole.write(self.buckets[number], start, here[self.members[transfer.source], start], transfer.adds)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.values import Given
+from distbelief.schedules.allreduce import PLACED, check_algorithm
 from distbelief.strategy.large import Scaled
 
 
@@ -41,6 +42,10 @@ class Allreduce(Scaled):
     """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared memory); 0 for all."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_algorithm(self.algorithm, PLACED)
 
     @property
     def implied(self) -> dict[str, Any]:

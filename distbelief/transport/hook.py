@@ -9,11 +9,10 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from distbelief.core.algorithms import check_algorithm, check_hosts
-from distbelief.core.collectives import Schedule
-from distbelief.core.settings import PLACED
 from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
+from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
+from distbelief.schedules.schedule import Schedule
 from distbelief.transport.process_group import Choice, Player
 from distbelief.transport.window import Window, open_window
 

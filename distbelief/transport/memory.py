@@ -20,13 +20,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from distbelief.core import roles
-from distbelief.core.algorithms import broadcast, by_host, cut, schedule
 from distbelief.core.assembly import Assemble
 from distbelief.core.buckets import Bucket
-from distbelief.core.collectives import Transfer, Turn
 from distbelief.core.layout import Range
-from distbelief.core.settings import PLACED
 from distbelief.errors import UsageError
+from distbelief.schedules.allreduce import PLACED, broadcast, by_host, cut, schedule
+from distbelief.schedules.schedule import Move, RankStep
 from distbelief.transport.patience import SPIN_SECONDS, rest
 
 BLOCK = 1 << 18
@@ -151,14 +150,14 @@ class Memory:
 
     # by a schedule
 
-    def _play_of(self, bucket: Bucket) -> list[tuple[Turn, list[tuple[int, int]]]]:
+    def _play_of(self, bucket: Bucket) -> list[tuple[RankStep, list[tuple[int, int]]]]:
         """The turns of this rank, and for each, who must have read what before this rank may write over it: a member, and at which step."""
         ranks = len(self._members)
         hosts = by_host(ranks, self._per_host) if self._algorithm.startswith("hierarchical") else ()
         made = schedule(self._algorithm, ranks, bucket.length, hosts) if bucket.adds else broadcast(ranks, bucket.length)
-        turns, before, found = made.turns(self._rank), list[tuple[int, Transfer]](), []
+        turns, before, found = made.steps_of(self._rank), list[tuple[int, Move]](), []
         for turn in turns:
-            before += [(turn.step, sent) for sent in turn.sends]
+            before += [(turn.number, sent) for sent in turn.sends]
             over = [(s.target, step) for step, s in before if any(s.start < r.stop and r.start < s.stop for r in turn.receives)]
             found.append((turn, over))
         return found
@@ -168,16 +167,16 @@ class Memory:
         bucket, flag, start = self._buckets[number], self._ready[self._index][number], self._sequence << STEPS
         plays = self._plays[number]
         for at, (turn, over) in enumerate(plays):
-            self._flags[flag + 1] = start + 2 * turn.step
+            self._flags[flag + 1] = start + 2 * turn.number
             taken: list[tuple[torch.Tensor, torch.Tensor]] = []
             for transfer in turn.receives:
                 source = self._members[transfer.source]
                 if not self._wait(self._ready[source][number], self._sequence, told):
                     return False
-                if not self._wait(self._ready[source][number] + 1, start + 2 * turn.step, told):
+                if not self._wait(self._ready[source][number] + 1, start + 2 * turn.number, told):
                     return False
                 here, there = (_elements(self._slots[i], bucket, transfer.start, transfer.stop) for i in (self._index, source))
-                if turn.aside:
+                if turn.swaps:
                     taken.append((here, there.clone()))
                     adds = transfer.adds
                 elif self._let_read(number, over, start, told):
@@ -185,12 +184,12 @@ class Memory:
                 else:
                     return False
             if taken:
-                self._flags[flag + 1] = start + 2 * turn.step + 1
+                self._flags[flag + 1] = start + 2 * turn.number + 1
                 if not self._let_read(number, over, start, told):
                     return False
                 for here, copied in taken:
                     here.add_(copied) if adds else here.copy_(copied)
-            self._flags[flag + 1] = start + 2 * (plays[at + 1][0].step if at + 1 < len(plays) else turn.step + 1)
+            self._flags[flag + 1] = start + 2 * (plays[at + 1][0].number if at + 1 < len(plays) else turn.number + 1)
         self._flags[flag + 1] = start + LAST
         return True
 

@@ -21,12 +21,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
-from distbelief.core.algorithms import broadcast, by_host, schedule
 from distbelief.core.assembly import Assemble
 from distbelief.core.buckets import Bucket
-from distbelief.core.collectives import Schedule
-from distbelief.core.cost import CHOICES, Link, cheapest
 from distbelief.errors import JobFailed
+from distbelief.schedules.allreduce import broadcast, by_host, schedule
+from distbelief.schedules.price import CHOICES, Link, cheapest
+from distbelief.schedules.schedule import Schedule
 from distbelief.transport.window import Window
 
 PART = 2 << 20
@@ -131,8 +131,8 @@ class Player:
             RuntimeError: a peer is gone.
         """
         part, group = max(PART // tensor.itemsize, 1), self._group
-        for turn in () if self.left else how.turns(self.rank):
-            aside, room, taken = turn.aside, 0, []
+        for turn in () if self.left else how.steps_of(self.rank):
+            aside, room, taken = turn.swaps, 0, []
             size = sum(got.length for got in turn.receives if got.adds or aside)
             scratch = self._room(tensor, size)
             operations: list[dist.P2POp] = []
@@ -211,7 +211,7 @@ class Choice:
 
     Args:
         player: of this rank.
-        algorithm: one of `core/algorithms`, native or auto.
+        algorithm: one of `schedules/allreduce`, native or auto.
         per_host: ranks that follow each other on one host; 0 for all.
     """
 

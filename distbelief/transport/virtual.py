@@ -20,12 +20,12 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.assembly import Piece
-from distbelief.core.cost import Link, Port, add, carry
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Fetched, Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
+from distbelief.schedules.price import Link, Port, add, carry
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
 from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer, Work
 

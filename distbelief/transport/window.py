@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from distbelief.core.algorithms import cut
 from distbelief.core.layout import Range
+from distbelief.schedules.allreduce import cut
 from distbelief.transport.memory import in_order
 from distbelief.transport.patience import rest
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core import assembly
-from distbelief.core.algorithms import ALGORITHMS, FLAT
 from distbelief.core.buckets import Bucket
 from distbelief.core.effects import Send
 from distbelief.replica.pieces import Pieces, schedule_of
 from distbelief.replica.whole import PhantomWhole
+from distbelief.schedules.allreduce import ALGORITHMS, FLAT
 from distbelief.transport.memory import Memory
 
 NAMES = [*FLAT, "hierarchical", *(f"hierarchical:{inner}" for inner in FLAT)]

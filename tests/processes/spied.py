@@ -9,7 +9,7 @@ from jobs import data
 from setproctitle import getproctitle
 from torch import nn
 
-from distbelief.core.collectives import Schedule
+from distbelief.schedules.schedule import Schedule
 from distbelief.tasks import Task
 from distbelief.transport.memory import Memory
 from distbelief.transport.process_group import ProcessGroup
@@ -27,14 +27,14 @@ class _Spied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(8)
-        turns = Schedule.turns
+        steps_of = Schedule.steps_of
 
         def played(self: Schedule, rank: int) -> Any:
-            made = turns(self, rank)
-            note("turns", *[(turn.step, one.source, one.stop - one.start, one.adds) for turn in made for one in turn.receives])
+            made = steps_of(self, rank)
+            note("turns", *[(step.number, one.source, one.stop - one.start, one.adds) for step in made for one in step.receives])
             return made
 
-        Schedule.turns = played  # type: ignore[method-assign]
+        Schedule.steps_of = played  # type: ignore[method-assign]
         for carrier in (Memory, ProcessGroup):
             ready = carrier.ready
 

@@ -19,13 +19,13 @@ from torch.distributed import PrefixStore, TCPStore
 
 from distbelief.cluster.local import Local
 from distbelief.core import records
-from distbelief.core.algorithms import ALGORITHMS
 from distbelief.core.assembly import Assemble, Member
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Place
 from distbelief.core.optimizer import optim
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, UsageError
+from distbelief.schedules.allreduce import ALGORITHMS
 from distbelief.strategy import Allreduce, Single, Synchronous
 from distbelief.testing import tally
 from distbelief.transport import process_group

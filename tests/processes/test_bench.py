@@ -12,8 +12,8 @@ import torch
 from distbelief.bench import BENCHES, lines, timing, wire
 from distbelief.bench.carriers import Ours
 from distbelief.bench.peers import Peers
-from distbelief.core.algorithms import ALGORITHMS
 from distbelief.errors import JobFailed, UsageError
+from distbelief.schedules.allreduce import ALGORITHMS
 
 KEYS = {
     "wire": {"sizes"},

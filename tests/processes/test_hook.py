@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 import distbelief as db
-from distbelief.core.algorithms import ALGORITHMS
-from distbelief.core.cost import CHOICES
 from distbelief.errors import UsageError
+from distbelief.schedules.allreduce import ALGORITHMS
+from distbelief.schedules.price import CHOICES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(jobs.__file__).parent / "hooked.py"

@@ -15,15 +15,15 @@ from torch import nn
 from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import assembly, cost, records, roles
-from distbelief.core.algorithms import ALGORITHMS, by_host, schedule
-from distbelief.core.cost import Link
+from distbelief.core import assembly, records, roles
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
 from distbelief.record.summary import Summary
 from distbelief.runtime.whole import TorchWhole
+from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
+from distbelief.schedules.price import Link, price
 from distbelief.strategy import Allreduce, Synchronous
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
@@ -241,7 +241,7 @@ def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNa
 
 @pytest.mark.parametrize("algorithm", ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"])
 def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -> None:
-    """The pieces of one round are the transfers of the schedule, in bytes."""
+    """The pieces of one round are the moves of the schedule, in bytes."""
     run, sent = begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, epochs=1)
     run.run()
     made = schedule(algorithm, 4, 103, by_host(4, 2) if "hier" in algorithm else ())
@@ -307,7 +307,7 @@ def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None
 @pytest.mark.parametrize("size", [4_000, 1_000_000])
 @pytest.mark.parametrize("algorithm", ["ring", "halving-doubling", "butterfly", "tree", "naive"])
 def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str) -> None:
-    """On the network of papers.md, section 8, of which core/cost gives the table; adding up costs too, where it is to."""
+    """On the network of papers.md, section 8, of which schedules/price gives the table; adding up costs too, where it is to."""
     for reduction in (0.0, 1e-10):
         weather = Weather(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
         data = TensorData(torch.zeros(ranks, 1), torch.zeros(ranks, dtype=torch.int64))
@@ -317,7 +317,7 @@ def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str
         computed, summed = moments(run)
         run.run()
         assert len(computed) == ranks
-        expected = cost.price(schedule(algorithm, ranks, size // 4), 4, Link(20e-6, 1.25e9, reduction))
+        expected = price(schedule(algorithm, ranks, size // 4), 4, Link(20e-6, 1.25e9, reduction))
         assert max(summed) - max(computed) == pytest.approx(expected, rel=0.01)
 
 

@@ -3,7 +3,7 @@
 from mutants import Mutant
 
 LARGE, ALL = "tests/simulated/test_large.py", "tests/simulated/test_allreduce.py"
-PROOFS, RACES = "tests/core/test_collectives.py", "tests/simulated/test_hogwild.py"
+PROOFS, RACES = "tests/core/test_schedules.py", "tests/simulated/test_hogwild.py"
 ALONE = f"{RACES}::test_one_replica_is_sequential_sgd_bit_for_bit"
 BY_LOCK = "tests/processes/test_hogwild.py::test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole"
 PAPERS = "LARS and LAMB are those of their papers"
@@ -79,32 +79,32 @@ MUTANTS = [
         ), 15,
     ),
     Mutant(
-        "the-second-half-of-a-ring-begins-with-another-part", PROVED, "core/algorithms.py",
+        "the-second-half-of-a-ring-begins-with-another-part", PROVED, "schedules/allreduce.py",
         "parts[(i - t) % count]", "parts[(i - t + 1) % count]",
         (f"{PROOFS}::test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula", f"{PROOFS}::test_every_schedule_sums"),
     ),
     Mutant(
-        "a-proof-does-not-ask-for-the-same-additions", PROVED, "core/proof.py",
-        "if expression != held[0][at][1]:", "if not expression:",
+        "a-proof-does-not-ask-for-the-same-additions", PROVED, "schedules/proof.py",
+        "if held.expression != state[0][at].expression:", "if not held.expression:",
         (f"{PROOFS}::test_the_checker_refuses_sums_that_differ_in_their_bits",),
     ),
     Mutant(
-        "a-proof-lets-a-part-be-added-twice", PROVED, "core/proof.py",
-        "elif sent[0] & own[0]:", "elif sent[0] & own[0] == everybody:",
+        "a-proof-lets-a-part-be-added-twice", PROVED, "schedules/proof.py",
+        "elif sent.ranks & own.ranks:", "elif sent.ranks & own.ranks == (1 << schedule.ranks) - 1:",
         (f"{PROOFS}::test_the_checker_refuses_what_is_no_all_reduce",),
     ),
     Mutant(
-        "a-proof-lets-a-sum-be-given-before-it-is-made", PROVED, "core/proof.py",
-        "if sent[0] != everybody:", "if not sent[0]:",
+        "a-proof-lets-a-sum-be-given-before-it-is-made", PROVED, "schedules/proof.py",
+        "if (sent := state[move.source][at].ranks) != wanted:", "if not (sent := state[move.source][at].ranks):",
         (f"{PROOFS}::test_the_checker_refuses_a_part_that_is_put_in_the_place_of_the_sum",),
     ),
     Mutant(
-        "a-port-takes-many-messages-at-once", PROVED, "core/cost.py",
+        "a-port-takes-many-messages-at-once", PROVED, "schedules/price.py",
         "arrives, room = leaves + latency, target.arrives + takes", "arrives, room = leaves + latency, leaves + latency",
         (f"{PROOFS}::test_prices_are_those_of_the_table", f"{PROOFS}::test_prices_are_those_of_the_formulas_with_the_cost_of_adding"),
     ),
     Mutant(
-        "the-dearest-algorithm-is-taken", PROVED, "core/cost.py",
+        "the-dearest-algorithm-is-taken", PROVED, "schedules/price.py",
         "return min(prices, key", "return max(prices, key",
         (f"{PROOFS}::test_the_cheapest_changes_with_the_length",),
     ),

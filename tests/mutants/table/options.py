@@ -18,7 +18,7 @@ MUTANTS = [
     Mutant(
         "who-is-on-one-host-is-told-to-nobody",
         OPTIONS,
-        "core/algorithms.py",
+        "schedules/allreduce.py",
         "if per_host and not (algorithm.startswith(HIERARCHICAL) or",
         "if per_host and algorithm == HIERARCHICAL and not (algorithm.startswith(HIERARCHICAL) or",
         (f"{REFUSED}[simulate digits allreduce --per-host 2 --algorithm ring]", f"{REFUSED}[draw ring --per-host 2]"),

@@ -1,7 +1,8 @@
-"""The price of communication: latency, bandwidth and reduction. The virtual network charges it for each message, `price` for a whole schedule.
+"""The price of communication: latency, bandwidth and reduction. The virtual network charges it for each message.
 
-A message leaves through its sender's port, one after the other; is on the line for the latency; enters through its receiver's port, one after the
-other; and what is added there is added by one processor, one after the other. Both ports work at once, and so do all lines.
+A message leaves through its sender's port, one after the other; is on the line for the latency; enters through its
+receiver's port, one after the other; and what is added there is added by one processor, one after the other. Both ports
+work at once, and so do all lines. `price` is that of a whole schedule.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from distbelief.core.algorithms import ALGORITHMS, by_host, check_algorithm, schedule
-from distbelief.core.collectives import Schedule
+from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, schedule
+from distbelief.schedules.schedule import Schedule
 
 CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
-"""What auto chooses from where messages travel. Those of `direct` meet: on the virtual network they enter a port in the order in which they were
-sent, not in which they come, and on a real one they share it unevenly, so that it takes more than its price on both."""
+"""What auto chooses from where messages travel. Those of `direct` meet: on the virtual network they enter a port in the
+order in which they were sent, not in which they come, and on a real one they share it unevenly, so that it takes more
+than its price on both."""
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -58,7 +60,10 @@ def add(target: Port, arrives: float, takes: float) -> float:
     return target.adds
 
 
-def price(schedule: Schedule, item: int, link: Link, inside: Link | None = None, hosts: Sequence[Sequence[int]] = (), header: int = 0) -> float:
+def price(
+    schedule: Schedule, item: int, link: Link, inside: Link | None = None, hosts: Sequence[Sequence[int]] = (),
+    header: int = 0,
+) -> float:  # fmt: skip
     """Seconds from the first step to the last rank's last.
 
     Args:
@@ -69,7 +74,7 @@ def price(schedule: Schedule, item: int, link: Link, inside: Link | None = None,
         hosts: the ranks of each host; those of the schedule where none are given.
         header: bytes of each message beside its elements.
 
-    >>> from distbelief.core.algorithms import schedule
+    >>> from distbelief.schedules.allreduce import schedule
     >>> round(price(schedule("ring", 8, 250_000), 4, Link(20e-6, 1.25e9)) * 1e3, 2)
     1.68
     """
@@ -124,7 +129,8 @@ def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formul
     least = min(map(len, hosts))
     beyond = sum(len(host) - least for host in hosts)
     between = formula(inner, len(hosts), length)
-    return Formula(2 * (least - 1) + between.steps + 2 * bool(beyond), 2 * len(hosts) * (least - 1) * length + between.moved + 2 * beyond * length)
+    inside = 2 * len(hosts) * (least - 1) * length
+    return Formula(2 * (least - 1) + between.steps + 2 * bool(beyond), inside + between.moved + 2 * beyond * length)
 
 
 def cheapest(
@@ -133,10 +139,10 @@ def cheapest(
 ) -> str:  # fmt: skip
     """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`.
 
-    >>> [cheapest(8, n, 4, Link(20e-6, 1.25e9), among=("butterfly", "halving-doubling", "ring")) for n in (1000, 250_000)]
+    >>> among, link = ("butterfly", "halving-doubling", "ring"), Link(20e-6, 1.25e9)
+    >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]
     ['butterfly', 'halving-doubling']
     """
-    prices = {
-        name: price(schedule(name, ranks, length, hosts if name == "hierarchical" else ()), item, link, inside, hosts, header) for name in among
-    }
+    made = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
+    prices = {name: price(one, item, link, inside, hosts, header) for name, one in made.items()}
     return min(prices, key=lambda name: prices[name])

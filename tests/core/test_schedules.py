@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.cli import commands
-from distbelief.core import cost
-from distbelief.core.algorithms import ALGORITHMS, FLAT, by_host, schedule
-from distbelief.core.collectives import Schedule, Transfer
-from distbelief.core.cost import Link, formula, price
-from distbelief.core.proof import prove
 from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.schedules.allreduce import ALGORITHMS, FLAT, broadcast, by_host, schedule
+from distbelief.schedules.price import Link, cheapest, formula, price
+from distbelief.schedules.proof import prove
+from distbelief.schedules.schedule import Move, Schedule
 
 RANKS = range(1, 18)
 LENGTHS = (0, 1, 2, 3, 5, 16, 17, 64, 1000)
@@ -25,7 +24,7 @@ HIERARCHICAL = [f"hierarchical:{inner}" for inner in FLAT]
 
 
 def play(schedule: Schedule, held: list[torch.Tensor]) -> list[torch.Tensor]:
-    """All ranks at once, by the rules at the top of core/collectives."""
+    """All ranks at once, by the rules at the top of schedules/schedule."""
     held = [one.clone() for one in held]
     for step in schedule.steps:
         before = [one.clone() for one in held]
@@ -48,6 +47,15 @@ def test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula(name: str, 
             assert len(made.steps) <= expected.steps
             if length >= ranks:
                 assert len(made.steps) == expected.steps
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_broadcast_gives_all_what_the_first_has(ranks: int) -> None:
+    made = broadcast(ranks, 3)
+    prove(made)
+    assert made.moved == 3 * (ranks - 1)
+    with pytest.raises(LocalProtocolError, match="of which rank 0 are missing"):
+        prove(msgspec.structs.replace(made, ranks=max(ranks, 2), steps=((Move(1, 0, 0, 3, False),), *made.steps)))
 
 
 @given(st.sampled_from([*FLAT, *HIERARCHICAL]), st.integers(1, 17), st.integers(0, 70), st.integers(1, 17), st.integers(0, 2**31))
@@ -88,24 +96,24 @@ def test_the_checker_refuses_what_is_no_all_reduce(name: str, how: str) -> None:
 
 def test_the_checker_refuses_sums_that_differ_in_their_bits() -> None:
     """Each of three ranks adds the two others: (a + b) + c is not a + (b + c)."""
-    steps = (tuple(Transfer(s, t, 0, 1, True) for t in range(3) for s in range(3) if s != t),)
+    steps = (tuple(Move(s, t, 0, 1, True) for t in range(3) for s in range(3) if s != t),)
     with pytest.raises(LocalProtocolError, match="other additions"):
         prove(Schedule("mine", 3, 1, steps))
 
 
 def test_the_checker_refuses_a_part_that_is_put_in_the_place_of_the_sum() -> None:
     """Also where the sum is put there later."""
-    steps = ((Transfer(1, 0, 0, 1, True), Transfer(0, 1, 0, 1, False)), (Transfer(0, 1, 0, 1, False),))
+    steps = ((Move(1, 0, 0, 1, True), Move(0, 1, 0, 1, False)), (Move(0, 1, 0, 1, False),))
     prove(Schedule("mine", 2, 1, (steps[0][:1], steps[1])))
     with pytest.raises(LocalProtocolError, match=r"step 0: .* puts a sum of which rank 1 are missing"):
         prove(Schedule("mine", 2, 1, steps))
 
 
 def test_the_checker_refuses_a_transfer_to_nobody() -> None:
-    with pytest.raises(LocalProtocolError, match="no transfer between two"):
-        prove(Schedule("mine", 2, 1, ((Transfer(0, 2, 0, 1, True),),)))
+    with pytest.raises(LocalProtocolError, match="no move between two"):
+        prove(Schedule("mine", 2, 1, ((Move(0, 2, 0, 1, True),),)))
     with pytest.raises(LocalProtocolError, match="elements 0 to 2 of 1"):
-        prove(Schedule("mine", 2, 1, ((Transfer(0, 1, 0, 2, True),),)))
+        prove(Schedule("mine", 2, 1, ((Move(0, 1, 0, 2, True),),)))
 
 
 @pytest.mark.parametrize("name", ["fast", "ring:tree", "hierarchical:", "hierarchical:fast"])
@@ -188,10 +196,10 @@ def test_a_ring_takes_no_longer_with_more_ranks_and_a_root_does() -> None:
 
 def test_the_cheapest_changes_with_the_length() -> None:
     among = ("butterfly", "halving-doubling", "ring")
-    found = [cost.cheapest(6, n, 4, Link(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
+    found = [cheapest(6, n, 4, Link(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
     assert found == ["butterfly", "ring"]
     inside = Link(1e-6, 1e11)
-    assert cost.cheapest(16, 10_000_000, 4, Link(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical")) == "hierarchical"
+    assert cheapest(16, 10_000_000, 4, Link(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical")) == "hierarchical"
 
 
 def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:

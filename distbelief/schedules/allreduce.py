@@ -1,7 +1,8 @@
-"""The algorithms of all-reduce, each a function that writes down its steps (`core/collectives`).
+"""The algorithms of all-reduce, each a function that writes down its steps (`schedules/schedule`).
 
-Each works for any number of ranks and any length. Every addition that two ranks make of the same elements has the same two operands, so that all
-ranks end with the same bits. Where an algorithm wants a power of two, the ranks beyond it give theirs to another first and are given the sum last.
+Each works for any number of ranks and any length. Every addition that two ranks make of the same elements has the same
+two operands, so that all ranks end with the same bits. Where an algorithm wants a power of two, the ranks beyond it give
+theirs to another first and are given the sum last.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 
-from distbelief.core.collectives import Schedule, Step, Transfer
 from distbelief.core.layout import Range
 from distbelief.errors import UsageError, unknown
+from distbelief.schedules.schedule import Move, Postcondition, Schedule, Step
 
-Steps = list[list[Transfer]]
+Steps = list[list[Move]]
 
 
 def cut(within: Range, parts: int) -> list[Range]:
@@ -26,14 +27,15 @@ def cut(within: Range, parts: int) -> list[Range]:
     return [Range(a, b) for a, b in pairwise(within.start + within.size * part // parts for part in range(parts + 1))]
 
 
-def _all_at_once(transfers: Iterable[tuple[int, int, Range]], adds: bool) -> list[Transfer]:
-    return [Transfer(source, target, part.start, part.stop, adds) for source, target, part in transfers if part.size]
+def _all_at_once(moves: Iterable[tuple[int, int, Range]], adds: bool) -> list[Move]:
+    return [Move(source, target, part.start, part.stop, adds) for source, target, part in moves if part.size]
 
 
 def naive(members: Sequence[int], whole: Range) -> Steps:
     """Everybody sends all to the first, which sends the sum to everybody."""
     root, *others = members
-    return [_all_at_once(((one, root, whole) for one in others), True), _all_at_once(((root, one, whole) for one in others), False)]
+    adding = _all_at_once(((one, root, whole) for one in others), True)
+    return [adding, _all_at_once(((root, one, whole) for one in others), False)]
 
 
 def tree(members: Sequence[int], whole: Range) -> Steps:
@@ -66,7 +68,10 @@ def butterfly(members: Sequence[int], whole: Range) -> Steps:
 
 
 def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
-    """Rabenseifner: partners at distance 1, 2, 4, ... send each other the half that the other keeps, until each has a part of the sum; then back."""
+    """Rabenseifner: partners at distance 1, 2, 4, ... send each other the half that the other keeps; then back.
+
+    Half way each has a part of the sum.
+    """
 
     def halve(core: Sequence[int], whole: Range) -> Steps:
         held = [whole] * len(core)
@@ -84,14 +89,16 @@ def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
 def scatter(members: Sequence[int], whole: Range) -> Steps:
     """Reduce-scatter on a ring: member i ends with the sum of part i."""
     count, parts = len(members), cut(whole, len(members))
-    steps = [[(members[i], members[(i + 1) % count], parts[(i - t - 1) % count]) for i in range(count)] for t in range(count - 1)]
+    pairs = [(one, members[(i + 1) % count]) for i, one in enumerate(members)]
+    steps = [[(*pair, parts[(i - t - 1) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
     return [_all_at_once(step, True) for step in steps]
 
 
 def gather(members: Sequence[int], whole: Range) -> Steps:
     """All-gather on a ring: member i begins with part i, and all end with all."""
     count, parts = len(members), cut(whole, len(members))
-    steps = [[(members[i], members[(i + 1) % count], parts[(i - t) % count]) for i in range(count)] for t in range(count - 1)]
+    pairs = [(one, members[(i + 1) % count]) for i, one in enumerate(members)]
+    steps = [[(*pair, parts[(i - t) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
     return [_all_at_once(step, False) for step in steps]
 
 
@@ -101,7 +108,10 @@ def ring(members: Sequence[int], whole: Range) -> Steps:
 
 
 def direct(members: Sequence[int], whole: Range) -> Steps:
-    """Everybody sends each other his part, which adds them up and sends everybody the sum; in an order in which nobody is sent to by all at once."""
+    """Everybody sends each other his part, which adds them up and sends everybody the sum.
+
+    They do so in an order in which nobody is sent to by all at once.
+    """
     count, parts = len(members), cut(whole, len(members))
     pairs = [(i, (i + shift) % count) for shift in range(1, count) for i in range(count)]
     adding = _all_at_once(((members[one], members[other], parts[other]) for one, other in pairs), True)
@@ -119,11 +129,14 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
 """The algorithms that know nothing of hosts, by name."""
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
+PLACED = ("native", "auto")
+"""What stands for one of them that the place where a job runs chooses: its own, and the cheapest by what is measured."""
 
 
 def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> Steps:
-    """Setup (on a host with more ranks than the smallest one, those beyond give theirs to another), reduce-scatter inside each host, an all-reduce
-    of each local rank's piece with those of the other hosts, gather inside each host; and those beyond are given the sum.
+    """Reduce-scatter inside each host, an all-reduce of each local rank's piece between hosts, gather inside each host.
+
+    On a host with more ranks than the smallest one, those beyond give theirs to another first, and are given the sum.
     """
     least = min(map(len, hosts))
     beyond = [(one, host[i % least]) for host in hosts for i, one in enumerate(host[least:])]
@@ -143,17 +156,17 @@ def _in_turn(pairs: Sequence[tuple[int, int]], whole: Range, adds: bool) -> Step
 
 
 def _side_by_side(many: Sequence[Steps]) -> Steps:
-    return [[transfer for step in steps for transfer in step] for steps in zip_longest(*many, fillvalue=())]
+    return [[move for step in steps for move in step] for steps in zip_longest(*many, fillvalue=())]
 
 
 def broadcast(ranks: int, length: int) -> Schedule:
-    """The second half of `tree`: the first rank's elements go to all. It adds nothing, so it is no all-reduce.
+    """The second half of `tree`: the first rank's elements go to all.
 
-    >>> [(t.source, t.target) for t in broadcast(3, 1).transfers]
+    >>> [(move.source, move.target) for move in broadcast(3, 1).moves]
     [(0, 2), (0, 1)]
     """
     steps = [tuple(step) for step in tree(range(ranks), Range(0, length)) if step and not step[0].adds]
-    return Schedule("broadcast", ranks, length, tuple(steps))
+    return Schedule("broadcast", ranks, length, tuple(steps), postcondition=Postcondition.FIRST)
 
 
 def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
@@ -182,7 +195,9 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
 
 
 def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
-    """Refuse to be told who is on one host where nobody asks: an algorithm that knows of no hosts, or auto, where `auto` says that it does not look.
+    """Refuse to be told who is on one host where nobody asks.
+
+    Nobody does for an algorithm that knows of no hosts, or for auto, where `auto` says that it does not look.
 
     Raises:
         UsageError: with the algorithms that ask.
@@ -192,7 +207,8 @@ def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
     """
     if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
         asks = f"{HIERARCHICAL}{' or auto' if auto else ''}"
-        raise UsageError(f"--per-host {per_host}: says who is on one host, which --algorithm {algorithm} does not ask: name {asks}, or leave it off")
+        told = f"--per-host {per_host}: says who is on one host, which --algorithm {algorithm} does not ask"
+        raise UsageError(f"{told}: name {asks}, or leave it off")
 
 
 @lru_cache(maxsize=256)
@@ -200,7 +216,7 @@ def schedule(algorithm: str, ranks: int, length: int, hosts: tuple[tuple[int, ..
     """The schedule of an algorithm for so many ranks and elements.
 
     Args:
-        algorithm: one of `ALGORITHMS`; `hierarchical:tree` names the one between hosts, which is `ring` where it is not named.
+        algorithm: one of `ALGORITHMS`; `hierarchical:tree` names the one between hosts, which is `ring` where none is.
         ranks: 1 or more.
         length: elements, 0 or more.
         hosts: the ranks of each host, for `hierarchical`; all are on one where none are given.

@@ -1,0 +1,129 @@
+"""Schedules as data: who moves which elements to whom at which step, and whether they are added there or put there.
+
+The rules of a schedule:
+
+1. What leaves a rank at a step is as that rank had it at the end of the step before.
+2. What reaches a rank at a step is taken in the order of the schedule, and is there at the end of the step.
+3. A rank is at its next step when all that it was to receive has come; it waits for nobody else.
+
+A schedule states its postcondition: what every rank holds at its end. `schedules/proof` executes it symbolically, and
+refuses one that does not keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+
+class Move(NamedTuple):
+    """Elements [start, stop) go from one rank to another, which adds them to its own or puts them in their place."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+    adds: bool
+
+    @property
+    def length(self) -> int:
+        """How many elements."""
+        return self.stop - self.start
+
+    def overlaps(self, other: Move) -> bool:
+        """Whether some elements are moved by both."""
+        return self.start < other.stop and other.start < self.stop
+
+
+Step = tuple[Move, ...]
+
+
+class RankStep(NamedTuple):
+    """What one rank does at one step."""
+
+    number: int
+    """Of the step in the schedule."""
+    sends: tuple[Move, ...]
+    receives: tuple[Move, ...]
+
+    @property
+    def swaps(self) -> bool:
+        """Whether elements that leave are among those that are received: then a copy is kept of one of the two."""
+        return any(one.overlaps(other) for one in self.sends for other in self.receives)
+
+
+class Postcondition(Enum):
+    """What every rank holds at the end."""
+
+    SUM = "the sum of what all ranks held"
+    FIRST = "what the first rank held"
+
+
+class Schedule(msgspec.Struct, frozen=True, dict=True):
+    r"""How `ranks` ranks move `length` elements; steps in which nothing moves are left out.
+
+    >>> from distbelief.schedules.allreduce import schedule
+    >>> for step in schedule("ring", 2, 4).steps:
+    ...     print(*step, sep="\n")
+    Move(source=0, target=1, start=2, stop=4, adds=True)
+    Move(source=1, target=0, start=0, stop=2, adds=True)
+    Move(source=0, target=1, start=0, stop=2, adds=False)
+    Move(source=1, target=0, start=2, stop=4, adds=False)
+    """
+
+    algorithm: str
+    ranks: int
+    length: int
+    steps: tuple[Step, ...]
+    hosts: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each host, where the algorithm knows of hosts."""
+    postcondition: Postcondition = Postcondition.SUM
+
+    @property
+    def moves(self) -> Iterator[Move]:
+        """All of them, in order."""
+        return (move for step in self.steps for move in step)
+
+    @cached_property
+    def moved(self) -> int:
+        """Elements that leave all ranks together."""
+        return sum(move.length for move in self.moves)
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """Where a move begins or ends, in order: the elements between two edges are moved together wherever they go."""
+        return sorted({0, self.length, *(edge for move in self.moves for edge in (move.start, move.stop))})
+
+    def parts_of(self, move: Move) -> range:
+        """The parts that a move has: part i lies between edges i and i + 1."""
+        return range(self._part[move.start], self._part[move.stop])
+
+    @cached_property
+    def _part(self) -> dict[int, int]:
+        return {edge: number for number, edge in enumerate(self.edges)}
+
+    def between_hosts(self, hosts: tuple[tuple[int, ...], ...]) -> int:
+        """Elements that go from a rank of one host to a rank of another."""
+        home = {rank: number for number, members in enumerate(hosts) for rank in members}
+        return sum(move.length for move in self.moves if home[move.source] != home[move.target])
+
+    @cached_property
+    def _by_rank(self) -> list[tuple[RankStep, ...]]:
+        found: list[list[RankStep]] = [[] for _ in range(self.ranks)]
+        for number, step in enumerate(self.steps):
+            sends: dict[int, list[Move]] = {}
+            receives: dict[int, list[Move]] = {}
+            for move in step:
+                sends.setdefault(move.source, []).append(move)
+                receives.setdefault(move.target, []).append(move)
+            for rank in sorted(sends.keys() | receives.keys()):
+                found[rank].append(RankStep(number, tuple(sends.get(rank, ())), tuple(receives.get(rank, ()))))
+        return [tuple(steps) for steps in found]
+
+    def steps_of(self, rank: int) -> tuple[RankStep, ...]:
+        """What one rank does, in order; steps that do not concern it are left out."""
+        return self._by_rank[rank]
