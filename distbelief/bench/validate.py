@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,8 +41,8 @@ WITHIN = 0.15
 CORES, BATCH, PAD, SLOWER = 2, 64, 0.01, 4.0
 """Cores of the machine that is simulated; samples in a minibatch; seconds of a padded step; how many times slower the slow replica is."""
 SGD = Optimizer("sgd", 0.01)
-SMALL, ROUNDS, TURN = 4096, 5, 0.25
-"""Bytes of a vector that hardly counts; rounds in which loops with and without a shard take turns, and seconds of each turn."""
+SMALL, SECONDS, LEAST_STEPS = 4096, 5.0, 20
+"""Bytes of a vector that hardly counts; how long steps with and without a shard take turns, and how many of each there are at least."""
 MESSAGES, TOUCHED = 4, 4
 """Of a push and a fetch: messages, and vectors that the shard reads or writes (a gradient and parameters, then parameters and their copy)."""
 
@@ -138,32 +138,30 @@ def _handling(task: str) -> Handling:
     model = build_model(made, 0, "cpu")
     trainer, length = Trainer(made, model, BATCH, 0), layout_of(model).trained.size
     with _one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
-        pairs: dict[tuple[int, str], Callable[[int], float]] = {}
-        for size in (SMALL, length):
-            ours = Ours(peers, "shared", size)
+        sides = {size: Ours(peers, "shared", size) for size in (SMALL, length)}
+        for ours in sides.values():
             stack.callback(ours.close)
-            pairs |= {(size, "alone"): _loop(trainer, ours, lambda: None), (size, "served"): _loop(trainer, ours, partial(ours.trips, 1))}
-        count = max(2, round(TURN / statistics.median(pairs[length, "alone"](1) for _ in range(3))))
-        taken = interleave({f"{size} {kind}": partial(loop, count) for (size, kind), loop in pairs.items()}, ROUNDS)
-    trips = {size: statistics.median(b - a for a, b in zip(taken[f"{size} alone"], taken[f"{size} served"], strict=True)) for size in (SMALL, length)}
+        more: dict[int, list[float]] = {size: [] for size in sides}
+        begin, index = time.perf_counter(), 0
+        while index < LEAST_STEPS or time.perf_counter() < begin + SECONDS:
+            for size, ours in sides.items():
+                alone, served = (_step(trainer, ours, index, trip) for trip in (False, True))
+                more[size].append(served - alone)
+            index += 1
+    trips = {size: statistics.median(times) for size, times in more.items()}
     message = (trips[SMALL] - 2 * MEMORY.latency) / MESSAGES
     return Handling(max(0.0, message), TOUCHED * (length - SMALL) / max(1e-9, trips[length] - trips[SMALL]))
 
 
-def _loop(trainer: Trainer, ours: Ours, trip: Callable[[], object]) -> Callable[[int], float]:
+def _step(trainer: Trainer, ours: Ours, index: int, trip: bool) -> float:
     """Seconds of a step that writes what it would push, makes a trip or none, and reads what it would compute with."""
-    parameters = ours.parameters.view(torch.float32)
-
-    def run(count: int) -> float:
-        start = time.perf_counter()
-        for index in range(count):
-            trainer.compute(Batch(0, index % trainer.order.batches))
-            ours.gradient.fill_(GRADIENT)
-            trip()
-            parameters.sum()
-        return (time.perf_counter() - start) / count
-
-    return run
+    start = time.perf_counter()
+    trainer.compute(Batch(0, index % trainer.order.batches))
+    ours.gradient.fill_(GRADIENT)
+    if trip:
+        ours.trips(1)
+    ours.parameters.view(torch.float32).sum()
+    return time.perf_counter() - start
 
 
 @contextlib.contextmanager
