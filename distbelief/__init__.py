@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.hook import Reduce, comm_hook
     from distbelief.transport.processors import Hosts
-    from distbelief.transport.virtual import Partition, Weather
+    from distbelief.transport.virtual import Outage, Weather
 
     __version__: str
 
@@ -41,7 +41,7 @@ _PLACES = {
     "View": "cluster.sitting",
     **dict.fromkeys(("INSTANT", "Handling"), "cluster.handling"),
     "Hosts": "transport.processors",
-    "Partition": "transport.virtual",
+    "Outage": "transport.virtual",
     "Weather": "transport.virtual",
     **dict.fromkeys(("Reduce", "comm_hook"), "transport.hook"),
     "evaluate": "cluster.evaluate",
@@ -59,7 +59,7 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling", "Hogwild", "Hosts",
-    "INSTANT", "Job", "JobFailed", "Local", "Locking", "Pace", "Partition", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
+    "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "Pace", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
     "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "comm_hook", "evaluate", "join",
     "optim", "run", "tasks",
 ]  # fmt: skip

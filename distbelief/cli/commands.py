@@ -78,10 +78,10 @@ def simulate(args: list[str]) -> int:
     from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Crash, Simulated
     from distbelief.transport.processors import Hosts
-    from distbelief.transport.virtual import Partition, Weather
+    from distbelief.transport.virtual import Outage, Weather
 
-    crashes, partitions = tuple(Crash(*one) for one in faults.crashes), tuple(Partition(*one) for one in faults.partitions)
-    weather = Weather(**network, **faults.weather, partitions=partitions)
+    crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
+    weather = Weather(**network, **faults.weather, outages=outages)
     own: dict[str, Any] = {"handling": Handling(**handling), "hosts": Hosts(**hosts) if hosts else None, **faults.place}
     place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
     if virtual.sweep is not None:

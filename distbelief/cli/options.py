@@ -82,7 +82,7 @@ class Virtual:
     faults: tuple[str, ...] = ()
     """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0, crash=coordinator@9 the
     coordinator; restart=2s lets them come back so late;
-    partition=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
+    outage=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
     keep: bool = False

@@ -189,7 +189,7 @@ class Faults(NamedTuple):
 
     crashes: list[tuple[str, int]]
     """Who dies, and as it sends its how manieth message."""
-    partitions: list[tuple[float, float, tuple[str, ...]]]
+    outages: list[tuple[float, float, tuple[str, ...]]]
     """From when until when who is on one side."""
     weather: dict[str, float]
     """The fields of `Weather` for delays."""
@@ -204,34 +204,34 @@ def faults(texts: Iterable[str]) -> Faults:
         UsageError: an unknown fault, or a value that it cannot have.
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
-    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], partitions=[], weather={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
+    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], weather={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
     >>> faults(["crash=coordinator@9"]).crashes
     [('coordinator', 9)]
-    >>> faults(["partition=2s+500ms@replica1/shard0"]).partitions
+    >>> faults(["outage=2s+500ms@replica1/shard0"]).outages
     [(2.0, 2.5, ('replica 1', 'shard 0'))]
     """
     found = Faults([], [], {}, {})
     for item in _items(texts):
-        kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, partition=2s+500ms@1/shard0, delay=1%x50ms or restart=2s")
+        kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, outage=2s+500ms@1/shard0, delay=1%x50ms or restart=2s")
         if kind == "crash":
             who, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
             found.crashes.append((_role(who, "--faults crash", ("coordinator",)), _count(message, "--faults crash message")))
-        elif kind == "partition":
-            found.partitions.append(_partition(value))
+        elif kind == "outage":
+            found.outages.append(_outage(value))
         elif kind == "delay":
             chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
             found.weather.update(delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay"))
         elif kind == "restart":
             found.place.update(restart_seconds=duration(value, "--faults restart"))
         else:
-            raise unknown("fault in --faults", kind, ("crash", "partition", "delay", "restart"))
+            raise unknown("fault in --faults", kind, ("crash", "outage", "delay", "restart"))
     if found.place and not found.crashes:
         raise UsageError("--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave it off")
     return found
 
 
-def _partition(text: str) -> tuple[float, float, tuple[str, ...]]:
-    where, example = "--faults partition", "partition=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach the others"
+def _outage(text: str) -> tuple[float, float, tuple[str, ...]]:
+    where, example = "--faults outage", "outage=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach the others"
     when, side = _pair(text, "@", where, example)
     start, lasts = _pair(when, "+", where, example)
     begins, seconds = duration(start, f"{where} start"), duration(lasts, f"{where} length")

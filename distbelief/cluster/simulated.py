@@ -155,7 +155,7 @@ class Simulated(Checked):
             self.hosts.check()
             self._check_hosts(settings, self.hosts)
         self._check_crashes(settings)
-        self._check_partitions(settings)
+        self._check_outages(settings)
         return settings
 
     def _check_used(self, job: Job, settings: Settings) -> None:
@@ -217,18 +217,18 @@ class Simulated(Checked):
             if crash.role == roles.COORDINATOR and many > settings.restarts:
                 raise UsageError(f"the coordinator cannot crash {many} times: it comes back {settings.restarts} times (--restarts), and ends the job")
 
-    def _check_partitions(self, settings: Settings) -> None:
+    def _check_outages(self, settings: Settings) -> None:
         there = {roles.COORDINATOR, *job_roles(settings)}
         if settings.evaluate_every and not settings.among_themselves:
             there.add(roles.EVALUATOR)
-        for partition in self.weather.partitions:
-            for role in partition.side:
+        for outage in self.weather.outages:
+            for role in outage.side:
                 if role not in there:
                     raise UsageError(
                         f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}{_told(settings)}"
                     )
-            if there <= {*partition.side}:
-                raise UsageError(f"the partition at {partition.start} s has everybody on one side, and cuts nobody off: leave somebody out")
+            if there <= {*outage.side}:
+                raise UsageError(f"the outage at {outage.start} s has everybody on one side, and cuts nobody off: leave somebody out")
 
 
 def stage(job: Job, settings: Settings, cluster: Simulated, sink: Callable[[float, str, Record], None], *more: Any, **others: Any) -> Simulation:

@@ -16,7 +16,7 @@ from distbelief.core.messages import Message
 from distbelief.core.records import Record
 from distbelief.job import Job
 from distbelief.testing.checkers import Checker, Rules, attach
-from distbelief.transport.virtual import Partition, Weather
+from distbelief.transport.virtual import Outage, Weather
 
 
 class Observed:
@@ -134,10 +134,10 @@ def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
     return tuple(Crash(roles.COORDINATOR, chance.randint(1, chance.choice((12, 80)))) for _ in range(chance.randint(1, restarts)))
 
 
-def draw_partitions(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Partition, ...]:
-    """Up to three partitions for a sweep; often those who are to die are on one side, so that a death and a cut meet.
+def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Outage, ...]:
+    """Up to three outages for a sweep; often those who are to die are on one side, so that a death and a cut meet.
 
-    >>> draw_partitions(random.Random(6), 3, 2, ["replica 2"])[0].side
+    >>> draw_outages(random.Random(6), 3, 2, ["replica 2"])[0].side
     ('replica 2',)
     """
     everybody = [roles.COORDINATOR, *map(roles.replica, range(replicas)), *map(roles.shard, range(shards))]
@@ -147,5 +147,5 @@ def draw_partitions(chance: random.Random, replicas: int, shards: int, dying: Se
         if dying and chance.random() < 0.5:
             side = {chance.choice(dying), *chance.sample(everybody, chance.randint(0, 1))}
         start = chance.choice((0.0, 0.01, 0.1, 1.0)) * chance.expovariate(1.0)
-        found.append(Partition(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side))))
+        found.append(Outage(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side))))
     return tuple(found)

@@ -1,9 +1,9 @@
-"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, partitions and crashes from one seed.
+"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, outages and crashes from one seed.
 
 A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is dead. Messages that leave
-one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. What a partition meets on its way is sent
+one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. What an outage meets on its way is sent
 again when it heals, at the bandwidth of its own link; nothing is lost by it, and nobody hears of a death on its other side before. A link opens at
-once, also across a partition; only what is sent on it waits.
+once, also across an outage; only what is sent on it waits.
 
 A role is one thread. A machine is handed an arrival when it is done with those before, and with the work that this one makes; what it sends leaves
 when the work for that is done. A story finds what has arrived as soon as it looks; the work for it delays what the story does next.
@@ -37,7 +37,7 @@ MEMORY = Link(8e-6, math.inf)
 """Shared memory as a link: the time in which somebody wakes who waits for it, as `bench wire` measured it."""
 
 
-class Partition(CheckedStruct, frozen=True):
+class Outage(CheckedStruct, frozen=True):
     """From `start` until `stop`, in seconds, the roles of one side cannot reach those of the other."""
 
     start: float
@@ -46,15 +46,15 @@ class Partition(CheckedStruct, frozen=True):
     """The roles of one side; all others are on the other one."""
 
     def check(self) -> None:
-        """Refuse an impossible partition.
+        """Refuse an impossible outage.
 
         Raises:
             UsageError: naming the value.
         """
         if not 0 <= self.start < self.stop < float("inf"):
-            raise UsageError(f"network partition from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end")
+            raise UsageError(f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end")
         if not self.side:
-            raise UsageError(f"network partition from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as 'replica 1'")
+            raise UsageError(f"network outage from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as 'replica 1'")
 
 
 class Weather(CheckedStruct, frozen=True):
@@ -73,7 +73,7 @@ class Weather(CheckedStruct, frozen=True):
     """Latency between two roles of one host; 0 is that of all links, or on `Hosts` that of shared memory."""
     local_bandwidth: float = 0.0
     """Bandwidth between two roles of one host; 0 is that of all links; in the memory of `Hosts` nothing is sent."""
-    partitions: tuple[Partition, ...] = ()
+    outages: tuple[Outage, ...] = ()
     """When who cannot reach whom."""
 
     def check(self) -> None:
@@ -91,8 +91,8 @@ class Weather(CheckedStruct, frozen=True):
             raise UsageError(f"network bandwidth {self.bandwidth} must be more than 0")
         if not 0 <= self.delay_chance <= 1:
             raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
-        for partition in self.partitions:
-            partition.check()
+        for outage in self.outages:
+            outage.check()
 
 
 class VirtualNetwork:
@@ -115,7 +115,7 @@ class VirtualNetwork:
         self.clock, self.weather = clock, weather or Weather()
         self.weather.check()
         self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
-        self.partitions = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.weather.partitions, key=lambda cut: cut.start)]
+        self.outages = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.weather.outages, key=lambda cut: cut.start)]
         self.chance = random.Random(seed)
         self.phantom = phantom
         usual = Link(self.weather.latency, self.weather.bandwidth)
@@ -152,8 +152,8 @@ class VirtualNetwork:
         return self._machines[number].thread()
 
     def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
-        """When it arrives, if what is on its way between two roles is sent again after each partition that meets it, which takes so long."""
-        for start, stop, side in self.partitions:
+        """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which takes so long."""
+        for start, stop, side in self.outages:
             if began < stop and arrives >= start and (one in side) is not (other in side):
                 began, arrives = stop, max(arrives, stop + takes)
         return arrives
@@ -260,7 +260,7 @@ class VirtualEndpoint(Endpoint):
         if network.unsteady:
             arrives += self._late(weather)
         last = self.last.get(to, 0.0)
-        if network.partitions:
+        if network.outages:
             began, alone = self.port.leaves - takes, takes + line.latency
             while (again := network.heals(self.role, to, began, arrives, alone)) > arrives:
                 arrives = max(again, last + takes)
@@ -359,11 +359,11 @@ class VirtualEndpoint(Endpoint):
             peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across a partition."""
+        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an outage."""
         network = self.network
         now, latency = network.clock.time, network.weather.latency
         moment = max(now + latency, after)
-        self._end_link(peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.partitions else moment)
+        self._end_link(peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.outages else moment)
 
     def _end_link(self, peer: VirtualEndpoint, reason: str, moment: float) -> None:
         self.network.clock.call_at(moment, self._lose, (peer, reason))

@@ -254,8 +254,8 @@ REFUSED = {
     "simulate digits downpour --network latncy=1ms": "unknown word in --network 'latncy'; did you mean 'latency'?",
     "simulate digits downpour --faults crush=1@2": "unknown fault in --faults 'crush'; did you mean 'crash'?",
     "simulate digits downpour --faults crash=9@2": "replica 9 cannot crash",
-    "simulate digits downpour --faults partition=1s+1s@shard7": "shard 7 cannot be cut off: there are the coordinator, the evaluator",
-    "simulate digits downpour --faults partition=1s+1s@evaluator --evaluate-every 0": "evaluator cannot be cut off",
+    "simulate digits downpour --faults outage=1s+1s@shard7": "shard 7 cannot be cut off: there are the coordinator, the evaluator",
+    "simulate digits downpour --faults outage=1s+1s@evaluator --evaluate-every 0": "evaluator cannot be cut off",
     "simulate digits downpour --sweep -1": "--sweep -1: must be 1 or more seeds",
     "simulate digits downpour --sweep 2 --keep": "--keep: --sweep 2 leaves no run folder; leave --keep off, or run one seed with it",
     "simulate digits downpour --sweep 2 --out x": "--out: --sweep 2 leaves no run folder",
@@ -319,7 +319,7 @@ def test_the_help_of_launch_lists_no_task(capsys: pytest.CaptureFixture[str]) ->
 def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "simulate digits downpour --replicas 3 --network latency=1ms --compute constant:10ms --stragglers 1:4,5%x10"
-        " --faults crash=2@9 delay=1%x5ms restart=50ms partition=20ms+60ms@replica0/shard1 partition=1ms+2ms@coordinator"
+        " --faults crash=2@9 delay=1%x5ms restart=50ms outage=20ms+60ms@replica0/shard1 outage=1ms+2ms@coordinator"
     )
     assert main.run([*line.split(), "--json"]) == 0
     result = db.run(
@@ -329,7 +329,7 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
                 latency=1e-3,
                 delay_chance=0.01,
                 delay=5e-3,
-                partitions=(db.Partition(0.02, 0.08, ("replica 0", "shard 1")), db.Partition(1e-3, 3e-3, ("coordinator",))),
+                outages=(db.Outage(0.02, 0.08, ("replica 0", "shard 1")), db.Outage(1e-3, 3e-3, ("coordinator",))),
             ),
             db.Pace(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
             (db.Crash("replica 2", 9),),
@@ -552,14 +552,14 @@ def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
         (words.faults, ["crash=1"], "replica 1 dies as it sends its 500th message"),
         (
             words.faults,
-            ["partition=1s@1"],
-            "'1s': write it as partition=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach",
+            ["outage=1s@1"],
+            "'1s': write it as outage=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach",
         ),
-        (words.faults, ["partition=1s+2s"], "write it as partition=2s"),
-        (words.faults, ["partition=1+2s@1"], "--faults partition start '1': its unit is missing"),
-        (words.faults, ["partition=1s+0s@1"], "its length is 0, and cuts nobody off"),
-        (words.faults, ["partition=1s+1s@1/"], "'': is no role; write 1 or replica1, shard0, standby0, coordinator or evaluator"),
-        (words.faults, ["partition=1s+1s@coordinator/shard"], "'shard': is no role"),
+        (words.faults, ["outage=1s+2s"], "write it as outage=2s"),
+        (words.faults, ["outage=1+2s@1"], "--faults outage start '1': its unit is missing"),
+        (words.faults, ["outage=1s+0s@1"], "its length is 0, and cuts nobody off"),
+        (words.faults, ["outage=1s+1s@1/"], "'': is no role; write 1 or replica1, shard0, standby0, coordinator or evaluator"),
+        (words.faults, ["outage=1s+1s@coordinator/shard"], "'shard': is no role"),
         (words.faults, ["delay=1%"], "1 % of the messages take 50 ms longer"),
         (words.optimizer_options, ["eps=small"], "'small': is not a number"),
     ],

@@ -28,7 +28,7 @@ from distbelief.strategy import Allreduce, Synchronous
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
-from distbelief.testing.simulations import Observed, draw_partitions, draw_revivals
+from distbelief.testing.simulations import Observed, draw_outages, draw_revivals
 from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import Weather
@@ -437,7 +437,7 @@ def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("chunk", range(10))
 def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
-    """Seeds x deaths, late messages and partitions: every minibatch is in one update, and all end with the same bits."""
+    """Seeds x deaths, late messages and outages: every minibatch is in one update, and all end with the same bits."""
     ways = Counter[str]()
     for seed in range(chunk * SEEDS // 10, (chunk + 1) * SEEDS // 10):
         chance = random.Random(f"allreduce {seed}")
@@ -451,7 +451,7 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
             jitter=chance.choice((0.0, 2.0)),
             delay_chance=chance.choice((0.0, 0.02)),
             delay=5e-3,
-            partitions=tuple(p for p in draw_partitions(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas),
+            outages=tuple(p for p in draw_outages(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas),
         )
         cluster = Simulated(weather, Pace(spread=chance.choice(("constant", "exponential"))), crashes, restart_seconds=chance.choice((0.001, 0.1)))
         options = {

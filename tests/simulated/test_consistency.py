@@ -29,7 +29,7 @@ from distbelief.strategy.served import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_outages, draw_pace, draw_revivals, draw_weather
 from distbelief.testing.witness import Lead, Witness
 from distbelief.transport.virtual import Weather
 
@@ -499,7 +499,7 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
         crashes += tuple(Crash(f"shard {i}", chance.randint(1, 60)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts)
         options["snapshot_every"] = pick(("0", "1", "5", "20", "10ms", "1s"))
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
-    weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, shards, [crash.role for crash in crashes]))
+    weather = msgspec.structs.replace(weather, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
     if (more := random.Random(f"standby {seed}")).random() < 0.4:
         strategy = dataclasses.replace(strategy, standby=1)
         roles = [f"{kind} {i}" for kind in ("shard", "standby") for i in range(shards)]

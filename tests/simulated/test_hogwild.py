@@ -485,7 +485,7 @@ def hold(run: Observed) -> Counter[str]:
 
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNamespace, first: int) -> None:
-    """Seeds x deaths, late messages and partitions: every job ends, and what the mapping holds at the end has every minibatch in it."""
+    """Seeds x deaths, late messages and outages: every job ends, and what the mapping holds at the end has every minibatch in it."""
     found: Counter[str] = Counter()
     for seed in range(first, first + 100):
         run = drawn(plain, seed)

@@ -28,7 +28,7 @@ from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 from distbelief.testing.witness import Witness
-from distbelief.transport.virtual import Partition, Weather
+from distbelief.transport.virtual import Outage, Weather
 
 
 class Course:
@@ -157,8 +157,8 @@ STEADY = Pace(spread="constant")
         (Weather(), {"jitter": 1.0}),
         (Weather(delay=1e-2), {"delay_chance": 0.2}),
         (Weather(delay_chance=0.2), {"delay": 1e-2}),
-        (Weather(), {"partitions": (Partition(2e-3, 7e-3, ("replica 1",)),)}),
-        (Weather(), {"partitions": (Partition(2e-3, 7e-3, ("shard 0", "coordinator")),)}),
+        (Weather(), {"outages": (Outage(2e-3, 7e-3, ("replica 1",)),)}),
+        (Weather(), {"outages": (Outage(2e-3, 7e-3, ("shard 0", "coordinator")),)}),
     ],
     ids=str,
 )
@@ -172,11 +172,11 @@ def test_the_weather_costs_time(plain: SimpleNamespace, base: Weather, change: d
 @pytest.mark.parametrize("strategy", [Downpour(2, 2), Bounded(2, 2, staleness=1), Softsync(2, 2), Synchronous(2, 2)], ids=lambda s: s.name)
 @pytest.mark.parametrize("side", [("shard 0",), ("replica 0", "replica 1"), ("coordinator", "shard 1")], ids=str)
 def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain: SimpleNamespace, strategy: Any, side: tuple[str, ...]) -> None:
-    """On these sides nobody can go on without the others; a longer partition, up to 15 s, takes as much longer and costs nothing else."""
+    """On these sides nobody can go on without the others; a longer outage, up to 15 s, takes as much longer and costs nothing else."""
 
-    def seconds(*partitions: Partition) -> float:
+    def seconds(*outages: Outage) -> float:
         job = Job(plain.classes(plain.mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
-        run = Observed(job, Simulated(weather=Weather(partitions=partitions), pace=STEADY))
+        run = Observed(job, Simulated(weather=Weather(outages=outages), pace=STEADY))
         witness = Witness(run)
         run.simulation.run()
         witness.finish(run.outcome, [])
@@ -185,7 +185,7 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain:
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 40
         return run.simulation.clock.now()
 
-    fair, short, long = seconds(), seconds(Partition(5e-3, 1.0, side)), seconds(Partition(5e-3, 15.005, side))
+    fair, short, long = seconds(), seconds(Outage(5e-3, 1.0, side)), seconds(Outage(5e-3, 15.005, side))
     assert short > fair + 0.9
     assert long == pytest.approx(short + 14.005, abs=5e-3)
 
@@ -236,14 +236,14 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
         (Simulated(weather=Weather(bandwidth=0.0)), {}, "network bandwidth 0.0 must be more than 0"),
         (Simulated(weather=Weather(delay_chance=2.0)), {}, "delay chance 2.0 must be between 0 and 1"),
         (
-            Simulated(weather=Weather(partitions=(Partition(2.0, 1.0, ("replica 0",)),))),
+            Simulated(weather=Weather(outages=(Outage(2.0, 1.0, ("replica 0",)),))),
             {},
-            "partition from 2.0 s until 1.0 s: it must begin at 0 or",
+            "outage from 2.0 s until 1.0 s: it must begin at 0 or",
         ),
-        (Simulated(weather=Weather(partitions=(Partition(-1.0, 1.0, ("replica 0",)),))), {}, "partition from -1.0 s until 1.0 s: it must begin"),
-        (Simulated(weather=Weather(partitions=(Partition(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
-        (Simulated(weather=Weather(partitions=(Partition(0.0, 1.0, ("replica 3",)),))), {}, "replica 3 cannot be cut off: there are the coordinator"),
-        (Simulated(weather=Weather(partitions=(Partition(0.0, 1.0, EVERYBODY),))), {"evaluate_every": 0}, "has everybody on one side"),
+        (Simulated(weather=Weather(outages=(Outage(-1.0, 1.0, ("replica 0",)),))), {}, "outage from -1.0 s until 1.0 s: it must begin"),
+        (Simulated(weather=Weather(outages=(Outage(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
+        (Simulated(weather=Weather(outages=(Outage(0.0, 1.0, ("replica 3",)),))), {}, "replica 3 cannot be cut off: there are the coordinator"),
+        (Simulated(weather=Weather(outages=(Outage(0.0, 1.0, EVERYBODY),))), {"evaluate_every": 0}, "has everybody on one side"),
         (Simulated(pace=Pace(spread="lognorml")), {}, "did you mean 'lognormal'"),
         (Simulated(pace=Pace(step=-1.0)), {}, "a step of -1.0 s"),
         (Simulated(pace=Pace(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),

@@ -35,7 +35,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import Partition, Weather
+from distbelief.transport.virtual import Outage, Weather
 
 SAMPLES = 40
 TESTS = Path(__file__).parent.parent
@@ -366,7 +366,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "reduction": tuple((1e-5, "course", {}, strategy) for strategy in (Allreduce(), Hogwild(), Locking())),
         "local_latency": ((1e-6, "course", {}, TWO_HOSTS),),
         "local_bandwidth": ((1e11, "course", {}, TWO_HOSTS),),
-        "partitions": (((Partition(2e-3, 7e-3, ("replica 1",)),), "course", {}, Downpour()),),
+        "outages": (((Outage(2e-3, 7e-3, ("replica 1",)),), "course", {}, Downpour()),),
     },
     Pace: {
         "step": ((2e-3, "course", {}, Downpour()),),

@@ -29,7 +29,7 @@ from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.checkers import attach
 from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_outages, draw_pace, draw_revivals, draw_weather
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "120")), 60
@@ -149,7 +149,7 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
                 crashes += (Crash(role, more.randint(1, more.choice((30, 120)))),)
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     options = {"snapshot_every": pick(("0", "3", "10ms", "1s")), "checkpoint_every": pick((0, 1, 2))}
-    weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, shards, [crash.role for crash in crashes]))
+    weather = msgspec.structs.replace(weather, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
     return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
 
 

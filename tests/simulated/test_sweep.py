@@ -28,7 +28,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import Replay
 from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_pace, draw_partitions, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_outages, draw_pace, draw_revivals, draw_weather
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
 FLOORS = {
@@ -95,7 +95,7 @@ def draw(seed: int) -> tuple[Job, Simulated]:
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
-    weather = msgspec.structs.replace(weather, partitions=draw_partitions(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
+    weather = msgspec.structs.replace(weather, outages=draw_outages(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     return job, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
 
