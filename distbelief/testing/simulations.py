@@ -29,8 +29,8 @@ class Observed:
 
     >>> from distbelief.strategy import Downpour
     >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
-    >>> run.outcome, run.rules.counted
-    ('done', 1437)
+    >>> print(run.outcome, run.rules.counted)
+    done 1437
     """
 
     def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
