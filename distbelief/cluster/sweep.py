@@ -33,7 +33,7 @@ class Ended(msgspec.Struct, frozen=True):
     """How the job ended under one seed."""
 
     seed: int
-    outcome: str
+    outcome: Outcome
     reason: str
     seconds: float | None = None
     test_accuracy: float | None = None
@@ -59,7 +59,7 @@ def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
         DataError: its data cannot be had.
 
     >>> from distbelief.strategy import Downpour
-    >>> [(one.seed, one.outcome, round(one.staleness, 1)) for one in sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)]
+    >>> [(one.seed, str(one.outcome), round(one.staleness, 1)) for one in sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)]
     [(7, 'done', 1.8), (8, 'done', 1.9)]
     """
     if count < 1:
