@@ -59,7 +59,8 @@ def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
         DataError: its data cannot be had.
 
     >>> from distbelief.strategy import Downpour
-    >>> [(one.seed, str(one.outcome), round(one.staleness, 1)) for one in sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)]
+    >>> swept = sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)
+    >>> [(one.seed, str(one.outcome), round(one.staleness, 1)) for one in swept]
     [(7, 'done', 1.8), (8, 'done', 1.9)]
     """
     if count < 1:
