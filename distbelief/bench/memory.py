@@ -11,6 +11,8 @@ from typing import Any
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, number, show
 from distbelief.cluster.local import Local
+from distbelief.cluster.settle import title_of
+from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.strategy import Downpour
@@ -47,8 +49,8 @@ def run(options: MemoryOptions) -> dict[str, Any]:
                 _held(f"distbelief.bench.courses:{model}", prefetch, transport, epochs, options.optimizer) for model in ("wide", "narrow")
             )
             measured[f"{transport}, prefetch {prefetch}"] = {
-                role.partition(" ")[0]: {kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")}
-                for role in ("replica 0", "shard 0")
+                str(roles.kind(role)): {kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")}
+                for role in (roles.replica(0), roles.shard(0))
             }
     result = {"bench": "memory", "machine": facts, "vector_bytes": VECTOR, "optimizer": options.optimizer, "vectors": measured,
               "figures": _figures(measured, options.optimizer)}  # fmt: skip
@@ -111,15 +113,15 @@ def _roles(ancestor: int) -> dict[str, int]:
             pid = parents.get(pid, 0)
         return pid == ancestor
 
-    played = ("distbelief: replica", "distbelief: shard")
-    return {title.removeprefix("distbelief: "): pid for pid, title in titles.items() if title.startswith(played) and below(pid)}
+    played = {title_of(role): role for role in (roles.replica(0), roles.shard(0))}
+    return {played[title]: pid for pid, title in titles.items() if title in played and below(pid)}
 
 
 def _own(pid: int, role: str) -> int:
     """Bytes that a process holds: its own memory and, of a replica, the segment that it lends; a shard only borrows that one."""
     try:
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        kinds = ("RssAnon", "RssShmem") if role.startswith("replica") else ("RssAnon",)
+        kinds = ("RssAnon", "RssShmem") if roles.is_replica(role) else ("RssAnon",)
         return sum(int(lines[kind].split()[0]) << 10 for kind in kinds)
     except (OSError, KeyError, ValueError):
         return 0

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.cluster.pace import SPREADS
+from distbelief.core.roles import Kind, Role
 from distbelief.errors import UsageError, unknown
 
 PER_SECOND: Mapping[str, float] = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0, "min": 1 / 60}
@@ -244,11 +245,11 @@ def _role(text: str, where: str, alone: Sequence[str] = ()) -> str:
     """The role that 1, replica1, shard0 or one of `alone` names."""
     if text in alone:
         return text
-    kind = next((kind for kind in ("shard", "standby") if text.startswith(kind)), "replica")
+    kind = next((kind for kind in (Kind.SHARD, Kind.STANDBY) if text.startswith(kind)), Kind.REPLICA)
     number = text.removeprefix(kind)
     if alone and not number.strip().isdecimal():
         raise UsageError(f"{where} {text!r}: is no role; write 1 or replica1, shard0, standby0, {' or '.join(alone)}")
-    return f"{kind} {_count(number.strip(), f'{where} {kind}')}"
+    return str(Role(kind, _count(number.strip(), f"{where} {kind}")))
 
 
 def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[float, ...]]:

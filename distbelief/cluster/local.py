@@ -267,7 +267,7 @@ def listen_at(bind: str, role: str, asked: str = "") -> str:
     """
     host, first = _host_and_port(bind)
     # a standby keeps its port when it is its shard, and then there is another standby of the same name
-    port = first + 1 + roles.index_of(role) if first and roles.kind(role) != "standby" else 0
+    port = first + 1 + roles.index_of(role) if first and roles.kind(role) is not roles.Kind.STANDBY else 0
     if port > PORTS:
         raise UsageError(f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
     return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"

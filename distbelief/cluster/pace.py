@@ -7,6 +7,7 @@ import random
 
 import msgspec
 
+from distbelief.core import roles
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError, unknown
 
@@ -42,9 +43,9 @@ class Pace(CheckedStruct, frozen=True):
             raise UsageError(f"stragglers {self.straggle_chance}x{self.straggle_factor}: a chance from 0 to 1 and a factor of 0 or more")
         for replica, factor in self.slow.items():
             if not 0 <= replica < replicas:
-                raise UsageError(f"replica {replica} cannot be slow: there are replicas 0 to {replicas - 1}")
+                raise UsageError(f"{roles.replica(replica)} cannot be slow: there are replicas 0 to {replicas - 1}")
             if not 0 < factor < math.inf:
-                raise UsageError(f"replica {replica} slower {factor} times: must be more than 0, and finite")
+                raise UsageError(f"{roles.replica(replica)} slower {factor} times: must be more than 0, and finite")
 
     def stopwatch(self, replica: int, seed: int) -> Stopwatch:
         """The times of one replica's steps, from a seed."""

@@ -204,7 +204,7 @@ class _Process:
     def _play_server(self) -> None:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
-        if roles.kind(self.role) == "standby":
+        if roles.kind(self.role) is roles.Kind.STANDBY:
             self.player = standby = cast.standby(self.spec.settings, index, cast.torch_slice, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:

@@ -58,11 +58,16 @@ def _keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def title_of(role: str) -> str:
+    """What the process that plays a role is called."""
+    return f"distbelief: {role}"
+
+
 def name_process(role: str) -> None:
     """Have this process called by its role."""
     import setproctitle
 
-    setproctitle.setproctitle(f"distbelief: {role}")
+    setproctitle.setproctitle(title_of(role))
 
 
 def _outlive_nobody(*above: int) -> None:

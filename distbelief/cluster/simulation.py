@@ -355,5 +355,5 @@ class Simulation:
 
     def _replace(self, record: Vacant) -> None:
         if not self._over and self._granted[record.role] == record.incarnation:
-            add = self._add_shard if roles.kind(record.role) == "shard" else self._add_standby
+            add = self._add_shard if roles.kind(record.role) is roles.Kind.SHARD else self._add_standby
             add(roles.index_of(record.role), record.incarnation)

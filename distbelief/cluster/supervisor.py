@@ -150,7 +150,7 @@ class Supervisor:
         if role == roles.COORDINATOR and incarnation:
             own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
-            heir = self._certifier.issue(roles.shard(roles.index_of(role))) if roles.kind(role) == "standby" else None
+            heir = self._certifier.issue(roles.shard_of(role)) if roles.kind(role) is roles.Kind.STANDBY else None
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
         return forkserver.fork(role, main, role, incarnation, msgspec.msgpack.encode(own))
 
@@ -210,7 +210,7 @@ class Supervisor:
         self._keep_folder()
         if self.started and self.sitting.live.curious:
             for child in self.children.values():
-                if roles.kind(child.role) == "shard":
+                if roles.kind(child.role) is roles.Kind.SHARD:
                     child.channel.say(Ask())
         for child in self.children.values():
             if now > self._end_by:
@@ -324,7 +324,7 @@ class Supervisor:
         if child.spare:
             self._tell(Died(child.role, child.why or f"{how}: {child.said}".removesuffix(": "), child.incarnation))
             leaves = self._ending and roles.is_replica(child.role)
-            if roles.kind(child.role) not in ("shard", "standby") and child.incarnation < self.settings.restarts and not leaves:
+            if roles.kind(child.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY) and child.incarnation < self.settings.restarts and not leaves:
                 self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
             self._fill(child.role)
         elif self.failure is None and not self._revive(child, how):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import MutableSequence
 from typing import Any
 
+from distbelief.core import roles
+
 UPDATES, SAMPLES, PROCESS, STALENESS = 0, 1, 2, 3
 """Where, in a row, are: updates made, samples in them, the process, and how many updates had each staleness."""
 ROW = 64
@@ -73,7 +75,7 @@ class Counts:
         'process 7'
         """
         found = [at for at in range(self._replicas) if self._memory[at * ROW + PROCESS] == process]
-        return f"replica {found[0]}" if found else f"process {process}"
+        return roles.replica(found[0]) if found else f"process {process}"
 
 
 def size_of(replicas: int) -> int:

@@ -1,23 +1,119 @@
-"""Roles: the names of those who take part in a job, as they stand in addresses, titles and messages."""
+"""Roles: who takes part in a job. A role stands as text in addresses, titles and messages, and only here is that text made or taken apart."""
 
 from __future__ import annotations
 
-COORDINATOR = "coordinator"
-EVALUATOR = "evaluator"
-SINGLE = "single"  # who plays everything, where there is no server
-CARRIER = "carrier"  # the transport beside a role: answers `Lent` to the machine that yielded `Lend`
-STORE = "store"  # the disk beside a role: answers `Saved` to the machine that yielded `Save`
-CLOCK = "clock"  # the driver's: answers `Woke` to the machine that yielded `Wake`
-SUPERVISOR = "supervisor"  # whoever runs the job: says `Stop` to the coordinator
+import re
+from enum import StrEnum
+from functools import lru_cache
+
+import msgspec
+
+from distbelief.errors import RemoteProtocolError
+
+_FORM = re.compile(r"([a-z]+)(?: (0|[1-9][0-9]{0,17}))?(?:\.(0|[1-9][0-9]{0,17}))?", re.ASCII)
+_KNOWN = 1 << 16
+"""Texts of which it is remembered what role they name."""
 
 
-def kind(role: str) -> str:
-    """What a role is, without its number.
+class Kind(StrEnum):
+    """What a role does."""
+
+    REPLICA = "replica"
+    """Computes gradients."""
+    SHARD = "shard"
+    """Holds a slice of the parameters."""
+    STANDBY = "standby"
+    """Holds what a shard holds, to take its place."""
+    COORDINATOR = "coordinator"
+    EVALUATOR = "evaluator"
+    """Measures the server's model."""
+    SINGLE = "single"
+    """Plays everything, where there is no server."""
+    SUPERVISOR = "supervisor"
+    """Runs the job: says `Stop` to the coordinator."""
+    CARRIER = "carrier"
+    """The transport beside a role: answers `Lent` to the machine that yielded `Lend`."""
+    STORE = "store"
+    """The disk beside a role: answers `Saved` to the machine that yielded `Save`."""
+    CLOCK = "clock"
+    """The driver's: answers `Woke` to the machine that yielded `Wake`."""
+
+
+_KINDS = {str(kind): kind for kind in Kind}
+_NUMBERED = (Kind.REPLICA, Kind.SHARD, Kind.STANDBY)
+"""Kinds of which there are several; of the others there is one."""
+
+
+class Role(msgspec.Struct, frozen=True):
+    """One who takes part.
+
+    Args:
+        kind: what it does.
+        index: its number among those of its kind; -1 where there is one of the kind.
+        partition: which part of a split replica; -1 for one that is whole.
+
+    >>> str(Role(Kind.REPLICA, 3)), str(Role(Kind.REPLICA, 3, 1)), str(Role(Kind.COORDINATOR))
+    ('replica 3', 'replica 3.1', 'coordinator')
+    """
+
+    kind: Kind
+    index: int = -1
+    partition: int = -1
+
+    def __str__(self) -> str:
+        number = f" {self.index}" if self.index >= 0 else ""
+        return f"{self.kind}{number}.{self.partition}" if self.partition >= 0 else f"{self.kind}{number}"
+
+
+@lru_cache(_KNOWN)
+def parse(text: str) -> Role:
+    """The role that a text names.
+
+    Raises:
+        RemoteProtocolError: it names none.
+
+    >>> parse("replica 3.1"), parse("shard 0").kind, parse("coordinator").index
+    (Role(kind=<Kind.REPLICA: 'replica'>, index=3, partition=1), <Kind.SHARD: 'shard'>, -1)
+    """
+    found = _FORM.fullmatch(text)
+    of = _KINDS.get(found[1]) if found else None
+    if found is None or of is None:
+        raise RemoteProtocolError(f"{text[:80]!r} is no role: it is one such as 'replica 3', 'replica 3.1', 'shard 0' or 'coordinator'")
+    if (found[2] is not None) != (of in _NUMBERED) or (found[3] is not None and of is not Kind.REPLICA):
+        raise RemoteProtocolError(f"{text[:80]!r} is no role: {', '.join(_NUMBERED)} have a number, a replica may have a partition, no others do")
+    return Role(of, *(-1 if number is None else int(number) for number in found.groups()[1:]))
+
+
+COORDINATOR = str(Role(Kind.COORDINATOR))
+EVALUATOR = str(Role(Kind.EVALUATOR))
+SINGLE = str(Role(Kind.SINGLE))
+SUPERVISOR = str(Role(Kind.SUPERVISOR))
+CARRIER = str(Role(Kind.CARRIER))
+STORE = str(Role(Kind.STORE))
+CLOCK = str(Role(Kind.CLOCK))
+
+
+def kind(role: str) -> Kind:
+    """What a role does.
 
     >>> kind("shard 3")
-    'shard'
+    <Kind.SHARD: 'shard'>
     """
-    return role.partition(" ")[0]
+    return parse(role).kind
+
+
+def index_of(role: str) -> int:
+    """The number of a role; -1 for one that there is only one of.
+
+    >>> index_of("replica 12"), index_of("coordinator")
+    (12, -1)
+    """
+    return parse(role).index
+
+
+def is_replica(role: str) -> bool:
+    """Whether a role computes gradients."""
+    return parse(role).kind is Kind.REPLICA
 
 
 def replica(index: int) -> str:
@@ -26,7 +122,7 @@ def replica(index: int) -> str:
     >>> replica(2)
     'replica 2'
     """
-    return f"replica {index}"
+    return str(Role(Kind.REPLICA, index))
 
 
 def shard(index: int) -> str:
@@ -35,7 +131,7 @@ def shard(index: int) -> str:
     >>> shard(0)
     'shard 0'
     """
-    return f"shard {index}"
+    return str(Role(Kind.SHARD, index))
 
 
 def standby(index: int) -> str:
@@ -44,7 +140,7 @@ def standby(index: int) -> str:
     >>> standby(0)
     'standby 0'
     """
-    return f"standby {index}"
+    return str(Role(Kind.STANDBY, index))
 
 
 def standby_of(shard: str) -> str:
@@ -56,16 +152,10 @@ def standby_of(shard: str) -> str:
     return standby(index_of(shard))
 
 
-def index_of(role: str) -> int:
-    """The number in a role's name; -1 for a role that there is only one of.
+def shard_of(standby: str) -> str:
+    """The role whose place a standby takes.
 
-    >>> index_of("replica 12"), index_of("coordinator")
-    (12, -1)
+    >>> shard_of("standby 3")
+    'shard 3'
     """
-    _, _, number = role.partition(" ")
-    return int(number) if number.isdigit() else -1
-
-
-def is_replica(role: str) -> bool:
-    """Whether a role computes gradients."""
-    return role.startswith("replica ")
+    return shard(index_of(standby))

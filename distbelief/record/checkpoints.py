@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from distbelief.core import roles
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, LocalProtocolError
@@ -278,4 +279,4 @@ def _part(making: Path, index: int) -> Part:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Part)
     except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"the part of shard {index} is missing ({error})") from error
+        raise CheckpointError(f"the part of {roles.shard(index)} is missing ({error})") from error

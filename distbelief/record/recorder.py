@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core import records
+from distbelief.core import records, roles
+from distbelief.errors import RemoteProtocolError
 from distbelief.record.curves import Curves
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.summary import Summary, course
@@ -44,9 +45,12 @@ def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
                 fields = msgspec.json.decode(text, type=dict[str, Any])
                 if fields.get("event") == "Tested":  # JSON has no NaN: it was written as null
                     fields = {key: math.nan if value is None else value for key, value in fields.items()}
-                yield float(fields.pop("seconds")), msgspec.convert(fields, records.Any, str_keys=True)
-            except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+                seconds, record = float(fields.pop("seconds")), msgspec.convert(fields, records.Any, str_keys=True)
+                if role := getattr(record, "role", ""):
+                    roles.parse(role)
+            except (msgspec.DecodeError, RemoteProtocolError, KeyError, TypeError, ValueError):
                 continue
+            yield seconds, record
 
 
 class Recorder:

@@ -106,7 +106,7 @@ class Coordinator(Answering):
     def _on_here(self, sender: str, event: upkeep.Here) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
         place = messages.Place(event.address, event.incarnation)
-        if roles.kind(sender) == "standby":
+        if roles.kind(sender) is roles.Kind.STANDBY:
             self._standbys.here(sender, place)
             return self._pair()
         return self._restore() if self._muster.here(sender, place) else []
@@ -338,9 +338,9 @@ class Coordinator(Answering):
     def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
             return self._without(sender, event.reason, event.incarnation, died=True)
-        if roles.kind(sender) == "standby":
+        if roles.kind(sender) is roles.Kind.STANDBY:
             return self._standbys.lost(sender, event.incarnation, event.reason)
-        return self._without_shard(sender, event) if roles.kind(sender) == "shard" else []
+        return self._without_shard(sender, event) if roles.kind(sender) is roles.Kind.SHARD else []
 
     def _without_shard(self, role: str, event: events.Lost) -> list[Effect]:
         """Wait for its next life: its standby, or one that goes on from the newest checkpoint; or end, where neither is to be had."""

@@ -79,10 +79,10 @@ class DescentShard(Shard):
     def _contribute(self, sender: str, event: operations.Contribute, payload: Payload | None) -> list[Effect]:
         own = self._range if self._slice else None
         if own is None or event.start != own.start or event.stop != own.stop or payload is None:
-            raise RemoteProtocolError(f"{sender} contributes [{event.start}, {event.stop}) to shard {self.index}, which does not hold that")
+            raise RemoteProtocolError(f"{sender} contributes [{event.start}, {event.stop}) to {self.role}, which does not hold that")
         if event.evaluation > self.policy.floor or not 0 <= event.number <= SAMPLES_LIMIT or not 0 <= event.part < max(len(self._into), 1):
             raise RemoteProtocolError(
-                f"{sender} contributes bundle {event.number}, part {event.part}, of evaluation {event.evaluation}; shard {self.index} is at"
+                f"{sender} contributes bundle {event.number}, part {event.part}, of evaluation {event.evaluation}; {self.role} is at"
                 f" {self.policy.floor}"
             )
         told: list[Effect] = []
@@ -162,14 +162,14 @@ class DescentStandby(Standby):
 
     def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
         if event.summing is None:
-            raise RemoteProtocolError(f"standby {self.index} was sent the state of a shard that does not descend")
+            raise RemoteProtocolError(f"{self.role} was sent the state of a shard that does not descend")
         kept = super()._take_whole(sender, event, payload)
         self._shard.follow(event)
         return kept
 
     def _did(self, sender: str, event: mirroring.Did, payload: Payload | None) -> list[Effect]:
         if not self._whole:
-            raise RemoteProtocolError(f"standby {self.index} was sent operations before the state that they change")
+            raise RemoteProtocolError(f"{self.role} was sent operations before the state that they change")
         self._shard.repeat(event)
         self._floor = self._shard.policy.floor
         return [self._keep(event)]
@@ -179,7 +179,7 @@ class DescentStandby(Standby):
         assert plan.settings.descent is not None
         wrong = payload is None or payload.nbytes != plan.assignments[self.index].moving.size
         if wrong or not 0 <= event.part < len(plan.settings.descent.parts):
-            raise RemoteProtocolError(f"standby {self.index} was sent a bundle that is none of its shard's: {event}")
+            raise RemoteProtocolError(f"{self.role} was sent a bundle that is none of its shard's: {event}")
         assert payload is not None
         (self._shard.take if self._whole else self._shard.wait)(event.bundle, event.part, payload)
         return [self._keep(event)]

@@ -40,7 +40,7 @@ class Shard:
     """
 
     def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
-        self.index, self._make = index, make
+        self.index, self._make, self.role = index, make, roles.shard(index)
         self.version = Version(incarnation, 0)
         self._began = 0
         self.samples = 0
@@ -96,7 +96,7 @@ class Shard:
 
     def _restore(self, sender: str, event: upkeep.Restore, payload: Payload | None) -> list[Effect]:
         if self._slice is not None and self._inherits is None:
-            raise RemoteProtocolError(f"shard {self.index} was told its range before: a shard begins once")
+            raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
         if self._inherits is None:
             self.hold(event.plan)
             self._blank |= {part for part in (self._range, self._frozen) if part.size}
@@ -159,7 +159,7 @@ class Shard:
     def _push(self, sender: str, event: messages.Push, payload: Payload | None) -> list[Effect]:
         held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
-            raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to shard {self.index}, which holds [{own.start}, {own.stop})")
+            raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})")
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
@@ -172,7 +172,7 @@ class Shard:
             incarnation, updates = self.version
             staleness = updates - self._based(event.version)
             if staleness < 0:
-                raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of shard {self.index}, which is at {updates}")
+                raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}")
             self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, self._rate(self.samples)
             if self._asks:
@@ -297,7 +297,7 @@ class Shard:
         """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
         lost = self.ledger.resume(sender, event.incarnation, event.clock)
         first = event.clock - lost + 1
-        return [Record(records.Forgotten(roles.shard(self.index), sender, event.incarnation, first, event.clock))] if lost else []
+        return [Record(records.Forgotten(self.role, sender, event.incarnation, first, event.clock))] if lost else []
 
     def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
         if died:
@@ -386,12 +386,12 @@ class Shard:
             RemoteProtocolError: nobody has told it its range.
         """
         if self._slice is None:
-            raise RemoteProtocolError(f"shard {self.index} has not been told its range yet")
+            raise RemoteProtocolError(f"{self.role} has not been told its range yet")
         return self._slice
 
     def _which(self, sender: str, start: int, stop: int) -> bool:
         """Whether a range is the frozen one; it must be that or the moving one."""
         asked = Range(start, stop)
         if self._slice is None or asked not in (self._range, self._frozen):
-            raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what shard {self.index} holds")
+            raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what {self.role} holds")
         return asked != self._range

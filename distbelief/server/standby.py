@@ -39,10 +39,11 @@ class Standby:
 
     def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
         self.index, self.incarnation, self._make = index, incarnation, make
+        self.role, self._of = roles.standby(index), roles.shard(index)
         self._life = -1
         self._whole = False
         self._answers = Answers(
-            f"standby {index}",
+            self.role,
             {
                 mirroring.Stand: self._stand,
                 mirroring.StatePart: self._piece,
@@ -57,8 +58,8 @@ class Standby:
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
-        if roles.kind(sender) == "shard" and sender != roles.shard(self.index):
-            raise RemoteProtocolError(f"standby {self.index} is none of {sender}'s")
+        if roles.kind(sender) is roles.Kind.SHARD and sender != self._of:
+            raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
         answer = self._answers.to(sender, event)
         if isinstance(event, mirroring.Numbered) and event.life != self._life:
             return []  # on its way since a life that is gone
@@ -95,7 +96,7 @@ class Standby:
         return STATE_LIMIT
 
     def _keep(self, event: mirroring.Numbered) -> Effect:
-        return Send(roles.shard(self.index), mirroring.Confirmed(self.incarnation, event.number, event.slot if isinstance(event, Bulk) else -1))
+        return Send(self._of, mirroring.Confirmed(self.incarnation, event.number, event.slot if isinstance(event, Bulk) else -1))
 
     def _piece(self, sender: str, event: mirroring.StatePart, payload: Payload | None) -> list[Effect]:
         self._state.take(event, payload)
@@ -117,7 +118,7 @@ class Standby:
 
     def _copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> list[Effect]:
         if not self._whole or payload is None or len(event.keys) != len(event.staleness):
-            raise RemoteProtocolError(f"standby {self.index} was sent a push before the state that it changes, or no push")
+            raise RemoteProtocolError(f"{self.role} was sent a push before the state that it changes, or no push")
         if event.what == "apply":
             self._held.apply(sender, event.slot, payload, event.factor)
             self._updated(event.samples)
@@ -165,9 +166,9 @@ class Standby:
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
         """Be the shard; what was gathered for an update that nobody else will make, makes one."""
         if not self._whole:
-            raise RemoteProtocolError(f"standby {self.index} is to be its shard, and does not hold what that held")
+            raise RemoteProtocolError(f"{self.role} is to be its shard, and does not hold what that held")
         if self._gathered:
             factor = self._plan.factor(self._shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
         self._shard.inherit(event.life, self._floor, self._history.since(0), self._norms)
-        return [Become(roles.shard(self.index), event.life, self._shard)]
+        return [Become(self._of, event.life, self._shard)]

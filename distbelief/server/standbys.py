@@ -50,7 +50,7 @@ class Standbys:
         """Tell those that are there whose state they will be sent, where their shards hold what they are to hold."""
         told: list[Effect] = []
         for role, standing in self._standing.items():
-            shard = roles.shard(roles.index_of(role))
+            shard = roles.shard_of(role)
             if standing == "here" and shard not in self._muster.unready:
                 self._standing[role] = "told"
                 told.append(Send(role, mirroring.Stand(plan, self._life(shard))))
@@ -58,7 +58,7 @@ class Standbys:
 
     def stands(self, role: str, life: int) -> list[Effect]:
         """A standby is ready to be sent what a life of its shard holds."""
-        shard = roles.shard(roles.index_of(role))
+        shard = roles.shard_of(role)
         if self._standing.get(role) != "told" or shard in self._muster.unready or life != self._life(shard):
             return []
         self._standing[role] = "sent"
@@ -97,7 +97,7 @@ class Standbys:
         if 0 <= incarnation < self._places[role].incarnation:
             return []
         self._standing[role] = "away"
-        alone = Send(roles.shard(roles.index_of(role)), mirroring.Alone(self._places[role].incarnation))
+        alone = Send(roles.shard_of(role), mirroring.Alone(self._places[role].incarnation))
         return [Record(Note(f"{role} is gone ({reason})")), alone, *self._vacant(role, self._places[role].incarnation)]
 
     def bereft(self, shard: str, life: int) -> list[Effect]:
@@ -109,7 +109,7 @@ class Standbys:
         if not self._lives.end(role, life, died=True):
             return []
         if role in self._lives.over:
-            return [Record(Note(f"shard {roles.index_of(role)} has no standby any more: {role} has had its last life (--restarts)"))]
+            return [Record(Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)"))]
         return [Record(Vacant(role, self._lives.last(role) + 1))]
 
     def _life(self, shard: str) -> int:

@@ -46,7 +46,7 @@ def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: b
     >>> causes(2, 1, [shard._replace(life=1)], interrupted=False)
     {<Cause.SHARD_SPENT: 'a shard died in its last life'>}
     """
-    shards = [death for death in deaths if roles.kind(death.role) == "shard" and not death.covered]
+    shards = [death for death in deaths if roles.kind(death.role) is roles.Kind.SHARD and not death.covered]
     spent = [death for death in shards if death.life >= restarts]
     last = [death for death in deaths if roles.is_replica(death.role) and death.life >= restarts]
     failed = {Cause.SHARD_SPENT} if spent else set()
@@ -124,11 +124,11 @@ class Endings:
 
     def _note(self, role: str) -> None:
         covered: bool | None = False
-        if roles.kind(role) == "shard" and role in self._told and not self._dead(standby := roles.standby_of(role)):
+        if roles.kind(role) is roles.Kind.SHARD and role in self._told and not self._dead(standby := roles.standby_of(role)):
             lives = self._life(role), self._life(standby)
             covered = True if self._heard.get(role) == lives else None if self._told[role] == lives else False
-        elif roles.kind(role) == "standby":
-            self._bereave(roles.shard(roles.index_of(role)))
+        elif roles.kind(role) is roles.Kind.STANDBY:
+            self._bereave(roles.shard_of(role))
         self.deaths.append(self._death(role, self._life(role), covered))
 
     def _bereave(self, shard: str) -> None:
@@ -160,10 +160,10 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)
         died = {roles.kind(role) for role in run.simulation.killed}
-        again = [record for record in run.records if isinstance(record, records.Vacant) and roles.kind(record.role) == "shard"]
+        again = [record for record in run.records if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD]
         found["done, and nobody died"] = not died
-        found["done after a replica died"] = "replica" in died
-        found["done after the coordinator died"] = "coordinator" in died
+        found["done after a replica died"] = roles.Kind.REPLICA in died
+        found["done after the coordinator died"] = roles.Kind.COORDINATOR in died
         found["done after a shard came again"] = bool(again) and not count[records.Rewound]
         found["done after all went back"] = count[records.Rewound] > 0
         found["done after a standby succeeded"] = count[records.Succeeded] > 0

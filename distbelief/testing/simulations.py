@@ -39,7 +39,7 @@ class Observed:
         self.simulation = stage(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
         self.rules = Rules(self._alive, limit)
         # where a shard goes back, `Witness` knows what that undoes, and with a standby what is said later than it is done
-        settings, fallen = self.simulation.settings, any(crash.role.startswith("shard") for crash in cluster.crashes)
+        settings, fallen = self.simulation.settings, any(roles.kind(crash.role) is roles.Kind.SHARD for crash in cluster.crashes)
         self._ruled = not (settings.attends or settings.together or settings.standby or settings.among_themselves or settings.mapped or fallen)
         if self._ruled:
             self.watch(self.rules)

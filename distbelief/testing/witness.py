@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distbelief.core import attendance, messages, mirroring, upkeep
+from distbelief.core import attendance, messages, mirroring, roles, upkeep
 from distbelief.core.messages import Message
 from distbelief.core.portions import Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
@@ -174,7 +174,7 @@ class Witness:
 
     def _restored(self, shard: str) -> None:
         """A shard holds a checkpoint: what it applied after that is undone; or what the shard before it held."""
-        incarnation, began = self._run.simulation.shards[int(shard.split()[1])].version
+        incarnation, began = self._run.simulation.shards[roles.index_of(shard)].version
         if any(isinstance(record, Succeeded) and (record.role, record.incarnation) == (shard, incarnation) for record in self._run.records):
             self._inherited(shard, began)
             self._began[shard] = began
@@ -234,14 +234,14 @@ class Witness:
             who = self._name(sender, message.incarnation)
             self.forgotten |= {(to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock}
         elif isinstance(message, messages.Initialise) and not self.network.phantom:
-            own = self.plan.assignments[int(to.split()[1])].moving
+            own = self.plan.assignments[roles.index_of(to)].moving
             if (message.start, message.stop) == (own.start, own.stop) and to not in self.initial:
                 self.initial[to] = self._lent[sender, to, -message.start].clone()
 
     @property
     def shards(self) -> list[str]:
         """The shards that hold anything."""
-        return [f"shard {i}" for i, own in enumerate(self.plan.assignments if self.plan else ()) if own.moving.size]
+        return [roles.shard(i) for i, own in enumerate(self.plan.assignments if self.plan else ()) if own.moving.size]
 
     def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
         """The minibatches of an update."""
@@ -256,10 +256,10 @@ class Witness:
             for clock in range(record.first, record.last + 1)
         }
         assert told == self.forgotten, f"{told} pushes were told to be lost with their shard, {self.forgotten} were"
-        fallen = any(isinstance(record, Vacant) and record.role.startswith("shard") for record in self._run.records)
-        fallen |= outcome == "failed" and any(role.startswith("shard") for role in died)
+        fallen = any(isinstance(record, Vacant) and roles.kind(record.role) is roles.Kind.SHARD for record in self._run.records)
+        fallen |= outcome == "failed" and any(roles.kind(role) is roles.Kind.SHARD for role in died)
         rounds = self.plan is not None and self.plan.settings.in_rounds
-        mortal = [role for role in died if role.startswith("replica")]
+        mortal = [role for role in died if roles.is_replica(role)]
         # what a checkpoint holds that did not wait for all may be of two rounds
         exact = not any(isinstance(record, Note) and "it is not exact" in record.text for record in self._run.records)
         for who, _, clock in self.fates:
@@ -291,7 +291,7 @@ class Lead:
         self._network, self._run = run.simulation.network, run
         attach(self._network, self)
         for role, player in run.simulation.driver._players.items():
-            if role.startswith("replica"):
+            if roles.is_replica(role):
                 self._watch(role, player.worker)
 
     def _watch(self, role: str, worker: Any) -> None:
@@ -326,7 +326,7 @@ class Lead:
             return
         plan = self._run.simulation.coordinator.plan
         assert plan is not None
-        shards = [f"shard {i}" for i, own in enumerate(plan.assignments) if own.moving.size]
+        shards = [roles.shard(i) for i, own in enumerate(plan.assignments) if own.moving.size]
         self.steps += 1
         for other, tick in self.ticks.items():
             if other != who and not self._network.endpoints[other].closed:

@@ -59,7 +59,7 @@ class Hosts(CheckedStruct, frozen=True):
             return 0
         if roles.is_replica(role):
             return index // self.replicas
-        return (index + (roles.kind(role) == "standby")) % max(1, -(-replicas // self.replicas))
+        return (index + (roles.kind(role) is roles.Kind.STANDBY)) % max(1, -(-replicas // self.replicas))
 
 
 class Work(Protocol):

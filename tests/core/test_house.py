@@ -46,6 +46,14 @@ def test_nothing_is_put_off_and_nothing_is_unpickled(name: str) -> None:
     assert not (found := re.findall(r"import (?:pickle|marshal|shelve|dill|cloudpickle)\b|from pickle\b|torch\.load\(", text)), f"{name}: {found}"
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name != "core/roles.py"])
+def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> None:
+    kind = r"(?:replica|shard|standby)"
+    made = rf"""f["'](?:[^"'{{]*[ (:])?{kind} \{{"""
+    taken = rf"""\.(?:startswith|removeprefix)\(\(?["']{kind} ?["']|\.(?:r?partition|split)\(["'] ["'](?:, 1)?\)\[[01]\]"""
+    assert not (found := re.findall(f"{made}|{taken}", FILES[name])), f"{name} does with a role's text what core/roles.py is for: {found}"
+
+
 def test_every_file_is_imported_by_another() -> None:
     imported: set[str] = set()
     for name, text in FILES.items():

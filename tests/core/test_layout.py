@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import roles
 from distbelief.core.layout import ALIGNMENT, ITEM_SIZES, TRAINABLE, Layout, Range, Tensor, check_same, lay_out
 from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, UsageError
@@ -145,11 +144,3 @@ def test_the_same_model_is_welcome(made: list[Tensor]) -> None:
 
 def test_a_layout_without_trained_parameters_trains_nothing() -> None:
     assert Layout((), (), (), {}, 0, 0).trained == Range(0, 0)
-
-
-@given(st.integers(0, 10**6))
-def test_a_role_has_its_number(index: int) -> None:
-    assert roles.index_of(roles.replica(index)) == roles.index_of(roles.shard(index)) == index
-    assert roles.is_replica(roles.replica(index))
-    assert not roles.is_replica(roles.shard(index))
-    assert roles.index_of(roles.COORDINATOR) == roles.index_of(roles.EVALUATOR) == -1
