@@ -13,7 +13,8 @@ import torch
 
 from distbelief.bench.peers import Peers
 from distbelief.cluster.authority import Authority
-from distbelief.core import messages, roles, upkeep
+from distbelief.core import roles
+from distbelief.core.conversations import initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
@@ -59,7 +60,7 @@ def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, su
         moving = mapped(descriptor, plan.layout.total)[own.start : own.stop]
         os.close(descriptor)
     shard = Shard(index, lambda plan, index: TorchSlice(plan, index, moving))
-    shard.handle(roles.COORDINATOR, upkeep.Restore(plan, ""), None)
+    shard.handle(roles.COORDINATOR, initialising.Restore(plan, ""), None)
     endpoint = _endpoint(carrier, role, identity)
     driver = Driver(WallClock(endpoint), lambda *_: None)
     driver.add_machine(role, shard, endpoint)
@@ -134,7 +135,7 @@ class Ours:
     def close(self) -> None:
         """End the shards and the links."""
         for role, _ in self._shards:
-            self.endpoint.send(role, messages.Stop("measured"))
+            self.endpoint.send(role, membership.Stop("measured"))
         self.endpoint.close()
         if self._memory >= 0:
             os.close(self._memory)
@@ -152,14 +153,14 @@ class Ours:
                     clock += 1
                     for role, part in self._shards:
                         missing += 1
-                        yield Send(role, messages.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1), outgoing[role])
+                        yield Send(role, pushing.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1), outgoing[role])
                 if self._does in ("both", "fetch"):
                     for role, part in self._shards:
                         missing += 1
-                        yield Send(role, messages.Fetch(0, part.start, part.stop))
+                        yield Send(role, pushing.Fetch(0, part.start, part.stop))
                 while missing:
                     arrival = yield RECEIVE
-                    if not isinstance(arrival.event, messages.Pushed | messages.Fetched):
+                    if not isinstance(arrival.event, pushing.Pushed | pushing.Fetched):
                         raise JobFailed(f"{arrival.sender} of the benchmark answered {arrival.event}")
                     versions[arrival.sender] = arrival.event.version
                     missing -= 1

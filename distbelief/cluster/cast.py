@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.assembly import Enter, Rounds
+from distbelief.core.conversations.grouping import Enter, Rounds
 from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Place

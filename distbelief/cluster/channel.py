@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core import messages, records, roles
+from distbelief.core import records, roles
+from distbelief.core.conversations import membership
 from distbelief.core.events import Event, Lost
 
 MESSAGE_LIMIT = 1 << 24
@@ -65,7 +66,7 @@ class Died(Word, frozen=True, tag=True):
     @property
     def event(self) -> Event:
         """What the coordinator is told."""
-        return messages.Leave(for_good=True) if self.left and roles.is_replica(self.role) else Lost(self.reason, self.incarnation)
+        return membership.Leave(for_good=True) if self.left and roles.is_replica(self.role) else Lost(self.reason, self.incarnation)
 
 
 class Explain(Word, frozen=True, tag=True):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from distbelief.core import operations
-from distbelief.core.assembly import Piece, State
+from distbelief.core.conversations import operations
+from distbelief.core.conversations.grouping import Piece, State
+from distbelief.core.conversations.initialising import Initialise
+from distbelief.core.conversations.mirroring import Copied, StatePart, Took
+from distbelief.core.conversations.operations import Contribute, Operate
+from distbelief.core.conversations.pushing import Fetched, Push, Pushed
 from distbelief.core.effects import Payload
 from distbelief.core.events import Event
-from distbelief.core.messages import Fetched, Initialise, Message, Push, Pushed
-from distbelief.core.mirroring import Copied, StatePart, Took
-from distbelief.core.operations import Contribute, Operate
+from distbelief.core.messages import Message
 from distbelief.core.settings import Settings
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError

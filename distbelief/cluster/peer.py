@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from distbelief.cluster.spec import Spec
 from distbelief.core import roles
-from distbelief.core.assembly import Assemble
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.record.restore import Store

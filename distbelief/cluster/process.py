@@ -27,7 +27,8 @@ from distbelief.cluster.served import Compute, ServedWorker, common_memory
 from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
-from distbelief.core import events, messages, records, roles, upkeep
+from distbelief.core import events, records, roles
+from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan
@@ -180,7 +181,7 @@ class _Process:
 
     def _obey(self, word: Word) -> None:
         if isinstance(word, Interrupt):
-            word_of: events.Event = messages.Finish(word.reason) if roles.is_replica(self.role) else messages.Stop(word.reason)
+            word_of: events.Event = membership.Finish(word.reason) if roles.is_replica(self.role) else membership.Stop(word.reason)
             self.driver.tell(self.role, roles.SUPERVISOR, word_of)
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
             self.driver.despair(self.role)
@@ -213,7 +214,7 @@ class _Process:
         address = self._listen()
         self._meet()
         self.driver.link(self.role)
-        self.driver.send(self.role, roles.COORDINATOR, upkeep.Here(self.incarnation, address))
+        self.driver.send(self.role, roles.COORDINATOR, membership.Here(self.incarnation, address))
         self.driver.run()
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
@@ -226,7 +227,7 @@ class _Process:
         self.driver.add_machine(role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self.driver.link(role)
-        self.driver.send(role, roles.COORDINATOR, upkeep.Here(incarnation, address))
+        self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         if self.spec.memory < 0:

@@ -17,7 +17,8 @@ from distbelief.cluster import cast
 from distbelief.cluster.handling import INSTANT, Labour
 from distbelief.cluster.sitting import Sitting, evaluates
 from distbelief.cluster.timed import TimedPhantom, TimedWorker, Watcher, with_data
-from distbelief.core import events, messages, roles, upkeep
+from distbelief.core import events, roles
+from distbelief.core.conversations import membership
 from distbelief.core.effects import Story
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
@@ -114,7 +115,7 @@ class Simulation:
             self._play(lambda: self.stopped() is None)
             if reason := self.stopped():
                 self._interrupt = reason
-                self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(reason))
+                self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, membership.Stop(reason))
                 self._play(lambda: True)
         finally:
             torch.set_num_threads(threads)
@@ -198,9 +199,9 @@ class Simulation:
                 self._tell_lost(role, life)
         for role in self._stories():
             if roles.is_replica(role) and not self.driver.plays(role) and self._ended.get(role) != self.network.endpoints[role].incarnation:
-                self.driver.tell(roles.COORDINATOR, role, messages.Leave(for_good=True))
+                self.driver.tell(roles.COORDINATOR, role, membership.Leave(for_good=True))
         if self._interrupt:
-            self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, messages.Stop(self._interrupt))
+            self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, membership.Stop(self._interrupt))
 
     def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of one life of a role, whose messages take their time; the evaluator is outside of all time."""
@@ -232,7 +233,7 @@ class Simulation:
     def _report(self, role: str, incarnation: int) -> None:
         if self._revives:
             self.driver.link(role)
-        self.driver.send(role, roles.COORDINATOR, upkeep.Here(incarnation))
+        self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation))
 
     def _add_standby(self, index: int, incarnation: int = 0) -> None:
         role = roles.standby(index)

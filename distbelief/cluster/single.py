@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from distbelief.core import mapping, records, roles
+from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.layout import Layout
-from distbelief.core.messages import Join
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Position

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from distbelief.core.assembly import Assemble
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.events import Event
 from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Position

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from distbelief.core.messages import Message
+from distbelief.core.roles import Kind
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +45,9 @@ class Woke(msgspec.Struct, frozen=True, gc=False):
 
     what: str
 
+
+TELLERS: Mapping[type, Kind] = {Saved: Kind.STORE, Loaded: Kind.STORE, Woke: Kind.CLOCK, Lent: Kind.CARRIER}
+"""Who beside a role tells it each of these; `Lost` is told in the name of the peer."""
 
 Event = Message | Lost | Saved | Loaded | Lent | Woke
 """Everything a role may be told."""

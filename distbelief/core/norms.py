@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from distbelief.core import roles
-from distbelief.core.attendance import Norms, Squares
+from distbelief.core.conversations.agreement import Norms, Squares
 from distbelief.core.effects import Send
 from distbelief.core.layout import Layout, Range
 from distbelief.core.optimizer import LAYERWISE

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from distbelief.core import roles
-from distbelief.core.attendance import Ruling
 from distbelief.core.consistency import ANSWER, Drop, Key, Policy, Update, Verdict
+from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.settings import Settings
 
 HELD = Verdict("hold", "its own push is in no round yet")

@@ -17,7 +17,8 @@ class Session:
     Args:
         kept: how many of what is said.
 
-    >>> from distbelief.core.messages import Go, Leave
+    >>> from distbelief.core.conversations.checkpointing import Go
+    >>> from distbelief.core.conversations.membership import Leave
     >>> here, there = Session(), Session()
     >>> here.say(Go()); here.say(Leave()); there.heard += 1  # the second is lost
     >>> here.missed(there.heard)

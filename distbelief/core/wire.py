@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 
 import msgspec
 
-from distbelief.core.assembly import Assembly
-from distbelief.core.attendance import Attendance
-from distbelief.core.messages import Message, Wired
-from distbelief.core.mirroring import Mirroring
-from distbelief.core.operations import Operations
-from distbelief.core.upkeep import Upkeep
+from distbelief.core.messages import Message
+from distbelief.core.protocol import MESSAGES
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION = 1
@@ -25,7 +23,7 @@ MESSAGE_LIMIT = 16 << 20
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes | bytearray | memoryview], Message]
-_decode = msgspec.msgpack.Decoder(Wired | Attendance | Upkeep | Mirroring | Assembly | Operations).decode
+_decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES)).decode
 
 
 def encode(message: Message) -> bytes:
@@ -60,7 +58,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     Raises:
         RemoteProtocolError: not a message that we know.
 
-    >>> from distbelief.core.upkeep import Describe
+    >>> from distbelief.core.conversations.checkpointing import Describe
     >>> decode(encode(Describe())[PREFIX.size:])
     Describe()
     """

@@ -37,7 +37,7 @@ class Journal:
             is a whole one at any moment.
 
     >>> import io
-    >>> from distbelief.core.messages import Go
+    >>> from distbelief.core.conversations.checkpointing import Go
     >>> files = io.BytesIO(), io.BytesIO()
     >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1, events.Woke("now"))
     >>> again = Journal(*files); again.memory, list(again.entries())

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distbelief.core import assembly, events, messages, roles
+from distbelief.core import events, roles
 from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
+from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.effects import (
     RECEIVE,
     Arrival,
@@ -82,18 +83,18 @@ class Allreduce:
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
-        self.rounds = assembly.NOTHING
-        self._enter = assembly.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest(), store)
+        self.rounds = grouping.NOTHING
+        self._enter = grouping.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest(), store)
         self._reduces, self._gradual, self._choose = reduces, gradual, choose
         self._plan: Plan | None = None
-        self._assemble: assembly.Assemble | None = None
+        self._assemble: grouping.Assemble | None = None
         self._halt: int | None = None
         self._group = -1
         self._members: list[str] = []
         self._awaits = ""
         """What its worker may be waiting for now, from the others of its group."""
         self._rations: deque[tuple[Portion, int]] = deque()
-        self._early: list[tuple[str, assembly.Piece]] = []
+        self._early: list[tuple[str, grouping.Piece]] = []
         self._errands: deque[Any] = deque()
         self._hailed: dict[str, int] = {}
         self._linked: dict[str, int] = {}
@@ -119,8 +120,8 @@ class Allreduce:
                 halt, self._halt = self._halt, None
                 assert halt is not None
                 self._group = -1
-                yield Send(roles.COORDINATOR, assembly.Halted(halt, self.rounds))
-        yield Send(roles.COORDINATOR, messages.Leave())
+                yield Send(roles.COORDINATOR, grouping.Halted(halt, self.rounds))
+        yield Send(roles.COORDINATOR, membership.Leave())
 
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
@@ -140,7 +141,7 @@ class Allreduce:
 
     # the group
 
-    def _form(self, told: assembly.Assemble) -> Steps:
+    def _form(self, told: grouping.Assemble) -> Steps:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
         plan, settings = told.plan, told.plan.settings
@@ -162,7 +163,7 @@ class Allreduce:
             loaded: events.Loaded = yield Load(told.checkpoint, plan, 0)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
-        if self.rounds == assembly.NOTHING:
+        if self.rounds == grouping.NOTHING:
             self.samples = told.samples
         if rank == told.source:
             yield from self._give([member.role for i, member in enumerate(told.members) if member.needs])
@@ -182,7 +183,7 @@ class Allreduce:
         chosen = self._choose(bucket, ranks) if self._choose and settings.algorithm == "auto" else settings.algorithm
         return schedule_of(bucket, chosen, ranks, settings.per_host)
 
-    def _meet(self, told: assembly.Assemble, partners: set[int]) -> Steps:
+    def _meet(self, told: grouping.Assemble, partners: set[int]) -> Steps:
         """Open the links to partners of a higher rank, and wait for those of a lower one."""
         for other in sorted(partners):
             role, place = self._members[other], told.members[other].place
@@ -191,7 +192,7 @@ class Allreduce:
                     if not (yield Connect(role, place)):
                         yield from self._break(f"{role} cannot be reached")
                     self._linked[role] = place.incarnation
-                yield Send(role, assembly.Hail(self._group))
+                yield Send(role, grouping.Hail(self._group))
         while any(self._hailed.get(self._members[other], -1) < self._group for other in partners if other < self._rank):
             yield from self._wait()
         for other in partners:
@@ -209,7 +210,7 @@ class Allreduce:
         for left, (name, dtype, shape, start, data) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
             size = len(data) if data else self.whole.layout.total * (not name)
             for role in needy:
-                yield Send(role, assembly.State(self._group, name, dtype, shape, start, left, data), Phantom(size))
+                yield Send(role, grouping.State(self._group, name, dtype, shape, start, left, data), Phantom(size))
 
     def _receive_state(self) -> Steps:
         """Wait for what the source holds, and take it."""
@@ -223,7 +224,7 @@ class Allreduce:
     def _break(self, reason: str) -> Steps:
         """Say that the group cannot go on, and wait to be halted."""
         self._awaits = ""
-        yield Send(roles.COORDINATOR, assembly.Broken(self._group, reason))
+        yield Send(roles.COORDINATOR, grouping.Broken(self._group, reason))
         while True:
             yield from self._wait()
 
@@ -298,7 +299,7 @@ class Allreduce:
                 yield from pieces.begin(number)
         while not pieces.done:
             arrival: Arrival = yield RECEIVE
-            if isinstance(arrival.event, assembly.Piece) and arrival.event.group == self._group:
+            if isinstance(arrival.event, grouping.Piece) and arrival.event.group == self._group:
                 yield from pieces.take(arrival.sender, arrival.event)
             elif isinstance(arrival.event, events.Woke):
                 group, rounds, number = map(int, arrival.event.what.split())
@@ -328,20 +329,20 @@ class Allreduce:
         if not self._reduces:
             sent, received = self._pieces.sent, self._pieces.received
             self._pieces.sent = self._pieces.received = 0
-        told = assembly.Rounds(self._group, self.rounds, self._loss, self._losses, sent, received)
+        told = grouping.Rounds(self._group, self.rounds, self._loss, self._losses, sent, received)
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         return Send(roles.COORDINATOR, told)
 
     # what the first member does for all
 
     def _run_errand(self, asked: Any) -> Steps:
-        if isinstance(asked, messages.Evaluate):
+        if isinstance(asked, evaluating.Evaluate):
             measured: Measured = yield Measure()
-            yield Send(roles.COORDINATOR, messages.Evaluated(asked.number, measured.loss, measured.accuracy))
+            yield Send(roles.COORDINATOR, evaluating.Evaluated(asked.number, measured.loss, measured.accuracy))
             return
         facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "clocks": {}}
         saved: events.Saved = yield Save(asked.number, "shard-0", self.whole.arrays(), facts)
-        yield Send(roles.COORDINATOR, assembly.Kept(asked.number, saved.error, self._updates))
+        yield Send(roles.COORDINATOR, grouping.Kept(asked.number, saved.error, self._updates))
 
     # what arrives
 
@@ -355,30 +356,30 @@ class Allreduce:
             _Halted: the group is to break up.
         """
         event = arrival.event
-        if isinstance(event, assembly.Piece):
+        if isinstance(event, grouping.Piece):
             if event.group >= self._group:
                 self._early.append((arrival.sender, event))
-        elif isinstance(event, assembly.Ration):
+        elif isinstance(event, grouping.Ration):
             self._rations.append((event.portion, event.group))
-        elif isinstance(event, assembly.Assemble):
+        elif isinstance(event, grouping.Assemble):
             self._assemble = event
-        elif isinstance(event, assembly.Hail):
+        elif isinstance(event, grouping.Hail):
             self._hailed[arrival.sender] = event.group
-        elif isinstance(event, assembly.State):
+        elif isinstance(event, grouping.State):
             self._take_state(event)
-        elif isinstance(event, assembly.Halt):
+        elif isinstance(event, grouping.Halt):
             self._halt = event.group
             raise _Halted
-        elif isinstance(event, assembly.Keep | messages.Evaluate):
+        elif isinstance(event, grouping.Keep | evaluating.Evaluate):
             self._errands.append(event)
-        elif isinstance(event, messages.Finish):
+        elif isinstance(event, membership.Finish):
             self._ending = True
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
             yield from self._lose(arrival.sender, event)
         elif not isinstance(event, events.Woke):  # of a round that was broken off
             unwanted(self.role, arrival)
 
-    def _take_state(self, event: assembly.State) -> None:
+    def _take_state(self, event: grouping.State) -> None:
         if event.group > self._given:
             self._given = event.group
             self._arrays.clear()
@@ -393,4 +394,4 @@ class Allreduce:
         self._linked.pop(role, None)
         self._hailed.pop(role, None)
         if self._group >= 0 and role in self._members:
-            yield Send(roles.COORDINATOR, assembly.Broken(self._group, f"its link to {role} is gone ({event.reason})"))
+            yield Send(roles.COORDINATOR, grouping.Broken(self._group, f"its link to {role} is gone ({event.reason})"))

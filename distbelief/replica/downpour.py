@@ -15,7 +15,8 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core import attendance, events, messages, roles
+from distbelief.core import events, roles
+from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
 from distbelief.core.layout import Range
 from distbelief.core.settings import Plan
@@ -53,16 +54,16 @@ class Downpour:
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
         self._links = Links(role)
-        self._welcome: messages.Welcome | None = None
+        self._welcome: membership.Welcome | None = None
         self._ending = self._left = self._wanted_away = self._excused = False
 
     def story(self) -> Story:
         """Algorithm 1.1, from joining to leaving."""
-        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
+        yield Send(roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
         while self._welcome is None and not self._ending:
             self._take((yield RECEIVE))
         if self._welcome is None:
-            yield Send(roles.COORDINATOR, messages.Leave(for_good=True))
+            yield Send(roles.COORDINATOR, membership.Leave(for_good=True))
             return
         self._plan, self._settings = (plan := self._welcome.plan), plan.settings
         yield Attach(plan, self._settings.slots, self._settings.landings)
@@ -77,7 +78,7 @@ class Downpour:
 
     def _leave(self) -> Steps:
         """Leave, once the coordinator says so: should all go back before it does, there is work again."""
-        yield Send(roles.COORDINATOR, messages.Leave(for_good=self._left))
+        yield Send(roles.COORDINATOR, membership.Leave(for_good=self._left))
         while not self._excused:
             self._take((yield RECEIVE))
             if self._welcome is not None and self._welcome.course > self._course:
@@ -142,7 +143,7 @@ class Downpour:
             initialise |= welcome.initialise
             if welcome.course > self._course:
                 self._course = welcome.course
-                yield Send(roles.COORDINATOR, messages.Anew(self._course))
+                yield Send(roles.COORDINATOR, membership.Anew(self._course))
             for shard in [*(yield from self._links.reach(welcome)), *self._links.lost]:
                 self._links.forget(shard)
         self._start(plan)
@@ -172,9 +173,9 @@ class Downpour:
     def _send_initial(self) -> Steps:
         self.vectors.initial(0)
         for (start, stop), role in self._holders.items():
-            yield self._links.ask(role, messages.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
+            yield self._links.ask(role, initialising.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
         yield from self._landed()
-        yield Send(roles.COORDINATOR, messages.Ready(self._links.lives()))
+        yield Send(roles.COORDINATOR, initialising.Ready(self._links.lives()))
 
     # data
 
@@ -225,7 +226,7 @@ class Downpour:
         self.vectors.carry_buffers(slot)
         clock, sent = self._pushes.clock + 1, {}
         for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
-            push = messages.Push(
+            push = pushing.Push(
                 slot, part.start, part.stop, self.incarnation, clock, self._based[role], self._steps, self._accrued_samples, self._tick
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
@@ -273,7 +274,7 @@ class Downpour:
         for part in parts:
             if part.size:
                 self._work.fetched += part.size
-                yield self._links.ask(self._holders[part.start, part.stop], messages.Fetch(landing, part.start, part.stop, tick, self.incarnation))
+                yield self._links.ask(self._holders[part.start, part.stop], pushing.Fetch(landing, part.start, part.stop, tick, self.incarnation))
 
     def _landed(self) -> Steps:
         while self._links.missing:
@@ -329,12 +330,12 @@ class Downpour:
         if self._hold is not None and not self._pushes.waiting:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
-            yield Send(roles.COORDINATOR, messages.Held(number))
+            yield Send(roles.COORDINATOR, checkpointing.Held(number))
         if self._welcome is not None:
             yield from self._reunite(self._welcome)
         yield from self._links.seek()
 
-    def _reunite(self, welcome: messages.Welcome) -> Steps:
+    def _reunite(self, welcome: membership.Welcome) -> Steps:
         """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone back."""
         if welcome.initialise or welcome.course > self._course:
             raise AllBack
@@ -365,32 +366,32 @@ class Downpour:
         kind = type(event)
         if self._links.stale(arrival):
             return
-        if kind is messages.Fetched:
+        if kind is pushing.Fetched:
             self._links.answered(arrival.sender, event)  # type: ignore[arg-type]
             self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]
-        elif kind is messages.Pushed:
+        elif kind is pushing.Pushed:
             self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]
             if self._settings.read_in_place:
                 self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]
-        elif isinstance(event, messages.Initialised | attendance.Excused):
+        elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
-        elif isinstance(event, messages.Deal):
+        elif isinstance(event, dealing.Deal):
             self._work.deal(event.portion)
         elif isinstance(event, attendance.Admitted):
             self._links.answered(arrival.sender, event)
             self._tick = max(self._tick, event.tick)
-        elif isinstance(event, messages.Drain):
+        elif isinstance(event, dealing.Drain):
             self._draining = True
-        elif isinstance(event, messages.Finish):
+        elif isinstance(event, membership.Finish):
             self._ending = True
             self._wanted_away |= arrival.sender == roles.SUPERVISOR
-        elif isinstance(event, messages.Farewell):
+        elif isinstance(event, membership.Farewell):
             self._excused = True
-        elif isinstance(event, messages.Hold):
+        elif isinstance(event, checkpointing.Hold):
             self._holding, self._hold = True, event.number
-        elif isinstance(event, messages.Go):
+        elif isinstance(event, checkpointing.Go):
             self._holding, self._hold = False, None
-        elif isinstance(event, messages.Welcome):
+        elif isinstance(event, membership.Welcome):
             self._welcome = event
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
             self._links.lose(arrival.sender, event)

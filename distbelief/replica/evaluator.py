@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import Any
 
-from distbelief.core import events, messages, roles
+from distbelief.core import events, roles
+from distbelief.core.conversations import evaluating, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed
@@ -39,9 +40,9 @@ class Evaluator:
 
     def story(self) -> Story:
         """Join; then for each `Evaluate`: fetch, measure, tell; until the coordinator says stop."""
-        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self.vectors.layout, 0))
-        while not isinstance(event := _expected((yield RECEIVE)), messages.Welcome):
-            if isinstance(event, messages.Stop):
+        yield Send(roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, 0))
+        while not isinstance(event := _expected((yield RECEIVE)), membership.Welcome):
+            if isinstance(event, membership.Stop):
                 return
         plan = event.plan
         yield Attach(plan, 0, 1)
@@ -51,17 +52,17 @@ class Evaluator:
         while True:
             arrival: Arrival = yield RECEIVE
             event = _expected(arrival)
-            if isinstance(event, messages.Stop):
+            if isinstance(event, membership.Stop):
                 return
-            if isinstance(event, messages.Evaluate):
+            if isinstance(event, evaluating.Evaluate):
                 number, tries = event.number, TRIES if plan.settings.in_rounds else 0
                 yield from self._fetch(plan, frozen=False)
-            elif isinstance(event, messages.Fetched) and not self._links.stale(arrival):
+            elif isinstance(event, pushing.Fetched) and not self._links.stale(arrival):
                 self._links.answered(arrival.sender, event)
                 held.arrive(arrival.sender, event)
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)
-            elif isinstance(event, messages.Welcome):
+            elif isinstance(event, membership.Welcome):
                 reached = yield from self._links.reach(event)
                 if reached and plan.settings.together:  # all may have gone back: what was answered before is of another life
                     held = _none(plan)
@@ -75,7 +76,7 @@ class Evaluator:
             if number is not None and not self._links.missing:
                 self.vectors.swap(0)
                 measured: Measured = yield Measure()
-                yield Send(roles.COORDINATOR, messages.Evaluated(number, measured.loss, measured.accuracy))
+                yield Send(roles.COORDINATOR, evaluating.Evaluated(number, measured.loss, measured.accuracy))
                 number = None
             yield from self._links.seek()
 
@@ -92,7 +93,7 @@ class Evaluator:
                 continue
             for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
                 if part.size:
-                    yield self._links.ask(roles.shard(index), messages.Fetch(0, part.start, part.stop))
+                    yield self._links.ask(roles.shard(index), pushing.Fetch(0, part.start, part.stop))
 
 
 def _none(plan: Plan) -> Parameters:
@@ -102,7 +103,7 @@ def _none(plan: Plan) -> Parameters:
 
 def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
-    if isinstance(event, messages.Refused):
+    if isinstance(event, membership.Refused):
         raise refusal(event)
     # a shard that ends at the end may be heard of before the coordinator's word to stop
     if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:

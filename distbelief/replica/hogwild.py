@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from distbelief.core import events, messages, roles, upkeep
+from distbelief.core import events, messages, roles
+from distbelief.core.conversations import checkpointing, dealing, initialising, membership
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Attach, Batch, Begin, Compute, Computed, Effect, Load, Save, Send, Story, Update
 from distbelief.core.layout import Layout
 from distbelief.core.settings import Plan
@@ -51,14 +52,14 @@ class Hogwild:
 
     def story(self) -> Story:
         """From joining to leaving."""
-        yield Send(roles.COORDINATOR, messages.Join(self.incarnation, self._layout, self._samples))
+        yield Send(roles.COORDINATOR, membership.Join(self.incarnation, self._layout, self._samples))
         while not (self._welcomed or self._ending):
             yield from self._wait()
         if self._plan is not None:
             yield from self._attach(self._plan)
             yield from self._train(self._plan)
         self._left = True
-        yield Send(roles.COORDINATOR, messages.Leave(for_good=True))
+        yield Send(roles.COORDINATOR, membership.Leave(for_good=True))
         while not self._over:
             yield from self._wait()
 
@@ -129,19 +130,19 @@ class Hogwild:
             yield Attach(plan, 0, 0)
 
     def _run(self, asked: events.Event) -> Steps:
-        if isinstance(asked, upkeep.Restore):
+        if isinstance(asked, initialising.Restore):
             yield from self._attach(asked.plan)
             loaded: events.Loaded | None = (yield Load(asked.checkpoint, asked.plan, 0)) if asked.checkpoint else None
             yield Begin(loaded.arrays, loaded.facts) if loaded else Begin(None, {})
-            yield Send(roles.COORDINATOR, upkeep.Restored(loaded=True))
+            yield Send(roles.COORDINATOR, initialising.Restored(loaded=True))
             return
         arrays, facts = self._holds()
-        if isinstance(asked, upkeep.Snapshot):
+        if isinstance(asked, checkpointing.Snapshot):
             saved: events.Saved = yield Save(asked.number, "shard-0", arrays, facts)
-            yield Send(roles.COORDINATOR, upkeep.SnapshotDone(asked.number, saved.error))
+            yield Send(roles.COORDINATOR, checkpointing.SnapshotDone(asked.number, saved.error))
         else:
             staleness = {int(at): count for at, count in facts["staleness"].items()}
-            yield Send(roles.COORDINATOR, upkeep.Description(messages.Version(0, facts["updates"]), facts["samples"], staleness))
+            yield Send(roles.COORDINATOR, checkpointing.Description(messages.Version(0, facts["updates"]), facts["samples"], staleness))
 
     # what arrives
 
@@ -161,29 +162,29 @@ class Hogwild:
         if self._hold is not None:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
-            yield Send(roles.COORDINATOR, messages.Held(number))
+            yield Send(roles.COORDINATOR, checkpointing.Held(number))
         while self._errands:
             yield from self._run(self._errands.popleft())
 
     def _take(self, arrival: Arrival) -> None:
         """Note what arrived."""
         event = arrival.event
-        if isinstance(event, messages.Deal):
+        if isinstance(event, dealing.Deal):
             self._work.deal(event.portion)
-        elif isinstance(event, messages.Drain):
+        elif isinstance(event, dealing.Drain):
             self._draining = True
-        elif isinstance(event, messages.Welcome):
+        elif isinstance(event, membership.Welcome):
             self._welcomed = True
             self._plan = self._plan or event.plan
-        elif isinstance(event, upkeep.Restore | upkeep.Snapshot | upkeep.Describe):
+        elif isinstance(event, initialising.Restore | checkpointing.Snapshot | checkpointing.Describe):
             self._errands.append(event)
-        elif isinstance(event, messages.Hold):
+        elif isinstance(event, checkpointing.Hold):
             self._holding, self._hold = True, event.number
-        elif isinstance(event, messages.Go):
+        elif isinstance(event, checkpointing.Go):
             self._holding, self._hold = False, None
-        elif isinstance(event, messages.Finish):
+        elif isinstance(event, membership.Finish):
             self._ending = True
-        elif isinstance(event, messages.Farewell) or (self._left and isinstance(event, messages.Stop)):
+        elif isinstance(event, membership.Farewell) or (self._left and isinstance(event, membership.Stop)):
             self._over = True
         else:
             unwanted(self.role, arrival)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-from distbelief.core import attendance, messages, roles
+from distbelief.core import roles
+from distbelief.core.conversations import membership, pushing
 from distbelief.core.effects import Arrival, Connect, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message, Place
+from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
-
-ANSWERS: dict[type, type] = {
-    messages.Fetched: messages.Fetch,
-    messages.Initialised: messages.Initialise,
-    attendance.Excused: attendance.SitOut,
-    attendance.Admitted: attendance.Attend,
-}
-"""Each answer of a shard, to what it answers."""
 
 
 class Links:
@@ -44,7 +38,7 @@ class Links:
         asked = self._asked.get(shard, [])
         for i, (message, _) in enumerate(asked):
             if type(message) is ANSWERS[type(answer)] and (
-                not isinstance(answer, messages.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]
+                not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]
             ):
                 del asked[i]
                 break
@@ -74,9 +68,9 @@ class Links:
             return []
         self._sought = True
         lost = tuple((shard, self._places[shard].incarnation) for shard in sorted(self.lost, key=roles.index_of))
-        return [Send(roles.COORDINATOR, messages.Rejoin(lost))]
+        return [Send(roles.COORDINATOR, membership.Rejoin(lost))]
 
-    def reach(self, welcome: messages.Welcome) -> Generator[Effect, Any, list[str]]:
+    def reach(self, welcome: membership.Welcome) -> Generator[Effect, Any, list[str]]:
         """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns to whom there is one now.
 
         Raises:
@@ -111,7 +105,7 @@ class Links:
     def stale(self, arrival: Arrival) -> bool:
         """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
         event = arrival.event
-        return isinstance(event, messages.Fetched | messages.Pushed) and event.version.incarnation < self.life(arrival.sender)
+        return isinstance(event, pushing.Fetched | pushing.Pushed) and event.version.incarnation < self.life(arrival.sender)
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""
@@ -122,11 +116,11 @@ class Links:
         return [Send(shard, message, payload) for message, payload in self._asked.get(shard, ())]
 
 
-def _named(welcome: messages.Welcome) -> list[tuple[str, Place]]:
+def _named(welcome: membership.Welcome) -> list[tuple[str, Place]]:
     return [(roles.shard(i), place) for i, place in enumerate(welcome.shards)]
 
 
-def refusal(event: messages.Refused) -> LayoutError | UsageError:
+def refusal(event: membership.Refused) -> LayoutError | UsageError:
     """The error for a role that may not take part."""
     return (LayoutError if event.layout else UsageError)(event.reason)
 
@@ -140,10 +134,10 @@ def unwanted(role: str, arrival: Arrival) -> NoReturn:
         LocalProtocolError: it has no use for that.
     """
     event = arrival.event
-    if isinstance(event, messages.Refused):
+    if isinstance(event, membership.Refused):
         raise refusal(event)
     if isinstance(event, Lost):
         raise JobFailed(f"{role}: {arrival.sender} is gone ({event.reason})")
-    if isinstance(event, messages.Stop):
+    if isinstance(event, membership.Stop):
         raise JobFailed(f"{role}: the job was ended: {event.reason}")
     raise LocalProtocolError(f"{role} has no use for {type(event).__name__} from {arrival.sender}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from distbelief.core.messages import Fetched, Version
+from distbelief.core.conversations.pushing import Fetched
+from distbelief.core.messages import Version
 
 
 class Parameters:

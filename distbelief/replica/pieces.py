@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distbelief.core.assembly import Piece
 from distbelief.core.buckets import Bucket
+from distbelief.core.conversations.grouping import Piece
 from distbelief.core.effects import Phantom, Send
 from distbelief.replica.whole import Whole
 from distbelief.schedules.allreduce import broadcast, by_host, schedule

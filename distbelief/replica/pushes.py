@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from distbelief.core import messages
+from distbelief.core.conversations import pushing
 from distbelief.core.effects import Send
 
 
@@ -51,7 +51,7 @@ class Pushes:
         """Those that a shard has not acknowledged."""
         return [push.sent[shard] for push in self._waiting if shard in push.sent]
 
-    def applied(self, shard: str, event: messages.Pushed) -> None:
+    def applied(self, shard: str, event: pushing.Pushed) -> None:
         """A shard has applied or dropped a push; one that all have is done. The last of a former life are nobody's any more."""
         oldest = self.clock - len(self._waiting) + 1
         if event.incarnation != self._incarnation or not oldest <= event.clock <= self.clock:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core import messages, operations
+from distbelief.core.conversations import membership, operations
 from distbelief.core.effects import GLANCE, Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.roles import COORDINATOR
 from distbelief.core.settings import Plan
@@ -151,7 +151,7 @@ class Sandblaster(Downpour):
                 if sent and (sent.assigned.evaluation, sent.assigned.number) == named:
                     sent.owing.pop(arrival.sender, None)
         else:
-            if isinstance(event, messages.Welcome) and event.course > self._course:
+            if isinstance(event, membership.Welcome) and event.course > self._course:
                 self._assigned.clear()  # what it is dealt from here on is of the new course
             super()._take(arrival)
 

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from typing import Protocol
 
+from distbelief.core.conversations.dealing import Progress
 from distbelief.core.effects import Batch
-from distbelief.core.messages import Progress
 from distbelief.core.portions import Portion
 from distbelief.errors import LossNotFinite
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distbelief.core import events, messages
+from distbelief.core.conversations import pushing
 from distbelief.core.effects import (
     Arrival,
     Attach,
@@ -208,7 +209,7 @@ class Driver:
         self._take(player, arrival)
 
     def _take(self, player: Player, arrival: Arrival) -> None:
-        if type(arrival.event) is not messages.Fetch:  # whatever else a machine is told, it may write to what its answers are sent from
+        if type(arrival.event) is not pushing.Fetch:  # whatever else a machine is told, it may write to what its answers are sent from
             player.endpoint.settle()
         assert player.machine is not None
         try:

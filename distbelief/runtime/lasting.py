@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import msgspec
 
 from distbelief.core import memory, wire
+from distbelief.core.conversations.linking import Resume, Resumed
 from distbelief.core.effects import Arrival, Machine, Payload, Wake
 from distbelief.core.events import Event, Lost, Woke
 from distbelief.core.messages import Message
 from distbelief.core.roles import COORDINATOR, STORE
 from distbelief.core.session import Session
-from distbelief.core.upkeep import Resume, Resumed
 from distbelief.errors import JobFailed, RemoteProtocolError
 from distbelief.record.journal import Entry, Journal
 from distbelief.runtime.clock import Clock

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.assembly import Assemble
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from distbelief.core import assembly, events, messages
-from distbelief.core.assembly import Assemble
+from distbelief.core import events
+from distbelief.core.conversations import grouping, membership
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
@@ -15,7 +16,7 @@ from distbelief.record.journal import Entry
 from distbelief.runtime.lasting import Caller, Host
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
-INTERRUPTS = (assembly.Halt, messages.Stop, events.Lost)
+INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
 """What a story is told in the middle of a reduction that need not go on then."""
 
 

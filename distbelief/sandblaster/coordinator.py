@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distbelief.core import messages, operations, records, roles, upkeep
+from distbelief.core import records, roles
+from distbelief.core.conversations import dealing, initialising, operations
+from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.effects import Effect, Record, Send
-from distbelief.core.operations import AnyCommand, Copy
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
+from distbelief.core.protocol import BATCHED, heard_by
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sandblaster.evaluating import Evaluating
@@ -25,12 +28,13 @@ from distbelief.server.dealing import Work
 class Sandblaster(Coordinator):
     """The coordinator of one job; its arguments are those of every coordinator."""
 
+    heard = heard_by(Kind.COORDINATOR, BATCHED)
+
     def __init__(
         self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
     ) -> None:
         super().__init__(settings, evaluator, checkpoint, position, samples, number)
-        del self._answers.by_kind[messages.Progress]
-        self._answers.by_kind |= {operations.Done: self._on_done, operations.Operated: self._on_operated}
+        self._answers.change({operations.Done: self._on_done, operations.Operated: self._on_operated}, without=(dealing.Progress,))
         self._story: Steps | None = None
         self._answer: Any = None
         self._waits = False
@@ -99,7 +103,7 @@ class Sandblaster(Coordinator):
         self._told.append(told := operations.Operate(self._operation, tuple(commands)))
         return [Send(shard, told) for shard in self._muster.roles if shard not in unready]
 
-    def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
+    def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
         awaited = sender in self._muster.unready
         again: list[Effect] = [Send(sender, told) for told in self._told]
         effects = super()._on_restored(sender, event)

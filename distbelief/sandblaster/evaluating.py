@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from distbelief.core import messages, operations, roles
+from distbelief.core import roles
 from distbelief.core.bundles import Bundles
+from distbelief.core.conversations import dealing, operations
 from distbelief.core.descent import Batches, Bundle
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position
@@ -117,7 +118,7 @@ class Evaluating:
         loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
         return Sum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
-    def report(self, sender: str, event: messages.Progress) -> int:
+    def report(self, sender: str, event: dealing.Progress) -> int:
         """Nobody here reports so.
 
         Raises:

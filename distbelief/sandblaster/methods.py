@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
+from distbelief.core.conversations.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
 from distbelief.core.descent import Descent
-from distbelief.core.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
 from distbelief.sandblaster.line_search import CURVATURE, Trial
 from distbelief.sandblaster.recursion import Gram, Pair, all_products, coefficients, gradient_products, new_products
 

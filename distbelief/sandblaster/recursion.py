@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
-from distbelief.core.operations import HISTORY, Add, Command, Copy, Dots, Scale
+from distbelief.core.conversations.operations import HISTORY, Add, Command, Copy, Dots, Scale
 
 
 class Pair(NamedTuple):

@@ -10,8 +10,8 @@ import math
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.descent import Descent
-from distbelief.core.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
 from distbelief.sandblaster.line_search import SEARCHES, Start, Trial
 from distbelief.sandblaster.methods import Direction, Method, Terms, method_of

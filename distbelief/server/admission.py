@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from distbelief.core.conversations.membership import Join
 from distbelief.core.layout import check_same
-from distbelief.core.messages import Join
 from distbelief.core.records import Started
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import assembly, events, messages, records, roles, speakers
+from distbelief.core import events, records, roles
+from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
+from distbelief.core.protocol import GROUPED, heard_by
 from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
@@ -41,6 +44,8 @@ class Conductor(Answering):
         number: of the next checkpoint.
     """
 
+    heard = heard_by(Kind.COORDINATOR, GROUPED)
+
     def __init__(
         self, settings: Settings, evaluates: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
     ) -> None:
@@ -53,7 +58,7 @@ class Conductor(Answering):
         self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
-        self._told: dict[str, assembly.Rounds] = {}
+        self._told: dict[str, grouping.Rounds] = {}
         self._fallen: list[tuple[str, str, bool]] = []  # who is gone since the group was formed, of whom is not known yet what was done
         self._barren = 0
         self._errands: list[tuple[str, int]] = []  # what the first member is to do before more is dealt, the first of which it does now
@@ -63,19 +68,19 @@ class Conductor(Answering):
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
         self._interrupted = ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
         answers: dict[type, Callable[[str, Any], list[Effect]]] = {
-            assembly.Enter: self._on_enter,
-            assembly.Halted: self._on_halted,
-            assembly.Rounds: self._on_rounds,
-            assembly.Broken: self._on_broken,
-            assembly.Kept: self._on_kept,
-            messages.Evaluated: self._on_evaluated,
-            messages.Leave: lambda sender, _: self._without(sender, self._why_left, -1, died=False),
-            messages.Stop: self._on_stop,
+            grouping.Enter: self._on_enter,
+            grouping.Halted: self._on_halted,
+            grouping.Rounds: self._on_rounds,
+            grouping.Broken: self._on_broken,
+            grouping.Kept: self._on_kept,
+            evaluating.Evaluated: self._on_evaluated,
+            membership.Leave: lambda sender, _: self._without(sender, self._why_left, -1, died=False),
+            membership.Stop: self._on_stop,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,
             events.Lost: lambda sender, event: self._without(sender, event.reason, event.incarnation, died=True),
         }
-        self._answers = Answers("the coordinator", answers, speakers.ASSEMBLY)
+        self._answers = Answers("the coordinator", self.heard, answers)
 
     def waits(self) -> str:
         """What the job waits for now, in one sentence.
@@ -111,9 +116,9 @@ class Conductor(Answering):
 
     # forming groups
 
-    def _on_enter(self, sender: str, event: assembly.Enter) -> list[Effect]:
+    def _on_enter(self, sender: str, event: grouping.Enter) -> list[Effect]:
         self._lives.begin(sender, event.incarnation)
-        join = messages.Join(event.incarnation, event.layout, event.samples, event.batch_size)
+        join = membership.Join(event.incarnation, event.layout, event.samples, event.batch_size)
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, join)
@@ -121,9 +126,9 @@ class Conductor(Answering):
                 self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, self._kept[1], self.settings.push_every)
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
-            return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
+            return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
         if self.phase == "leaving":
-            return [Send(sender, messages.Finish("the job is ending"))]
+            return [Send(sender, membership.Finish("the job is ending"))]
         self._groups.enter(sender, event)
         if self.phase == "gathering":
             return self._gathered()
@@ -146,9 +151,9 @@ class Conductor(Answering):
         """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited for."""
         halting = self._groups.break_up()
         self._out = False
-        return [*(Send(role, assembly.Halt(self._groups.number)) for role in halting), *self._assemble()]
+        return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
 
-    def _on_halted(self, sender: str, event: assembly.Halted) -> list[Effect]:
+    def _on_halted(self, sender: str, event: grouping.Halted) -> list[Effect]:
         self._groups.halted(sender, event)
         return self._assemble()
 
@@ -159,12 +164,12 @@ class Conductor(Answering):
             return []
         assert self.plan is not None
         assert self.data is not None
-        nothing = groups.most == assembly.NOTHING
+        nothing = groups.most == grouping.NOTHING
         effects = self._rewind() if nothing and self.rounds else []
         checkpoint = self._kept[0] if nothing else ""
         begins = self.rounds if nothing else groups.most
         members, source = groups.form(begins, alike=not checkpoint)
-        told = assembly.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
+        told = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
         return [*effects, *(Send(role, told) for role in groups.group)]
 
     def _whole(self, rounds: int) -> list[Effect]:
@@ -199,7 +204,7 @@ class Conductor(Answering):
         told = f"every replica that held the parameters is gone; those that came again {whence}"
         return [*held, Record(records.Note(told)), Record(records.Rewound(self.samples))]
 
-    def _on_broken(self, sender: str, event: assembly.Broken) -> list[Effect]:
+    def _on_broken(self, sender: str, event: grouping.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
         if event.group != self._groups.number or sender not in self._groups.group or self.phase == "leaving":
             return []
@@ -222,15 +227,15 @@ class Conductor(Answering):
             portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
             if portion is None:
                 break
-            effects += [Send(role, assembly.Ration(self._groups.number, portion)) for role in group]
+            effects += [Send(role, grouping.Ration(self._groups.number, portion)) for role in group]
         if group and self._errands and not self._out and not self.data.out:
             self._out = True
             what, number = self._errands[0]
             if what == "dismiss":
                 self.phase = "leaving"
                 ending: list[Effect] = [Record(records.Ending.of(self._cause, self._reason))]
-                return effects + ending + [Send(role, messages.Finish(self._reason)) for role in group]
-            effects.append(Send(group[0], messages.Evaluate(number) if what == "measure" else assembly.Keep(number)))
+                return effects + ending + [Send(role, membership.Finish(self._reason)) for role in group]
+            effects.append(Send(group[0], evaluating.Evaluate(number) if what == "measure" else grouping.Keep(number)))
         return effects
 
     def _measures_after(self, epoch: int) -> bool:
@@ -240,10 +245,10 @@ class Conductor(Answering):
     def _keeps_after(self, epoch: int) -> bool:
         return bool(self.settings.checkpoint_every and epoch % self.settings.checkpoint_every == 0)
 
-    def _on_rounds(self, sender: str, event: assembly.Rounds) -> list[Effect]:
+    def _on_rounds(self, sender: str, event: grouping.Rounds) -> list[Effect]:
         before = self._told.get(sender)
         sums = [getattr(event, name) + (getattr(before, name) if before else 0) for name in ("loss", "losses", "sent", "received")]
-        self._told[sender] = assembly.Rounds(event.group, event.rounds, *sums)
+        self._told[sender] = grouping.Rounds(event.group, event.rounds, *sums)
         rounds = self._groups.report(sender, event)
         if rounds is None:
             return []
@@ -300,7 +305,7 @@ class Conductor(Answering):
         self._want_checkpoint()
         return self._go_on()
 
-    def _on_evaluated(self, sender: str, event: messages.Evaluated) -> list[Effect]:
+    def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if not self._is_done("measure", sender):
             return []
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
@@ -320,7 +325,7 @@ class Conductor(Answering):
         self._out = False
         return True
 
-    def _on_kept(self, sender: str, event: assembly.Kept) -> list[Effect]:
+    def _on_kept(self, sender: str, event: grouping.Kept) -> list[Effect]:
         if event.number != self.number or not self._does("keep", sender):
             return []
         assert self.plan is not None
@@ -351,7 +356,7 @@ class Conductor(Answering):
         self._errands = [("measure", self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
         self._errands += [("keep", self.number), ("dismiss", 0)]
 
-    def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
+    def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
         if self.phase == "gathering":
             return self._end(Cause.INTERRUPTED, event.reason)
         if self.phase != "training":
@@ -361,7 +366,7 @@ class Conductor(Answering):
         return self._regroup()
 
     def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
-        stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in self._groups.here]
+        stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in self._groups.here]
         dealt = self._groups.dealt
         applied = [Record(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
         return [*applied, Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]

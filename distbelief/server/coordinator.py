@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from distbelief.core import events, messages, mirroring, records, roles, upkeep
+from distbelief.core import events, messages, records, roles
+from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, mirroring
 from distbelief.core.effects import Effect, End, Record, Send
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
+from distbelief.core.protocol import SERVED, heard_by
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
@@ -37,6 +40,8 @@ class Coordinator(Answering):
         number: of the next checkpoint.
     """
 
+    heard = heard_by(Kind.COORDINATOR, SERVED)
+
     def __init__(
         self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
     ) -> None:
@@ -52,27 +57,27 @@ class Coordinator(Answering):
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
         self._why = Why()
         answers: dict[type, Callable[..., list[Effect]]] = {
-            upkeep.Here: self._on_here,
-            messages.Join: self._on_join,
-            messages.Rejoin: self._on_rejoin,
-            messages.Anew: lambda sender, event: self._reception.begun(sender, event.course),
-            messages.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
-            upkeep.Restored: self._on_restored,
+            membership.Here: self._on_here,
+            membership.Join: self._on_join,
+            membership.Rejoin: self._on_rejoin,
+            membership.Anew: lambda sender, event: self._reception.begun(sender, event.course),
+            checkpointing.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
+            initialising.Restored: self._on_restored,
             mirroring.Stands: lambda sender, event: self._standbys.stands(sender, event.life),
             mirroring.Mirrored: lambda sender, event: self._standbys.mirrored(sender, event.life),
             mirroring.Bereft: lambda sender, event: self._standbys.bereft(sender, event.life),
-            messages.Ready: self._on_ready,
-            messages.Progress: self._on_progress,
-            messages.Leave: self._on_leave,
-            messages.Evaluated: self._on_evaluated,
-            upkeep.SnapshotDone: self._on_snapshot,
+            initialising.Ready: self._on_ready,
+            dealing.Progress: self._on_progress,
+            membership.Leave: self._on_leave,
+            evaluating.Evaluated: self._on_evaluated,
+            checkpointing.SnapshotDone: self._on_snapshot,
             events.Saved: self._on_saved,
-            upkeep.Description: self._on_description,
-            messages.Stop: self._on_stop,
+            checkpointing.Description: self._on_description,
+            membership.Stop: self._on_stop,
             events.Woke: self._on_woke,
             events.Lost: self._on_lost,
         }
-        self._answers = Answers("the coordinator", answers)
+        self._answers = Answers("the coordinator", self.heard, answers)
 
     def waits(self) -> str:
         """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""
@@ -103,7 +108,7 @@ class Coordinator(Answering):
 
     # joining
 
-    def _on_here(self, sender: str, event: upkeep.Here) -> list[Effect]:
+    def _on_here(self, sender: str, event: membership.Here) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
         place = messages.Place(event.address, event.incarnation)
         if roles.kind(sender) is roles.Kind.STANDBY:
@@ -115,7 +120,7 @@ class Coordinator(Answering):
         """Have standbys follow their shards, once these hold what they are to hold."""
         return self._standbys.pair(self.plan) if self.plan is not None and self.phase in ("training", "leaving") else []
 
-    def _on_join(self, sender: str, event: messages.Join) -> list[Effect]:
+    def _on_join(self, sender: str, event: membership.Join) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self._evaluations.comes()
@@ -129,9 +134,9 @@ class Coordinator(Answering):
                 return self._restore()
             admission.check(self.plan, sender, event)
         except (LayoutError, UsageError) as error:
-            return [Send(sender, messages.Refused(str(error), isinstance(error, LayoutError)))]
+            return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
         if self.phase in ("leaving", "closing"):
-            return [Send(sender, messages.Finish("the job is ending"))]
+            return [Send(sender, membership.Finish("the job is ending"))]
         self._reception.wait(sender)
         return self._greet() if self.phase == "training" else self._ask_to_initialise()
 
@@ -151,7 +156,7 @@ class Coordinator(Answering):
             self.phase = "restoring"
         return effects + self._muster.tell_gone(self.plan, self._reception.lives.gone)
 
-    def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
+    def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
         if not self._muster.holds(sender) or not self._muster.ready:
             return []
         if self.phase == "restoring":
@@ -160,7 +165,7 @@ class Coordinator(Answering):
             self.phase = "initialising"
         if self.phase == "initialising":
             return self._ask_to_initialise()
-        asked: list[Effect] = [Send(sender, upkeep.Describe())] if sender in self._describing else []
+        asked: list[Effect] = [Send(sender, checkpointing.Describe())] if sender in self._describing else []
         return [*asked, *self._greet(), *self._pair(), *(self._deal() if self.phase == "training" else self._close())]
 
     def _ask_to_initialise(self) -> list[Effect]:
@@ -168,7 +173,7 @@ class Coordinator(Answering):
         first = self._reception.initialiser() if self.phase == "initialising" and self._muster.ready else None
         return self._greet_one(first, initialise=True) if first else []
 
-    def _on_ready(self, sender: str, event: messages.Ready) -> list[Effect]:
+    def _on_ready(self, sender: str, event: initialising.Ready) -> list[Effect]:
         there = self._muster.ready and list(event.shards) == [place.incarnation for place in self._muster.places]
         return self._begin() if there and self.phase == "initialising" else []
 
@@ -180,7 +185,7 @@ class Coordinator(Answering):
             return effects + self._finish(Cause.DONE_BEFORE, "every epoch was done before")
         return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])  # for a shard that dies to go back to
 
-    def _on_rejoin(self, sender: str, event: messages.Rejoin) -> list[Effect]:
+    def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
         if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
         self._reception.stray(sender)
@@ -192,20 +197,20 @@ class Coordinator(Answering):
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
-        effects: list[Effect] = [Send(role, messages.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))]
+        effects: list[Effect] = [Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
         if self._saving.holds and not self.settings.together:
             effects.append(self._saving.hold(role))
         if self.phase in ("leaving", "closing"):
-            effects.append(Send(role, messages.Finish(self._why.reason)))
+            effects.append(Send(role, membership.Finish(self._why.reason)))
         if self._reception.admit(role):
             effects.append(Record(records.Joined(role)))
         return effects
 
     # training
 
-    def _on_progress(self, sender: str, event: messages.Progress) -> list[Effect]:
+    def _on_progress(self, sender: str, event: dealing.Progress) -> list[Effect]:
         if sender not in self._reception.members or self.data is None:
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
         if not self._reception.heeds(sender):
@@ -237,7 +242,7 @@ class Coordinator(Answering):
             effects += self._save()
         return effects
 
-    def _on_evaluated(self, sender: str, event: messages.Evaluated) -> list[Effect]:
+    def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         self._evaluations.measuring = False
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
@@ -264,14 +269,14 @@ class Coordinator(Answering):
         """Have the shards write, once nothing is on its way to them."""
         return self._saving.write(self.data, self._reception.members, self._holders) if self.data else []
 
-    def _on_snapshot(self, sender: str, event: upkeep.SnapshotDone) -> list[Effect]:
+    def _on_snapshot(self, sender: str, event: checkpointing.SnapshotDone) -> list[Effect]:
         return (self._go() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
 
     def _go(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""
         if self.settings.together:
             return self._deal() if self.phase == "training" else []
-        return [Send(role, messages.Go()) for role in sorted(self._reception.members)]
+        return [Send(role, checkpointing.Go()) for role in sorted(self._reception.members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         return self._saving.sealed(event) + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
@@ -283,7 +288,7 @@ class Coordinator(Answering):
         self.phase, self._why.cause, self._why.reason = "leaving", cause, reason
         self._evaluations.owed = False  # the last step measures
         self._closing = ["measure", "save", "describe", "stop"]
-        asked: list[Effect] = [Send(role, messages.Finish(reason)) for role in sorted(self._reception.members)]
+        asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self._reception.members)]
         given_up = self._give_up(reason) if self._saving.stage == "holding" else []
         return [Record(records.Ending.of(cause, reason)), *given_up, *asked, *self._close()]
 
@@ -292,7 +297,7 @@ class Coordinator(Answering):
         holds = self._saving.holds
         return self._saving.abandon(why) + (self._go() if holds else [])
 
-    def _on_stop(self, sender: str, event: messages.Stop) -> list[Effect]:
+    def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
         if self.phase in ("leaving", "closing"):
             return self._why.interrupt(event.reason)
         return (self._finish if self.phase == "training" else self._end)(Cause.INTERRUPTED, event.reason)
@@ -313,25 +318,25 @@ class Coordinator(Answering):
                 effects += self._save()
             elif step == "describe":
                 self._describing = set(self._holders)
-                effects += [Send(role, upkeep.Describe()) for role in self._holders]
+                effects += [Send(role, checkpointing.Describe()) for role in self._holders]
             elif step == "stop":
                 return effects + self._end(*records.ended(self._why.cause, self._why.reason, self._saving.error))
         return effects
 
-    def _on_description(self, sender: str, event: upkeep.Description) -> list[Effect]:
+    def _on_description(self, sender: str, event: checkpointing.Description) -> list[Effect]:
         self._describing.discard(sender)
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         everybody = [*self._muster.roles, *self._standbys.present, *self._reception.everybody, *self._evaluations.watchers]
-        stops: list[Effect] = [Send(role, messages.Stop(reason)) for role in everybody]
+        stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in everybody]
         return [Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
-    def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
+    def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if not self._reception.heeds(sender) and not event.for_good:  # all have gone back, and it does not know that there is work again
             self._reception.stray(sender)
             return self._greet()
-        return [Send(sender, messages.Farewell()), *self._without(sender, "it goes early" if event.for_good else "it was done", -1, died=False)]
+        return [Send(sender, membership.Farewell()), *self._without(sender, "it goes early" if event.for_good else "it was done", -1, died=False)]
 
     # death
 

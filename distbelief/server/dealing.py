@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from distbelief.core import messages, roles
+from distbelief.core import roles
+from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.portions import PORTION_LIMIT, Dealer, Position
@@ -36,7 +37,7 @@ class Work(Protocol):
         """Where the data stands now, for a checkpoint."""
         ...
 
-    def report(self, sender: str, event: messages.Progress) -> int:
+    def report(self, sender: str, event: dealing.Progress) -> int:
         """Take a replica's report; returns how many epochs it completes."""
         ...
 
@@ -66,7 +67,7 @@ class Dealing:
         self._wanting: dict[str, bool] = {}
         self._warming, self._warmed, self._warmer = settings.warm_start_steps, samples // settings.batch_size, ""
 
-    def report(self, sender: str, event: messages.Progress) -> int:
+    def report(self, sender: str, event: dealing.Progress) -> int:
         """Take a replica's report; returns how many epochs it completes.
 
         Raises:
@@ -91,10 +92,10 @@ class Dealing:
             portion = self.dealer.deal(role, allowed) if allowed else None
             if portion is not None:
                 del self._wanting[role]
-                effects.append(Send(role, messages.Deal(portion)))
+                effects.append(Send(role, dealing.Deal(portion)))
             elif not self._wanting[role]:
                 self._wanting[role] = True
-                effects.append(Send(role, messages.Drain()))
+                effects.append(Send(role, dealing.Drain()))
         return effects
 
     def _allowed(self, role: str, members: Collection[str]) -> int:

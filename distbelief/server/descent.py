@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distbelief.core import messages, mirroring, operations, roles
+from distbelief.core import roles
+from distbelief.core.conversations import mirroring, operations, pushing
 from distbelief.core.effects import Effect, Payload, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.messages import Message, Version
+from distbelief.core.protocol import BATCHED, heard_by
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
@@ -32,6 +35,8 @@ class DescentShard(Shard):
         incarnation: of this shard.
     """
 
+    heard = heard_by(Kind.SHARD, BATCHED)
+
     def __init__(self, index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> None:
         super().__init__(index, make, incarnation)
         self._into: tuple[str, ...] = ()
@@ -40,8 +45,7 @@ class DescentShard(Shard):
         self._next = 0
         self._early: dict[int, tuple[Payload, int]] = {}
         self._newest = operations.Operated(0, ())
-        del self._answers.by_kind[messages.Push]
-        self._answers.by_kind |= {operations.Operate: self._operate, operations.Contribute: self._contribute}
+        self._answers.change({operations.Operate: self._operate, operations.Contribute: self._contribute}, without=(pushing.Push,))
 
     @property
     def vectors(self) -> VectorSlice:
@@ -111,11 +115,11 @@ class DescentShard(Shard):
         """Keep a copy of a bundle until it is its turn."""
         self._early[number] = self.vectors.keep(payload), part
 
-    def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
+    def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
         """An evaluator is sent what the last iteration ended with, whatever a line search is trying out now."""
         if sender != roles.EVALUATOR or self._which(sender, event.start, event.stop):
             return super()._fetch(sender, event, payload)
-        return [Send(sender, messages.Fetched(event.slot, event.start, event.stop, self.version), self.vectors.accepted())]
+        return [Send(sender, pushing.Fetched(event.slot, event.start, event.stop, self.version), self.vectors.accepted())]
 
     # the standby
 
@@ -149,7 +153,7 @@ class DescentStandby(Standby):
 
     def __init__(self, index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> None:
         super().__init__(index, make, incarnation)
-        self._answers.by_kind |= {mirroring.Did: self._did, mirroring.Took: self._take}
+        self._answers.change({mirroring.Did: self._did, mirroring.Took: self._take})
 
     def _born(self) -> DescentShard:
         return DescentShard(self.index, self._make)  # type: ignore[arg-type]  # it was given to this class, and makes VectorSlices

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distbelief.core import messages, roles
+from distbelief.core import roles
+from distbelief.core.conversations import evaluating
 from distbelief.core.effects import Effect, Send
 
 
@@ -30,7 +31,7 @@ class Evaluations:
         if self.evaluator != "joined" or self.measuring:
             return []
         self.measuring = True
-        return [Send(roles.EVALUATOR, messages.Evaluate(epoch))]
+        return [Send(roles.EVALUATOR, evaluating.Evaluate(epoch))]
 
     def comes(self) -> None:
         """An evaluator has come; it is there once it is welcomed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from distbelief.core import assembly, roles
-from distbelief.core.assembly import NOTHING
+from distbelief.core import roles
+from distbelief.core.conversations import grouping
+from distbelief.core.conversations.grouping import NOTHING
 from distbelief.core.messages import Place
 
 AWAITED = -1
@@ -17,7 +18,7 @@ class Grouping:
     """
 
     def __init__(self) -> None:
-        self.here: dict[str, assembly.Enter] = {}
+        self.here: dict[str, grouping.Enter] = {}
         """Those who are there, by role."""
         self.group: list[str] = []
         """The members, in their order; empty while a group is formed."""
@@ -31,7 +32,7 @@ class Grouping:
         self._reported: dict[str, int] = {}
         self._begins = 0
 
-    def enter(self, role: str, event: assembly.Enter) -> None:
+    def enter(self, role: str, event: grouping.Enter) -> None:
         """A replica is there, or its next life is."""
         self.here[role], self._stand[role] = event, NOTHING
 
@@ -51,7 +52,7 @@ class Grouping:
         self._stand |= dict.fromkeys(halting, AWAITED)
         return halting
 
-    def halted(self, role: str, event: assembly.Halted) -> None:
+    def halted(self, role: str, event: grouping.Halted) -> None:
         """A replica has halted after so many rounds, or holds nothing."""
         if event.group == self.number and self._stand.get(role) == AWAITED:
             self._stand[role] = event.rounds
@@ -66,7 +67,7 @@ class Grouping:
         """The most rounds that one of those who are there has made."""
         return max(self._stand.values(), default=NOTHING)
 
-    def form(self, begins: int, alike: bool) -> tuple[tuple[assembly.Member, ...], int]:
+    def form(self, begins: int, alike: bool) -> tuple[tuple[grouping.Member, ...], int]:
         """A group of all who are there, which begins after so many rounds: its members, and who of them is the source.
 
         With `alike`, those whose initial parameters are the source's need nothing.
@@ -79,13 +80,13 @@ class Grouping:
         for i, role in enumerate(self.group):
             entered, stand = self.here[role], self._stand[role]
             lacks = (not alike or entered.digest != digest) if most == NOTHING else stand != most
-            members.append(assembly.Member(role, Place(entered.address, entered.incarnation), i != source and lacks, entered.store))
+            members.append(grouping.Member(role, Place(entered.address, entered.incarnation), i != source and lacks, entered.store))
         self._stand = dict.fromkeys(self.group, begins)
         self._reported = dict.fromkeys(self.group, NOTHING)
         self._begins = begins
         return tuple(members), source
 
-    def report(self, role: str, event: assembly.Rounds) -> int | None:
+    def report(self, role: str, event: grouping.Rounds) -> int | None:
         """A member has made so many rounds; returns how many all of the group have, once it is whole."""
         if event.group != self.number or role not in self.group:
             return None

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from distbelief.core import events, messages, records, roles, speakers, upkeep
+from distbelief.core import events, records, roles
+from distbelief.core.conversations import initialising, membership
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.portions import START, Position
+from distbelief.core.protocol import SHARED, heard_by
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
 from distbelief.server.coordinator import Coordinator
-from distbelief.server.machine import Answers
 
 
 class Keeping(Coordinator):
     """The coordinator of one such job; its arguments are those of `Coordinator`."""
 
+    heard = heard_by(Kind.COORDINATOR, SHARED)
+
     def __init__(
         self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
     ) -> None:
         super().__init__(settings, evaluator, checkpoint, position, samples, number)
-        self._answers = Answers("the coordinator", self._answers.by_kind, speakers.MAPPED)
         self._done: set[str] = set()  # members that have left, and stay for what is still to be done
         self._filler = self._writer = ""
         self._again = False  # a checkpoint is to be made in the place of one whose writer died
@@ -40,9 +43,9 @@ class Keeping(Coordinator):
             return []
         self._reception.wait(first)
         self._filler = first
-        return [Send(first, upkeep.Restore(self.plan, self._saving.newest))]
+        return [Send(first, initialising.Restore(self.plan, self._saving.newest))]
 
-    def _on_restored(self, sender: str, event: upkeep.Restored) -> list[Effect]:
+    def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
         return self._begin() if self.phase == "initialising" and sender == self._filler else []
 
     @property
@@ -71,7 +74,7 @@ class Keeping(Coordinator):
             effects += self._save()
         return effects
 
-    def _on_leave(self, sender: str, event: messages.Leave) -> list[Effect]:
+    def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         """A replica is done; it stays, to be asked for what is left, until it is told to stop."""
         if sender not in self._reception.members:
             return super()._on_leave(sender, event)

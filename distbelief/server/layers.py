@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from distbelief.core.attendance import Squares
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.layout import ITEM_SIZES, Layout, Range, Section
 from distbelief.core.norms import layers_in
 from distbelief.server.layerwise import Layerwise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from distbelief.core import speakers
+from distbelief.core import roles
 from distbelief.core.effects import Effect, Payload
 from distbelief.core.events import Event
-from distbelief.errors import RemoteProtocolError
+from distbelief.core.roles import Kind
+from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
 
 class Answers:
@@ -16,28 +17,49 @@ class Answers:
 
     Args:
         who: the machine, as an error names it.
-        by_kind: its answer to each kind of event.
-        may_say: the roles that have a say in each.
+        heard: what it may be told, and by whom: see `core/protocol`.
+        by_event: its answer to each kind of event.
+
+    Raises:
+        LocalProtocolError: it answers what nobody may tell it.
     """
 
     forgotten = True
     """They are the same in every machine of a kind, and no part of its memory."""
 
-    def __init__(self, who: str, by_kind: dict[type, Callable[..., Any]], may_say: Mapping[type, tuple[str, ...]] = speakers.SPEAKERS) -> None:
-        self._who, self.by_kind = who, by_kind
-        self._door = speakers.Doorkeeper(may_say)
+    def __init__(self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., Any]]) -> None:
+        self._who, self._heard = who, heard
+        self._by_event: dict[type, Callable[..., Any]] = {}
+        self._known: dict[tuple[str, type], Callable[..., Any]] = {}
+        self.change(by_event)
 
-    def to(self, sender: str, event: Event) -> Callable[..., Any]:
-        """The answer to an event.
+    def change(self, by_event: Mapping[type, Callable[..., Any]], without: Iterable[type] = ()) -> None:
+        """Answer these otherwise, and some not at all."""
+        if untold := by_event.keys() - self._heard.keys():
+            raise LocalProtocolError(f"{self._who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear")
+        self._by_event = {event: answer for event, answer in self._by_event.items() if event not in set(without)} | {**by_event}
+        self._known.clear()
+
+    @property
+    def answered(self) -> frozenset[type]:
+        """The kinds of event that it has an answer to."""
+        return frozenset(self._by_event)
+
+    def to(self, sender: str, event: type) -> Callable[..., Any]:
+        """The answer to a kind of event from a sender.
 
         Raises:
             RemoteProtocolError: there is none, or the sender has no say in it.
         """
-        self._door.check(sender, type(event))
-        answer = self.by_kind.get(type(event))
-        if answer is None:
-            raise RemoteProtocolError(f"{self._who} has no answer to {type(event).__name__}")
-        return answer
+        return self._known.get((sender, event)) or self._find(sender, event)
+
+    def _find(self, sender: str, event: type) -> Callable[..., Any]:
+        """The answer to the first of a kind from a sender."""
+        if event not in self._by_event:
+            raise RemoteProtocolError(f"{self._who} has no answer to {event.__name__}")
+        if roles.kind(sender) not in self._heard[event]:
+            raise RemoteProtocolError(f"{sender} has no say in {event.__name__}; it is for {', '.join(self._heard[event])}")
+        return self._known.setdefault((sender, event), self._by_event[event])
 
 
 class Answering:
@@ -51,4 +73,4 @@ class Answering:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        return self._answers.to(sender, event)(sender, event)  # type: ignore[no-any-return]
+        return self._answers.to(sender, type(event))(sender, event)  # type: ignore[no-any-return]

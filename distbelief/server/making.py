@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from distbelief.core import messages
-from distbelief.core.attendance import Squares
 from distbelief.core.consistency import Key, Policy, Update
+from distbelief.core.conversations import pushing
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Effect, Send
 from distbelief.core.messages import Version
 from distbelief.server.mirror import Mirror
@@ -19,7 +19,7 @@ class Making(NamedTuple):
 
     due: Update
     factor: float
-    taken: list[tuple[Key, messages.Push]]
+    taken: list[tuple[Key, pushing.Push]]
     stale: tuple[int, ...]
 
     def has(self, key: Key) -> bool:
@@ -40,12 +40,12 @@ class Making(NamedTuple):
         return [pushed(key.who, push, version) for key, push in self.taken]
 
 
-def pushed(who: str, push: messages.Push, version: Version, dropped: bool = False) -> Send:
+def pushed(who: str, push: pushing.Push, version: Version, dropped: bool = False) -> Send:
     """The acknowledgement of a push."""
-    return Send(who, messages.Pushed(push.slot, push.clock, version, dropped, push.incarnation))
+    return Send(who, pushing.Pushed(push.slot, push.clock, version, dropped, push.incarnation))
 
 
-def waiting(policy: Policy, fetches: Mapping[tuple[str, int, int], messages.Fetch], pushes: Iterable[Key]) -> dict[str, str]:
+def waiting(policy: Policy, fetches: Mapping[tuple[str, int, int], pushing.Fetch], pushes: Iterable[Key]) -> dict[str, str]:
     """Why each replica waits whose push or fetch is held, in a sentence."""
     held = {who: policy.fetch(who, event.tick).reason for (who, _, _), event in fetches.items()}
     held |= {key.who: policy.why(key) for key in pushes}

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from distbelief.core.attendance import Squares
 from distbelief.core.consistency import Key
+from distbelief.core.conversations.agreement import Squares
+from distbelief.core.conversations.mirroring import Confirmed, Copied, StatePart, Told, Whole
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.messages import Message, Place
-from distbelief.core.mirroring import Confirmed, Copied, StatePart, Told, Whole
 from distbelief.server.packing import Packed, pack, stage
 
 SLOTS = 2

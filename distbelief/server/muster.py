@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from distbelief.core import roles
-from distbelief.core.attendance import Gone, Ruler
+from distbelief.core.conversations.agreement import Ruler
+from distbelief.core.conversations.attendance import Gone
+from distbelief.core.conversations.initialising import Restore
 from distbelief.core.effects import Effect, Record, Send, Wake
 from distbelief.core.messages import Place
 from distbelief.core.records import Succeeded, Vacant
 from distbelief.core.settings import Plan
-from distbelief.core.upkeep import Restore
 from distbelief.errors import RemoteProtocolError
 
 DOUBT_SECONDS = 1.0

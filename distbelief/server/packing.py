@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from distbelief.core.conversations.mirroring import StatePart
 from distbelief.core.effects import Payload
-from distbelief.core.mirroring import StatePart
 from distbelief.errors import RemoteProtocolError
 
 

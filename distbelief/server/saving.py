@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from distbelief.core import events, messages, records, upkeep
+from distbelief.core import events, records
+from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan, Settings
@@ -68,7 +69,7 @@ class Saving:
 
     def hold(self, role: str) -> Send:
         """Have one replica push nothing more."""
-        return Send(role, messages.Hold(self._holds))
+        return Send(role, checkpointing.Hold(self._holds))
 
     @property
     def _patience(self) -> str:
@@ -105,9 +106,9 @@ class Saving:
                 Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}, busy for {HOLD_SECONDS:g} s: it is not exact"))
             )
         self.stage, self._cut, self._writing = "writing", (data.position(), data.samples), set(shards)
-        return told + [Send(role, upkeep.Snapshot(self.number)) for role in sorted(self._writing)]
+        return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self._writing)]
 
-    def written(self, sender: str, event: upkeep.SnapshotDone, plan: Plan | None) -> list[Effect]:
+    def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
         """A shard's part is on disk, or could not be; the last one has the store seal them all.
 
         Raises:

@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from distbelief.core import attendance, events, messages, mirroring, records, roles, upkeep
+from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
+from distbelief.core.conversations import agreement, attendance, checkpointing, initialising, membership, mirroring, pushing
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger
 from distbelief.core.messages import Version
 from distbelief.core.norms import Exchange
+from distbelief.core.protocol import SERVED, heard_by
+from distbelief.core.roles import Kind
 from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
@@ -39,6 +42,8 @@ class Shard:
         incarnation: of this shard; stands in every version it tells.
     """
 
+    heard = heard_by(Kind.SHARD, SERVED)
+
     def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
         self.index, self._make, self.role = index, make, roles.shard(index)
         self.version = Version(incarnation, 0)
@@ -48,53 +53,54 @@ class Shard:
         self.ledger = Ledger()
         self.policy = Policy()
         self._asks = False
-        self._pushes: dict[Key, tuple[messages.Push, Payload]] = {}
-        self._fetches: dict[tuple[str, int, int], messages.Fetch] = {}
+        self._pushes: dict[Key, tuple[pushing.Push, Payload]] = {}
+        self._fetches: dict[tuple[str, int, int], pushing.Fetch] = {}
         self._others: dict[str, int] = {}
         self._plan: Plan | None = None
         self._slice: Slice | None = None
         self._blank: set[Range] = set()
         self._latest: dict[str, tuple[int, int]] = {}
         self._mirror = Mirror(roles.standby(index))
-        self._inherits: tuple[int, list[attendance.Ruling], Iterable[attendance.Norms]] | None = None
+        self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
         self._making: Making | None = None
         self._later: list[tuple[str, Event]] = []
         self._answers = Answers(
             "a shard",
+            self.heard,
             {
-                messages.Push: self._push,
-                messages.Fetch: self._fetch,
-                messages.Initialise: self._initialise,
-                upkeep.Restore: self._restore,
+                pushing.Push: self._push,
+                pushing.Fetch: self._fetch,
+                initialising.Initialise: self._initialise,
+                initialising.Restore: self._restore,
                 events.Loaded: self._loaded,
                 attendance.Attend: self._attend,
                 attendance.SitOut: lambda sender, _event, _payload: [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())],
                 attendance.Return: self._return,
                 attendance.Gone: lambda _sender, event, _payload: self._without(event.who, event.incarnation, died=True),
-                attendance.Ruling: self._rule,
-                attendance.Follow: self._follow,
-                attendance.Norms: self._hear_norms,
-                attendance.Ruler: lambda _sender, event, _payload: self._meet(event.place),
+                agreement.Ruling: self._rule,
+                agreement.Follow: self._follow,
+                agreement.Norms: self._hear_norms,
+                agreement.Ruler: lambda _sender, event, _payload: self._meet(event.place),
                 events.Lent: self._mirror.lent,
                 mirroring.Mirror: self._begin_mirror,
                 mirroring.Confirmed: self._kept,
                 mirroring.Alone: self._alone,
-                upkeep.Snapshot: self._snapshot,
-                events.Saved: lambda _sender, event, _payload: [Send(roles.COORDINATOR, upkeep.SnapshotDone(event.number, event.error))],
-                upkeep.Describe: lambda sender, _event, _payload: [*self._settle(short=True), Send(sender, self._description())],
-                messages.Stop: lambda _sender, event, _payload: [End(event.reason)],
+                checkpointing.Snapshot: self._snapshot,
+                events.Saved: lambda _sender, event, _payload: [Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))],
+                checkpointing.Describe: lambda sender, _event, _payload: [*self._settle(short=True), Send(sender, self._description())],
+                membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
             },
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
-        if self._making is not None and isinstance(event, upkeep.Snapshot | upkeep.Describe | mirroring.Mirror):
+        if self._making is not None and isinstance(event, checkpointing.Snapshot | checkpointing.Describe | mirroring.Mirror):
             self._later.append((sender, event))  # an update is half made
             return []
-        return self._answers.to(sender, event)(sender, event, payload)  # type: ignore[no-any-return]
+        return self._answers.to(sender, type(event))(sender, event, payload)  # type: ignore[no-any-return]
 
-    def _restore(self, sender: str, event: upkeep.Restore, payload: Payload | None) -> list[Effect]:
+    def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
         if self._slice is not None and self._inherits is None:
             raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
         if self._inherits is None:
@@ -116,7 +122,7 @@ class Shard:
             met.append(self._mirror.lend(max(self._range.size, self._frozen.size, self.held.sum_size)))
         if event.checkpoint and self._inherits is None:
             return [*met, Load(event.checkpoint, event.plan, self.index)]
-        return [*met, Send(roles.COORDINATOR, upkeep.Restored(loaded=self._inherits is not None))]
+        return [*met, Send(roles.COORDINATOR, initialising.Restored(loaded=self._inherits is not None))]
 
     def hold(self, plan: Plan) -> Slice:
         """Make its slice of a plan."""
@@ -124,7 +130,7 @@ class Shard:
         self._range, self._frozen = plan.assignments[self.index].moving, plan.assignments[self.index].frozen
         return self._slice
 
-    def inherit(self, incarnation: int, floor: int, rulings: list[attendance.Ruling], norms: Iterable[attendance.Norms]) -> None:
+    def inherit(self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]) -> None:
         """Be the next life of a shard, whose slice and counts it holds already."""
         self.version = Version(incarnation, self.version.updates)
         self._began, self._inherits = self.version.updates, (floor, rulings, norms)
@@ -133,7 +139,7 @@ class Shard:
         """Be told of the rounds by the shard that rules them, unless it is this one."""
         assert self._plan is not None
         who = roles.shard(self._plan.ruler)
-        follow = Send(who, attendance.Follow(self.policy.floor))
+        follow = Send(who, agreement.Follow(self.policy.floor))
         return [] if self.index == self._plan.ruler else [Connect(who, ruler), follow, *self._exchange.again()]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
@@ -145,18 +151,18 @@ class Shard:
             self.ledger.clocks = {who: (incarnation, clock) for who, (incarnation, clock) in event.facts.get("clocks", {}).items()}
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
-        return [Send(roles.COORDINATOR, upkeep.Restored(loaded=True))]
+        return [Send(roles.COORDINATOR, initialising.Restored(loaded=True))]
 
-    def _initialise(self, sender: str, event: messages.Initialise, payload: Payload | None) -> list[Effect]:
+    def _initialise(self, sender: str, event: initialising.Initialise, payload: Payload | None) -> list[Effect]:
         frozen = self._which(sender, event.start, event.stop)
         asked = Range(event.start, event.stop)
         # the first who initialises a range does: one who died doing it may be heard after its successor
         if payload is not None and asked in self._blank:
             self._blank.discard(asked)
             self.held.fill(payload, frozen)
-        return [Send(sender, messages.Initialised(self.version))]
+        return [Send(sender, initialising.Initialised(self.version))]
 
-    def _push(self, sender: str, event: messages.Push, payload: Payload | None) -> list[Effect]:
+    def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
         held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})")
@@ -206,14 +212,14 @@ class Shard:
         """How many updates were in the parameters of a version; all that this life began with are in those of a life before."""
         return version.updates if version.incarnation == self.version.incarnation else min(version.updates, self._began)
 
-    def _fetch(self, sender: str, event: messages.Fetch, payload: Payload | None) -> list[Effect]:
+    def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
         frozen = self._which(sender, start, stop)
         if self._asks and not frozen and not self._may_fetch(sender, event.tick):
             self._fetches[sender, start, event.slot] = event
             return []
         held = self.held.frozen() if frozen else self.held.moving()
-        return [Send(sender, messages.Fetched(event.slot, start, stop, self.version, self._floor), held)]
+        return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version, self._floor), held)]
 
     def _may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
@@ -263,7 +269,7 @@ class Shard:
         self.version = Version(self.version.incarnation, self.version.updates + 1)
         return told + self._mirror.after(made.acknowledged(self.version))
 
-    def _hear_norms(self, sender: str, event: attendance.Norms, payload: Payload | None) -> list[Effect]:
+    def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
         """What a shard adds to the norms of a round, or what all of them do."""
         told = [*self._exchange.take(sender, event), *self._finish()]
         if self._making is None:
@@ -333,7 +339,7 @@ class Shard:
 
     # rounds
 
-    def _follow(self, sender: str, event: attendance.Follow, payload: Payload | None) -> list[Effect]:
+    def _follow(self, sender: str, event: agreement.Follow, payload: Payload | None) -> list[Effect]:
         self._others[sender] = event.round
         return self._recall(sender)
 
@@ -342,13 +348,13 @@ class Shard:
         known = self.policy.history.since(self._others[follower]) if isinstance(self.policy, Rounds) else []
         return self._mirror.after([Send(follower, ruled) for ruled in known])
 
-    def _rule(self, sender: str, event: attendance.Ruling, payload: Payload | None) -> list[Effect]:
+    def _rule(self, sender: str, event: agreement.Ruling, payload: Payload | None) -> list[Effect]:
         if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
         self.policy.rule(event)
         return self._settle() + self._let_go()  # a round of nobody who is left makes no update, and yet those who waited for it may go on
 
-    def _snapshot(self, sender: str, event: upkeep.Snapshot, payload: Payload | None) -> list[Effect]:
+    def _snapshot(self, sender: str, event: checkpointing.Snapshot, payload: Payload | None) -> list[Effect]:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()},
                  "clocks": self.ledger.clocks}  # fmt: skip
@@ -361,8 +367,8 @@ class Shard:
             return [Send(roles.COORDINATOR, mirroring.Bereft(self._mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
-    def _description(self) -> upkeep.Description:
-        return upkeep.Description(self.version, self.samples, dict(self.staleness))
+    def _description(self) -> checkpointing.Description:
+        return checkpointing.Description(self.version, self.samples, dict(self.staleness))
 
     def waiting(self) -> dict[str, str]:
         """Why each replica waits whose push or fetch is held here, in a sentence."""

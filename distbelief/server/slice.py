@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from distbelief.core.attendance import Squares
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
 from distbelief.core.layout import Layout, Section
 from distbelief.core.settings import Plan

@@ -9,12 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from distbelief.core import attendance, events, messages, mirroring, roles
+from distbelief.core import events, roles
 from distbelief.core.consistency import Key
+from distbelief.core.conversations import agreement, membership, mirroring
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
 from distbelief.core.messages import Bulk, Version
 from distbelief.core.norms import KEPT
+from distbelief.core.protocol import SERVED, heard_by
+from distbelief.core.roles import Kind
 from distbelief.core.rounds import History
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
@@ -37,6 +40,8 @@ class Standby:
         incarnation: of this standby.
     """
 
+    heard = heard_by(Kind.STANDBY, SERVED)
+
     def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
         self.index, self.incarnation, self._make = index, incarnation, make
         self.role, self._of = roles.standby(index), roles.shard(index)
@@ -44,6 +49,7 @@ class Standby:
         self._whole = False
         self._answers = Answers(
             self.role,
+            self.heard,
             {
                 mirroring.Stand: self._stand,
                 mirroring.StatePart: self._piece,
@@ -51,7 +57,7 @@ class Standby:
                 mirroring.Copied: self._copy,
                 mirroring.Told: self._told,
                 mirroring.Succeed: self._succeed,
-                messages.Stop: lambda _sender, event, _payload: [End(event.reason)],
+                membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: lambda sender, _event, _payload: [End("the coordinator is gone")] if sender == roles.COORDINATOR else [],
             },
         )
@@ -60,7 +66,7 @@ class Standby:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
         if roles.kind(sender) is roles.Kind.SHARD and sender != self._of:
             raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
-        answer = self._answers.to(sender, event)
+        answer = self._answers.to(sender, type(event))
         if isinstance(event, mirroring.Numbered) and event.life != self._life:
             return []  # on its way since a life that is gone
         effects: list[Effect] = answer(sender, event, payload)
@@ -83,7 +89,7 @@ class Standby:
         self._state = Unpacking(STATE_LEAST + self._limit * (own.moving.size + own.frozen.size))
         self._held, self._history, self._floor = held, History(), 0
         self._gathered = self._gathered_samples = 0
-        self._norms: deque[attendance.Norms] = deque(maxlen=KEPT)
+        self._norms: deque[agreement.Norms] = deque(maxlen=KEPT)
         return [Send(roles.COORDINATOR, mirroring.Stands(event.life))]
 
     def _born(self) -> Shard:
@@ -129,7 +135,7 @@ class Standby:
             self._held.take_sum(payload, len(event.keys))
             self._held.step(event.factor, event.weight, event.norms)
             if event.norms:
-                self._norms.append(attendance.Norms(event.floor - 1, event.norms))
+                self._norms.append(agreement.Norms(event.floor - 1, event.norms))
             self._updated(event.samples)
         self._floor = max(self._floor, event.floor)
         for key, staleness in zip(event.keys, event.staleness, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distbelief.core import mirroring, roles
+from distbelief.core import roles
+from distbelief.core.conversations import mirroring
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Place

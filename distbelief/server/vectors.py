@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from distbelief.core import operations
+from distbelief.core.conversations import operations
+from distbelief.core.conversations.operations import HISTORY, AnyCommand
 from distbelief.core.effects import Payload
-from distbelief.core.operations import HISTORY, AnyCommand
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from distbelief.core import messages, roles
+from distbelief.core import roles
+from distbelief.core.conversations import dealing, initialising, membership, pushing
 from distbelief.core.layout import Range
 from distbelief.core.messages import Message, Version
 from distbelief.core.settings import Plan
@@ -117,34 +118,34 @@ class Rules:
         self.messages += 1
         assert self.messages <= self._limit, f"{self.messages} messages and the job has not ended"
         match message:
-            case messages.Join():
+            case membership.Join():
                 assert message.incarnation >= self._lives[sender], f"{sender} joins as {message.incarnation} after {self._lives[sender]}"
                 self._lives[sender] = message.incarnation
-            case messages.Welcome():
+            case membership.Welcome():
                 assert self.plan in (None, message.plan), "two replicas were told different plans"
                 self.plan = message.plan
-            case messages.Deal():
+            case dealing.Deal():
                 self._deal(to, message)
-            case messages.Push():
+            case pushing.Push():
                 self._push(sender, to, message)
-            case messages.Pushed():
+            case pushing.Pushed():
                 clocks = max(self._clocks[sender, (to, life)] for life in range(self._lives[to] + 1))  # the last word of a former life may come late
                 assert message.clock <= clocks, f"{sender} acknowledges push {message.clock} of {to}, which it has not"
                 assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
-            case messages.Fetched():
+            case pushing.Fetched():
                 assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
-            case messages.Progress():
+            case dealing.Progress():
                 self._progress(sender, message)
-            case messages.Leave():
+            case membership.Leave():
                 one = self.replicas[self._life(sender)]
                 assert one.reported["steps"] == one.pushed, f"{sender} leaves after {one.pushed} steps and has reported {one.reported['steps']}"
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
         match message:
-            case messages.Join():
+            case membership.Join():
                 self._members[sender] = message.incarnation
-            case messages.Push():
+            case pushing.Push():
                 life = sender, message.incarnation
                 self._clocks[to, life] += 1
                 assert message.clock == self._clocks[to, life], f"{to} has push {self._clocks[to, life] - 1} of {life}, then {message.clock}"
@@ -152,16 +153,16 @@ class Rules:
                 self.samples[to] += message.samples
                 for minibatch in self.replicas[life].pushes[message.clock - 1].holds:
                     self._times[to, minibatch] += 1
-            case messages.Pushed():
+            case pushing.Pushed():
                 self._grows(sender, to, message.version)
                 key = (sender, message.version.updates)
                 assert key not in self._versions, f"two pushes were acknowledged as update {message.version.updates} of {sender}"
                 self._versions.add(key)
                 self.replicas[self._life(to)].pushes[message.clock - 1].unacknowledged -= 1
-            case messages.Fetched():
+            case pushing.Fetched():
                 self._grows(sender, to, message.version)
                 self._fetched[self._life(to), sender].add(message.version)
-            case messages.Progress():
+            case dealing.Progress():
                 self.counted += message.samples
 
     def finish(self, outcome: str, died: Iterable[str]) -> None:
@@ -189,7 +190,7 @@ class Rules:
         assert version >= before, f"{shard} told {to} {before} and then {version}"
         self._told[shard, self._life(to)] = version
 
-    def _deal(self, to: str, message: messages.Deal) -> None:
+    def _deal(self, to: str, message: dealing.Deal) -> None:
         portion = message.portion
         for index in range(portion.first, portion.first + portion.count):
             minibatch = (portion.epoch, index)
@@ -199,7 +200,7 @@ class Rules:
             self._holder[minibatch] = life
             self.replicas[life].dealt.append(minibatch)
 
-    def _push(self, sender: str, to: str, message: messages.Push) -> None:
+    def _push(self, sender: str, to: str, message: pushing.Push) -> None:
         assert message.incarnation == self._lives[sender], f"{sender} pushes as {message.incarnation} and is {self._lives[sender]}"
         one, plan = self.replicas[self._life(sender)], self.plan
         assert plan is not None, f"{sender} pushes before anybody was welcomed"
@@ -215,7 +216,7 @@ class Rules:
         same = (message.clock, message.steps, message.samples) == (len(one.pushes), push.steps, push.samples)
         assert same, f"{sender} sends {to} {message}, and other shards push {len(one.pushes)} of {push.steps} steps"
 
-    def _progress(self, sender: str, message: messages.Progress) -> None:
+    def _progress(self, sender: str, message: dealing.Progress) -> None:
         one = self.replicas[self._life(sender)]
         one.reported.update(steps=message.steps, samples=message.samples, pushes=message.pushes)
         done = [push for push in one.pushes if not push.unacknowledged]
@@ -287,27 +288,27 @@ class Replay:
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """Note the plan, and what a push holds."""
-        if isinstance(message, messages.Welcome):
+        if isinstance(message, membership.Welcome):
             self._plan = message.plan
-        elif isinstance(message, messages.Initialise):
+        elif isinstance(message, initialising.Initialise):
             self._initial[sender, to, message.start] = self._payload(sender, message)
-        elif isinstance(message, messages.Push):
+        elif isinstance(message, pushing.Push):
             payload = self._payload(sender, message)
             self._sent[sender, to, message.incarnation, message.clock] = payload, payload.clone()
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """Step the twin with a push, and compare what was fetched."""
         match message:
-            case messages.Initialise():
+            case initialising.Initialise():
                 own = self._own(to)
                 if to not in self.twins and (message.start, message.stop) == (own.start, own.stop):
                     assert self._plan is not None
                     self.twins[to] = _Twin(self._plan, own, self._initial[sender, to, message.start], self._optimizer)
-            case messages.Push():
+            case pushing.Push():
                 payload, was = self._sent.pop((sender, to, message.incarnation, message.clock))
                 assert torch.equal(payload, was), f"push {message.clock} of {sender} was overwritten"
                 self.twins[to].step(payload)
-            case messages.Fetched():
+            case pushing.Fetched():
                 own = self._own(sender)
                 if (message.start, message.stop) == (own.start, own.stop):
                     here = self._network.endpoints[to].arena.parameters[message.slot][message.start : message.stop]
@@ -318,5 +319,5 @@ class Replay:
         assert self._plan is not None
         return self._plan.assignments[roles.index_of(shard)].moving
 
-    def _payload(self, sender: str, message: messages.Push | messages.Initialise) -> torch.Tensor:
+    def _payload(self, sender: str, message: pushing.Push | initialising.Initialise) -> torch.Tensor:
         return self._network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distbelief.core import mirroring, records, roles
+from distbelief.core import records, roles
+from distbelief.core.conversations import mirroring
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause, Outcome
 from distbelief.testing.simulations import Observed

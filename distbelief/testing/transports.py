@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import torch
 
+from distbelief.core.conversations.initialising import Initialise, Ready
+from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
-from distbelief.core.messages import Fetch, Fetched, Initialise, Message, Push, Pushed, Ready, Version
+from distbelief.core.messages import Message, Version
 from distbelief.errors import LocalProtocolError
 from distbelief.transport.base import Endpoint
 

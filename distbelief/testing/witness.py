@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from distbelief.core import attendance, messages, mirroring, roles, upkeep
+from distbelief.core import roles
+from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, pushing
 from distbelief.core.messages import Message
 from distbelief.core.portions import Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
@@ -44,8 +45,8 @@ class Witness:
         self.holder: dict[Minibatch, str] = {}
         self.waiting: defaultdict[str, list[Minibatch]] = defaultdict(list)
         self.pushes: dict[tuple[str, int], list[Minibatch]] = {}
-        self.sent_pushes: dict[tuple[str, str, int], tuple[messages.Push, Any]] = {}
-        self.arrivals: defaultdict[str, list[tuple[str, messages.Push]]] = defaultdict(list)
+        self.sent_pushes: dict[tuple[str, str, int], tuple[pushing.Push, Any]] = {}
+        self.arrivals: defaultdict[str, list[tuple[str, pushing.Push]]] = defaultdict(list)
         self.groups: defaultdict[str, dict[int, list[tuple[str, int]]]] = defaultdict(dict)
         self.dropped: set[tuple[str, int]] = set()
         self.applied: defaultdict[str, Counter[Minibatch]] = defaultdict(Counter)
@@ -78,26 +79,26 @@ class Witness:
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
-        if isinstance(message, messages.Join):
+        if isinstance(message, membership.Join):
             self._lives[sender] = message.incarnation
             self._ends[life(sender, message.incarnation)] = sender, message.incarnation
-        elif isinstance(message, messages.Welcome):
+        elif isinstance(message, membership.Welcome):
             self.plan = message.plan
             if (course := sum(isinstance(record, Rewound) for record in self._run.records)) > self._course:
                 self._course = course
                 self.holder.clear()
-        elif isinstance(message, messages.Anew):
+        elif isinstance(message, membership.Anew):
             self._courses[sender, self._lives[sender]] += 1
-        elif isinstance(message, upkeep.Restored) and message.loaded:
+        elif isinstance(message, initialising.Restored) and message.loaded:
             self._restored(sender)
-        elif isinstance(message, messages.Deal):
+        elif isinstance(message, dealing.Deal):
             portion = message.portion
             for index in range(portion.first, portion.first + portion.count):
                 holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
                 assert holder is None or not self._lives_on(holder), f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
                 self.holder[portion.epoch, index] = who
                 self.waiting[who].append((portion.epoch, index))
-        elif isinstance(message, messages.Push):
+        elif isinstance(message, pushing.Push):
             role, sender = sender, self._name(sender, message.incarnation)
             if (sender, message.clock) not in self.pushes:
                 mine = self.waiting[sender]
@@ -110,10 +111,10 @@ class Witness:
                 payload = lent.clone()
                 self._lent[sender, to, message.clock] = lent
             self.sent_pushes[sender, to, message.clock] = message, payload
-        elif isinstance(message, messages.Initialise) and not self.network.phantom:
+        elif isinstance(message, initialising.Initialise) and not self.network.phantom:
             lent = self.network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]
             self._lent[sender, to, -message.start] = lent
-        elif isinstance(message, messages.Pushed):
+        elif isinstance(message, pushing.Pushed):
             self._acknowledged(sender, self._name(to, message.incarnation), message)
 
     def _saved(self, number: int, part: str, arrays: Any, facts: Any) -> None:
@@ -192,7 +193,7 @@ class Witness:
         endpoint = self.network.endpoints[role]
         return endpoint.incarnation == incarnation and not endpoint.closed
 
-    def _acknowledged(self, shard: str, who: str, message: messages.Pushed) -> None:
+    def _acknowledged(self, shard: str, who: str, message: pushing.Pushed) -> None:
         key = who, message.clock
         push = self.sent_pushes[who, shard, message.clock][0]
         if self._began[shard] and any(key in group for group in self.groups[shard].values()):
@@ -209,7 +210,7 @@ class Witness:
         self._take(shard, who, push, version, message.version.incarnation)
         groups.setdefault(version, []).append(key)
 
-    def _take(self, shard: str, who: str, push: messages.Push, version: int, life: int) -> None:
+    def _take(self, shard: str, who: str, push: pushing.Push, version: int, life: int) -> None:
         """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
         here = push.version.incarnation == life or life < 0
         self.based[who, shard, push.clock] = push.version.updates if here else min(push.version.updates, self._began[shard])
@@ -221,9 +222,9 @@ class Witness:
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
-        if isinstance(message, messages.Join):
+        if isinstance(message, membership.Join):
             self._members[sender] = message.incarnation
-        elif isinstance(message, messages.Push):
+        elif isinstance(message, pushing.Push):
             key = self._name(sender, message.incarnation), to, message.clock
             payload = self.sent_pushes[key][1]
             assert payload is None or torch.equal(self._lent[key], payload), f"push {message.clock} was overwritten"
@@ -233,7 +234,7 @@ class Witness:
         elif isinstance(message, attendance.Return):
             who = self._name(sender, message.incarnation)
             self.forgotten |= {(to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock}
-        elif isinstance(message, messages.Initialise) and not self.network.phantom:
+        elif isinstance(message, initialising.Initialise) and not self.network.phantom:
             own = self.plan.assignments[roles.index_of(to)].moving
             if (message.start, message.stop) == (own.start, own.stop) and to not in self.initial:
                 self.initial[to] = self._lent[sender, to, -message.start].clone()
@@ -305,19 +306,19 @@ class Lead:
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
-        if isinstance(message, messages.Join):
+        if isinstance(message, membership.Join):
             self.ticks.pop(sender, None)
             self.applied = {key: tick for key, tick in self.applied.items() if key[0] != sender}
         elif isinstance(message, attendance.Attend) and message.tick >= 0:
             self.ticks[sender] = self.begun[sender] = message.tick
         elif isinstance(message, attendance.SitOut):
             self.ticks.pop(sender, None)
-        elif isinstance(message, messages.Push) and sender in self.ticks:
+        elif isinstance(message, pushing.Push) and sender in self.ticks:
             self.ticks[sender] = message.tick + 1
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
-        if isinstance(message, messages.Push):
+        if isinstance(message, pushing.Push):
             self.applied[sender, to] = message.tick + 1
 
     def started(self, who: str) -> None:

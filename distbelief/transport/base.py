@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import torch
 
+from distbelief.core.conversations.pushing import Fetch
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Fetch, Message
+from distbelief.core.messages import Bulk, Message
 from distbelief.errors import LocalProtocolError
 
 

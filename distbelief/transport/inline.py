@@ -6,9 +6,10 @@ from collections import deque
 
 import torch
 
+from distbelief.core.conversations.pushing import Fetched
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Fetched, Message
+from distbelief.core.messages import Bulk, Message
 from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.transport.base import Endpoint, checked
 
@@ -16,7 +17,7 @@ from distbelief.transport.base import Endpoint, checked
 class Inline:
     """A network of roles in one process; there is a link between two of them from the first message on.
 
-    >>> from distbelief.core.upkeep import Describe
+    >>> from distbelief.core.conversations.checkpointing import Describe
     >>> network = Inline()
     >>> a, b = network.endpoint("a"), network.endpoint("b")
     >>> b.deliver = print

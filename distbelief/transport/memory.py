@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from distbelief.core import roles
-from distbelief.core.assembly import Assemble
 from distbelief.core.buckets import Bucket
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.layout import Range
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, broadcast, by_host, cut, schedule

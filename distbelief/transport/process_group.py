@@ -21,8 +21,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
-from distbelief.core.assembly import Assemble
 from distbelief.core.buckets import Bucket
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.errors import JobFailed
 from distbelief.schedules.allreduce import broadcast, by_host, schedule
 from distbelief.schedules.price import CHOICES, Link, cheapest

@@ -12,7 +12,8 @@ import socket
 
 import torch
 
-from distbelief.core.messages import Bulk, Fetched
+from distbelief.core.conversations.pushing import Fetched
+from distbelief.core.messages import Bulk
 from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena, plain_arena
 from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link

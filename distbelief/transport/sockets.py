@@ -12,9 +12,11 @@ from time import monotonic
 import torch
 
 from distbelief.core import wire
+from distbelief.core.conversations.linking import Hello
+from distbelief.core.conversations.pushing import Fetch, Fetched
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Fetch, Fetched, Hello, Message
+from distbelief.core.messages import Bulk, Message
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain

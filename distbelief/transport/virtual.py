@@ -19,10 +19,11 @@ from collections.abc import Callable
 import torch
 
 from distbelief.core import roles
-from distbelief.core.assembly import Piece
+from distbelief.core.conversations.grouping import Piece
+from distbelief.core.conversations.pushing import Fetched
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Fetched, Message
+from distbelief.core.messages import Bulk, Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
 from distbelief.schedules.price import Link, Port, add, carry

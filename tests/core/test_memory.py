@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distbelief.core.conversations.checkpointing import Go
 from distbelief.core.events import Lost, Saved, Woke
 from distbelief.core.memory import recall, remember
-from distbelief.core.messages import Go, Place, Version
+from distbelief.core.messages import Place, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.session import Session
 from distbelief.errors import LocalProtocolError, RemoteProtocolError

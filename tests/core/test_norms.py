@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from distbelief.core.attendance import Norms
+from distbelief.core.conversations.agreement import Norms
 from distbelief.core.effects import Send
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.norms import KEPT, Exchange, cut_layers

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import assembly, attendance, effects, messages, mirroring, operations, upkeep, wire
+from distbelief.core import effects, messages, wire
+from distbelief.core.conversations import dealing, membership, pushing
 from distbelief.core.layout import Entry, Layout, Range, Section, Tensor
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion
+from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import Assignment
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
-
-UNIONS = (messages.Wired, attendance.Attendance, upkeep.Upkeep, mirroring.Mirroring, assembly.Assembly, operations.Operations)
-WIRED: tuple[type[Message], ...] = tuple(kind for union in UNIONS for kind in typing.get_args(union))
 
 # msgpack has 64 bits
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -82,10 +81,10 @@ def test_every_message_is_one_that_may_stand_on_a_wire() -> None:
     def below(kind: type) -> set[type]:
         return {kind, *(k for sub in kind.__subclasses__() for k in below(sub))}
 
-    assert set(WIRED) == below(Message) - {Message, messages.Bulk}
+    assert set(MESSAGES) == below(Message) - {Message, messages.Bulk}
 
 
-@pytest.mark.parametrize("kind", WIRED)
+@pytest.mark.parametrize("kind", MESSAGES)
 @given(st.data())
 def test_every_message_survives_the_wire(kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(built(kind))
@@ -94,25 +93,25 @@ def test_every_message_survives_the_wire(kind: type[Message], data: st.DataObjec
 
 
 def test_a_version_stays_a_version() -> None:
-    pushed = through(messages.Pushed(0, 1, messages.Version(2, 3)))
-    assert isinstance(pushed, messages.Pushed)
+    pushed = through(pushing.Pushed(0, 1, messages.Version(2, 3)))
+    assert isinstance(pushed, pushing.Pushed)
     assert pushed.version.updates == 3
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_the_peers_error_and_nothing_else(garbage: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
-        assert isinstance(wire.decode(garbage), WIRED)
+        assert isinstance(wire.decode(garbage), MESSAGES)
 
 
-@given(st.sampled_from(WIRED), st.data())
+@given(st.sampled_from(MESSAGES), st.data())
 def test_a_spoilt_frame_is_the_peers_error_or_another_message(kind: type[Message], data: st.DataObject) -> None:
     body = bytearray(wire.encode(data.draw(built(kind)))[wire.PREFIX.size :])
     where = data.draw(st.integers(0, len(body) - 1))
     body[where] = data.draw(st.integers(0, 255))
     spoilt = bytes(body[: data.draw(st.integers(0, len(body)))])
     with contextlib.suppress(RemoteProtocolError):
-        assert isinstance(wire.decode(spoilt), WIRED)
+        assert isinstance(wire.decode(spoilt), MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -143,17 +142,17 @@ def test_another_version_and_an_oversized_message_are_refused(version: int, size
 
 
 def test_the_longest_message_is_taken_and_a_longer_one_is_our_error() -> None:
-    room = wire.MESSAGE_LIMIT - len(wire.encode(messages.Stop("x" * 2**16)))
-    fits = wire.encode(messages.Stop("x" * (2**16 + room)))
+    room = wire.MESSAGE_LIMIT - len(wire.encode(membership.Stop("x" * 2**16)))
+    fits = wire.encode(membership.Stop("x" * (2**16 + room)))
     assert wire.length(fits[: wire.PREFIX.size]) <= wire.MESSAGE_LIMIT
     with pytest.raises(LocalProtocolError, match=r"a Stop of \d+ bytes is over the limit"):
-        wire.encode(messages.Stop("x" * wire.MESSAGE_LIMIT))
+        wire.encode(membership.Stop("x" * wire.MESSAGE_LIMIT))
 
 
 def test_effects_are_values() -> None:
     assert effects.Phantom(8) == effects.Phantom(8)
-    assert effects.Send("a", messages.Leave()) == effects.Send("a", messages.Leave(), None)
+    assert effects.Send("a", membership.Leave()) == effects.Send("a", membership.Leave(), None)
     assert effects.Compute(effects.Batch(0, 1)) != effects.Compute(effects.Batch(1, 0))
-    assert messages.Deal(Portion(0, 1, 2)).portion.count == 2
+    assert dealing.Deal(Portion(0, 1, 2)).portion.count == 2
     with pytest.raises(AttributeError):
         effects.Phantom(8).nbytes = 9  # type: ignore[misc]

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from distbelief.core import events, messages, records, upkeep
+from distbelief.core import events, messages, records
+from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Tensor, lay_out
@@ -47,7 +48,7 @@ class Office:
         return [effect.record for effect in self.effects if isinstance(effect, Record) and isinstance(effect.record, kind)]
 
     def join(self, role: str, samples: int = 8, layout: Layout = LAYOUT, batch_size: int = 0) -> Office:
-        return self.tell(role, messages.Join(0, layout, samples, batch_size))
+        return self.tell(role, membership.Join(0, layout, samples, batch_size))
 
     def shards(self, *events: Event) -> Office:
         for i in range(self.coordinator.settings.shards):
@@ -56,19 +57,19 @@ class Office:
 
     def gathered(self, role: str = "replica 0", **options: Any) -> Office:
         """All shards are there and know their ranges, which `role` has told."""
-        return self.shards(upkeep.Here()).join(role, **options).shards(upkeep.Restored(loaded=False))
+        return self.shards(membership.Here()).join(role, **options).shards(initialising.Restored(loaded=False))
 
     def training(self, *more: str, **options: Any) -> Office:
         """Training with replica 0 and others."""
-        self.gathered(**options).tell("replica 0", messages.Ready((0, 0)))
+        self.gathered(**options).tell("replica 0", initialising.Ready((0, 0)))
         for role in more:
             self.join(role, **options)
-        self.said(messages.Welcome)
+        self.said(membership.Welcome)
         return self
 
 
-def progress(steps: int = 0, wants: bool = False) -> messages.Progress:
-    return messages.Progress(steps, steps, steps, 0.0, 0, 0, 0, wants)
+def progress(steps: int = 0, wants: bool = False) -> dealing.Progress:
+    return dealing.Progress(steps, steps, steps, 0.0, 0, 0, 0, wants)
 
 
 def gone(reason: str = "killed") -> events.Lost:
@@ -76,34 +77,34 @@ def gone(reason: str = "killed") -> events.Lost:
 
 
 def test_shards_are_told_their_ranges_once_all_are_there_and_a_replica_has_told_the_layout() -> None:
-    office = Office().join("replica 1").tell("shard 1", upkeep.Here())
-    assert office.said(upkeep.Restore) == []
-    assert office.tell("shard 0", upkeep.Here()).said(upkeep.Restore) == ["shard 0", "shard 1"]
-    assert office.tell("shard 0", upkeep.Restored(False)).said(messages.Welcome) == []
-    assert office.tell("shard 1", upkeep.Restored(False)).said(messages.Welcome, "replica 1")[0].initialise
+    office = Office().join("replica 1").tell("shard 1", membership.Here())
+    assert office.said(initialising.Restore) == []
+    assert office.tell("shard 0", membership.Here()).said(initialising.Restore) == ["shard 0", "shard 1"]
+    assert office.tell("shard 0", initialising.Restored(False)).said(membership.Welcome) == []
+    assert office.tell("shard 1", initialising.Restored(False)).said(membership.Welcome, "replica 1")[0].initialise
 
 
 def test_the_others_are_welcomed_when_the_first_has_initialised() -> None:
     office = Office().join("replica 1").join("replica 0").gathered("replica 2")
-    assert office.said(messages.Welcome) == ["replica 1"]
-    office.tell("replica 1", messages.Ready((0, 0)))
-    assert office.said(messages.Welcome) == ["replica 0", "replica 2"]
+    assert office.said(membership.Welcome) == ["replica 1"]
+    office.tell("replica 1", initialising.Ready((0, 0)))
+    assert office.said(membership.Welcome) == ["replica 0", "replica 2"]
 
 
 def test_a_replica_that_joins_when_the_one_that_initialised_has_died_is_asked_to() -> None:
     office = Office().gathered()
-    assert office.tell("replica 0", gone()).said(messages.Welcome) == ["replica 0"]
-    assert office.join("replica 1").said(messages.Welcome, "replica 1")[0].initialise
-    before = Office().join("replica 0").tell("replica 0", gone()).shards(upkeep.Here()).shards(upkeep.Restored(loaded=False))
-    assert before.join("replica 1").said(messages.Welcome, "replica 1")[0].initialise
+    assert office.tell("replica 0", gone()).said(membership.Welcome) == ["replica 0"]
+    assert office.join("replica 1").said(membership.Welcome, "replica 1")[0].initialise
+    before = Office().join("replica 0").tell("replica 0", gone()).shards(membership.Here()).shards(initialising.Restored(loaded=False))
+    assert before.join("replica 1").said(membership.Welcome, "replica 1")[0].initialise
 
 
 def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=3)).gathered().join("replica 2").join("replica 1")
-    office.said(messages.Welcome)
-    assert office.tell("replica 0", gone()).said(messages.Welcome, "replica 2")[0].initialise
-    assert office.tell("replica 2", messages.Ready((0, 0))).said(messages.Welcome, "replica 1") == [
-        messages.Welcome(office.coordinator.plan, False, (messages.Place("", 0),) * 2)  # type: ignore[arg-type]
+    office.said(membership.Welcome)
+    assert office.tell("replica 0", gone()).said(membership.Welcome, "replica 2")[0].initialise
+    assert office.tell("replica 2", initialising.Ready((0, 0))).said(membership.Welcome, "replica 1") == [
+        membership.Welcome(office.coordinator.plan, False, (messages.Place("", 0),) * 2)  # type: ignore[arg-type]
     ]
 
 
@@ -118,55 +119,55 @@ def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> No
 )
 def test_a_replica_that_does_not_fit_is_refused_and_the_job_goes_on(options: dict[str, Any], says: str) -> None:
     office = Office().training().join("replica 1", **options)
-    (refused,) = office.said(messages.Refused, "replica 1")
+    (refused,) = office.said(membership.Refused, "replica 1")
     assert re.search(says, refused.reason)
-    assert office.tell("replica 0", progress(wants=True)).said(messages.Deal) == ["replica 0"]
+    assert office.tell("replica 0", progress(wants=True)).said(dealing.Deal) == ["replica 0"]
 
 
 def test_the_first_replicas_batch_size_is_the_jobs() -> None:
     office = Office().gathered(samples=8, batch_size=4)
-    assert office.said(messages.Welcome, "replica 0")[0].plan.settings.batch_size == 4
+    assert office.said(membership.Welcome, "replica 0")[0].plan.settings.batch_size == 4
 
 
 def test_an_empty_training_set_is_refused() -> None:
-    office = Office().shards(upkeep.Here()).join("replica 0", samples=0)
-    assert "empty" in office.said(messages.Refused, "replica 0")[0].reason
+    office = Office().shards(membership.Here()).join("replica 0", samples=0)
+    assert "empty" in office.said(membership.Refused, "replica 0")[0].reason
 
 
 def test_a_latecomer_is_told_that_the_job_is_over_and_goes_in_peace() -> None:
     office = Office().training().tell("replica 0", progress(wants=True))
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(wants=True))
-    office.tell("supervisor", messages.Stop("enough"))
-    assert office.said(messages.Finish) == ["replica 0"]
-    assert office.join("replica 1").said(messages.Finish, "replica 1") == [messages.Finish("the job is ending")]
-    office.tell("replica 1", messages.Leave())
+    office.tell("supervisor", membership.Stop("enough"))
+    assert office.said(membership.Finish) == ["replica 0"]
+    assert office.join("replica 1").said(membership.Finish, "replica 1") == [membership.Finish("the job is ending")]
+    office.tell("replica 1", membership.Leave())
     assert [(g.role, g.died) for g in office.recorded(records.Gone)] == [("replica 1", False)]
 
 
 def test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain() -> None:
     office = Office().training("replica 1")
     dealt = 0
-    while office.tell("replica 0", progress(wants=True)).said(messages.Deal):
+    while office.tell("replica 0", progress(wants=True)).said(dealing.Deal):
         dealt += 1
-    assert office.said(messages.Drain) == ["replica 0"]
+    assert office.said(dealing.Drain) == ["replica 0"]
     office.tell("replica 1", progress(wants=True))
-    assert office.said(messages.Drain) == ["replica 1"]
+    assert office.said(dealing.Drain) == ["replica 1"]
     office.tell("replica 0", gone())
     assert [record.lost for record in office.recorded(records.Gone)] == [8]
-    seen = len(office.said(messages.Deal, "replica 1"))
-    while not office.said(messages.Drain):
+    seen = len(office.said(dealing.Deal, "replica 1"))
+    while not office.said(dealing.Drain):
         office.tell("replica 1", progress(wants=True))
-        seen += len(office.said(messages.Deal, "replica 1"))
+        seen += len(office.said(dealing.Deal, "replica 1"))
     assert seen == dealt
 
 
 def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
     failed = Office(msgspec.structs.replace(SETTINGS, restarts=0)).training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
-    left = Office().training("replica 1").tell("replica 0", messages.Leave()).tell("replica 1", messages.Leave())
+    left = Office().training("replica 1").tell("replica 0", membership.Leave()).tell("replica 1", membership.Leave())
     for office, outcome, cause in ((failed, "failed", Cause.REPLICAS_DIED), (left, "left", Cause.REPLICAS_LEFT)):
-        office.tell("shard 0", upkeep.SnapshotDone(1, "")).tell("shard 1", upkeep.SnapshotDone(1, ""))
+        office.tell("shard 0", checkpointing.SnapshotDone(1, "")).tell("shard 1", checkpointing.SnapshotDone(1, ""))
         assert any(isinstance(effect, Commit) for effect in office.effects)
-        office.tell("store", events.Saved(1, "")).shards(upkeep.Description(VERSION, 0, {}))
+        office.tell("store", events.Saved(1, "")).shards(checkpointing.Description(VERSION, 0, {}))
         assert [(record.outcome, record.cause) for record in office.recorded(records.Finished)] == [(outcome, cause)]
         assert isinstance(office.effects[-1], End)
 
@@ -179,24 +180,24 @@ def test_a_death_is_told_of_once_by_whomever() -> None:
 def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, restarts=1)).training()
     office.tell("replica 0", progress(wants=True))
-    [deal] = office.said(messages.Deal, "replica 0")
+    [deal] = office.said(dealing.Deal, "replica 0")
     office.tell("replica 0", events.Lost("killed", 0))
     assert [record.lost for record in office.recorded(records.Gone)] == [deal.portion.count]
-    assert office.said(messages.Stop) == office.said(messages.Finish) == []
-    office.tell("replica 0", messages.Join(1, LAYOUT, 8, 0))
-    assert not office.said(messages.Welcome, "replica 0")[0].initialise
+    assert office.said(membership.Stop) == office.said(membership.Finish) == []
+    office.tell("replica 0", membership.Join(1, LAYOUT, 8, 0))
+    assert not office.said(membership.Welcome, "replica 0")[0].initialise
     office.tell("replica 0", events.Lost("the first one, heard of late", 0)).tell("replica 0", progress(wants=True))
-    assert office.said(messages.Deal, "replica 0") == [deal]
+    assert office.said(dealing.Deal, "replica 0") == [deal]
     with pytest.raises(RemoteProtocolError, match="incarnation 0, which is gone"):
-        office.tell("replica 0", messages.Join(0, LAYOUT, 8, 0))
+        office.tell("replica 0", membership.Join(0, LAYOUT, 8, 0))
     office.tell("replica 0", events.Lost("killed again", 1))
     assert office.coordinator.phase == "closing"
 
 
 def test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, restarts=2)).training()
-    office.tell("replica 0", messages.Join(1, LAYOUT, 8, 0), progress(wants=True))
-    [held] = office.said(messages.Deal, "replica 0")
+    office.tell("replica 0", membership.Join(1, LAYOUT, 8, 0), progress(wants=True))
+    [held] = office.said(dealing.Deal, "replica 0")
     office.tell("replica 0", events.Lost("killed", 0))
     assert office.recorded(records.Gone) == []
     office.tell("replica 0", events.Lost("killed again", 1))
@@ -207,7 +208,7 @@ def test_a_shard_that_is_lost_before_there_is_a_checkpoint_ends_the_job() -> Non
     office = Office().training().tell("shard 1", gone("its disk burnt"))
     [finished] = office.recorded(records.Finished)
     assert (finished.outcome, finished.cause, finished.role) == ("failed", Cause.SHARD_UNSAVED, "shard 1")
-    assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
+    assert set(office.said(membership.Stop)) == {"shard 0", "shard 1", "replica 0"}
 
 
 def rounds(**options: Any) -> Office:
@@ -219,36 +220,36 @@ def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for
     office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
     assert [effect.what for effect in office.effects if isinstance(effect, Wake)] == ["hold 1"]
-    assert office.said(upkeep.Snapshot) == ["shard 0", "shard 1"], "nobody holds a minibatch"
+    assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"], "nobody holds a minibatch"
     office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     office.tell("replica 0", progress(wants=True), progress(steps=1)).tell("replica 1", progress(steps=1))
-    assert office.said(upkeep.Snapshot) == []
-    assert office.tell("clock", events.Woke("hold 1")).said(upkeep.Snapshot) == ["shard 0", "shard 1"]
+    assert office.said(checkpointing.Snapshot) == []
+    assert office.tell("clock", events.Woke("hold 1")).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
 
 
 def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:
     settings = msgspec.structs.replace(SETTINGS, replicas=1, epochs=9, checkpoint_every=1)
     office = Office(settings, checkpoint="somewhere", number=2)
-    office.join("replica 0", samples=1).shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
+    office.join("replica 0", samples=1).shards(membership.Here()).shards(initialising.Restored(loaded=True))
     epoch(office)
-    assert office.said(messages.Hold, "replica 0") == [messages.Hold(1)]
-    office.tell("shard 1", events.Lost("killed", 0), upkeep.Here(1), upkeep.Restored(loaded=True))
+    assert office.said(checkpointing.Hold, "replica 0") == [checkpointing.Hold(1)]
+    office.tell("shard 1", events.Lost("killed", 0), membership.Here(1), initialising.Restored(loaded=True))
     epoch(office)
-    assert office.said(messages.Hold, "replica 0") == [messages.Hold(2)]
-    office.tell("clock", events.Woke("hold 1")).tell("replica 0", messages.Held(1))
-    assert office.said(upkeep.Snapshot) == []
-    assert office.tell("replica 0", messages.Held(2)).said(upkeep.Snapshot) == ["shard 0", "shard 1"]
+    assert office.said(checkpointing.Hold, "replica 0") == [checkpointing.Hold(2)]
+    office.tell("clock", events.Woke("hold 1")).tell("replica 0", checkpointing.Held(1))
+    assert office.said(checkpointing.Snapshot) == []
+    assert office.tell("replica 0", checkpointing.Held(2)).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
 
 
 def test_one_fall_of_all_shards_is_told_once() -> None:
     office = rounds(restarts=3)
     office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
-    office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
+    office.shards(checkpointing.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
     office.tell("shard 0", events.Lost("killed", 0)).tell("shard 1", events.Lost("killed with it", 0))
     assert office.recorded(records.Rewound) == [records.Rewound(2, 1)]
-    office.tell("shard 0", upkeep.Here(1)).tell("shard 1", upkeep.Here(1))
-    assert [one.checkpoint for one in office.said(upkeep.Restore, "shard 0")][-1] == "there"
+    office.tell("shard 0", membership.Here(1)).tell("shard 1", membership.Here(1))
+    assert [one.checkpoint for one in office.said(initialising.Restore, "shard 0")][-1] == "there"
 
 
 def test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted() -> None:
@@ -256,18 +257,18 @@ def test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted() -> N
     office = rounds(restarts=3)
     office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
-    office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
-    office.tell("shard 0", events.Lost("killed", 0), upkeep.Here(1))
-    office.said(upkeep.Restore)
-    assert office.tell("shard 1", upkeep.Here(0)).said(upkeep.Restore) == []
-    assert sorted(office.tell("shard 1", upkeep.Here(1)).said(upkeep.Restore)) == ["shard 0", "shard 1"]
+    office.shards(checkpointing.SnapshotDone(1, "")).tell("store", events.Saved(1, "", "there"))
+    office.tell("shard 0", events.Lost("killed", 0), membership.Here(1))
+    office.said(initialising.Restore)
+    assert office.tell("shard 1", membership.Here(0)).said(initialising.Restore) == []
+    assert sorted(office.tell("shard 1", membership.Here(1)).said(initialising.Restore)) == ["shard 0", "shard 1"]
 
 
 @pytest.mark.parametrize(
     ("sender", "event"),
     [
-        ("shard 0", upkeep.SnapshotDone(1, "")), ("shard 7", upkeep.Here()), ("shard 7", upkeep.Restored(False)),
-        ("replica 0", progress()), ("replica 0", messages.Rejoin()),
+        ("shard 0", checkpointing.SnapshotDone(1, "")), ("shard 7", membership.Here()), ("shard 7", initialising.Restored(False)),
+        ("replica 0", progress()), ("replica 0", membership.Rejoin()),
     ],
     ids=str,
 )  # fmt: skip
@@ -277,7 +278,7 @@ def test_who_breaks_the_protocol_before_the_job_begins_costs_his_link_only(sende
 
 
 def test_a_replica_that_is_ready_before_the_shards_are_there_is_not_heeded() -> None:
-    assert Office().tell("replica 0", messages.Ready((0, 0))).effects == []
+    assert Office().tell("replica 0", initialising.Ready((0, 0))).effects == []
 
 
 # warm start
@@ -288,22 +289,22 @@ def warming(steps: int = 3) -> Office:
 
 
 def test_a_warm_start_stays_with_the_replica_that_began_it() -> None:
-    office = warming().gathered("replica 2").tell("replica 2", messages.Ready((0, 0)), progress(wants=True))
-    assert office.said(messages.Deal) == ["replica 2"]
+    office = warming().gathered("replica 2").tell("replica 2", initialising.Ready((0, 0)), progress(wants=True))
+    assert office.said(dealing.Deal) == ["replica 2"]
     office.join("replica 0").tell("replica 0", progress(wants=True)).tell("replica 2", progress(steps=1, wants=True))
-    assert office.said(messages.Deal) == ["replica 2"]
-    assert office.said(messages.Drain) == ["replica 0"]
+    assert office.said(dealing.Deal) == ["replica 2"]
+    assert office.said(dealing.Drain) == ["replica 0"]
 
 
 def test_a_warm_start_goes_on_with_another_when_its_replica_dies() -> None:
     office = warming().training("replica 1", "replica 2")
     for role in ("replica 0", "replica 1", "replica 2"):
         office.tell(role, progress(wants=True))
-    assert office.said(messages.Deal) == ["replica 0"]
+    assert office.said(dealing.Deal) == ["replica 0"]
     office.tell("replica 0", progress(steps=1), gone())
-    assert office.said(messages.Deal) == ["replica 1"]
+    assert office.said(dealing.Deal) == ["replica 1"]
     office.tell("replica 1", progress(steps=1, wants=True), progress(steps=1))
-    assert "replica 2" in office.said(messages.Deal)
+    assert "replica 2" in office.said(dealing.Deal)
     assert office.coordinator.data is not None
     assert office.coordinator.data.dealer.held("replica 2") == 1, "the others begin once the first steps are done"
 
@@ -312,16 +313,16 @@ def test_a_resumed_job_does_not_warm_up_again() -> None:
     office = Office(
         msgspec.structs.replace(SETTINGS, warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4, ()), samples=4
     )  # fmt: skip
-    office.join("replica 0").join("replica 1").shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
+    office.join("replica 0").join("replica 1").shards(membership.Here()).shards(initialising.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
-    assert office.said(messages.Deal) == ["replica 0", "replica 1"]
+    assert office.said(dealing.Deal) == ["replica 0", "replica 1"]
 
 
 # evaluations
 
 
-def measured(number: int, accuracy: float = 0.5) -> messages.Evaluated:
-    return messages.Evaluated(number, 1.0, accuracy)
+def measured(number: int, accuracy: float = 0.5) -> evaluating.Evaluated:
+    return evaluating.Evaluated(number, 1.0, accuracy)
 
 
 def busy(epochs: int, **options: Any) -> Office:
@@ -336,30 +337,30 @@ def epoch(office: Office) -> Office:
 
 def test_one_evaluation_at_a_time_and_then_one_of_the_newest() -> None:
     office = epoch(busy(epochs=9))
-    assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    assert office.said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
     epoch(epoch(office))
-    assert office.said(messages.Evaluate) == []
-    assert office.tell("evaluator", measured(1)).said(messages.Evaluate, "evaluator") == [messages.Evaluate(3)]
-    assert office.tell("evaluator", measured(3)).said(messages.Evaluate) == []
+    assert office.said(evaluating.Evaluate) == []
+    assert office.tell("evaluator", measured(1)).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(3)]
+    assert office.tell("evaluator", measured(3)).said(evaluating.Evaluate) == []
 
 
 def test_the_last_evaluation_is_of_the_end_whatever_was_owed() -> None:
-    office = epoch(epoch(epoch(busy(epochs=3)))).tell("replica 0", messages.Leave())
-    assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
-    assert office.tell("evaluator", measured(1)).said(messages.Evaluate, "evaluator") == [messages.Evaluate(3)]
-    assert office.tell("evaluator", measured(3)).said(upkeep.Snapshot) == ["shard 0", "shard 1"]
+    office = epoch(epoch(epoch(busy(epochs=3)))).tell("replica 0", membership.Leave())
+    assert office.said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
+    assert office.tell("evaluator", measured(1)).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(3)]
+    assert office.tell("evaluator", measured(3)).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
 
 
 def test_a_target_that_is_reached_ends_the_job() -> None:
     office = epoch(epoch(busy(epochs=9, target_accuracy=0.9))).tell("evaluator", measured(1, 0.89))
-    assert office.said(messages.Finish) == []
-    assert office.tell("evaluator", measured(2, 0.9)).said(messages.Finish) == ["replica 0"]
-    office.tell("replica 0", messages.Leave())
-    assert office.said(messages.Evaluate, "evaluator")[-1] == messages.Evaluate(2)
+    assert office.said(membership.Finish) == []
+    assert office.tell("evaluator", measured(2, 0.9)).said(membership.Finish) == ["replica 0"]
+    office.tell("replica 0", membership.Leave())
+    assert office.said(evaluating.Evaluate, "evaluator")[-1] == evaluating.Evaluate(2)
 
 
 def close(office: Office) -> Sequence[str]:
-    office.shards(upkeep.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(upkeep.Description(VERSION, 0, {}))
+    office.shards(checkpointing.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(checkpointing.Description(VERSION, 0, {}))
     return [record.outcome for record in office.recorded(records.Finished)]
 
 
@@ -374,31 +375,31 @@ def test_a_dead_evaluator_is_not_waited_for(when: str) -> None:
     if when in ("measuring", "idle"):
         office.join("evaluator", samples=0)
     epoch(office)
-    assert bool(office.said(messages.Evaluate)) == (when in ("measuring", "idle"))
+    assert bool(office.said(evaluating.Evaluate)) == (when in ("measuring", "idle"))
     if when == "idle":
         office.tell("evaluator", measured(1))
     if when in ("measuring", "idle"):
         office.tell("evaluator", gone())
-    epoch(office).tell("replica 0", messages.Leave())
+    epoch(office).tell("replica 0", membership.Leave())
     assert close(office) == ["done"]
 
 
 def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), evaluator=True).training(samples=1)
     office.join("evaluator", samples=0)
-    assert epoch(office).said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
-    office.tell("evaluator", events.Lost("killed", 0)).tell("evaluator", messages.Join(1, LAYOUT, 0, 0))
-    assert office.said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    assert epoch(office).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
+    office.tell("evaluator", events.Lost("killed", 0)).tell("evaluator", membership.Join(1, LAYOUT, 0, 0))
+    assert office.said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
     office.tell("evaluator", measured(1))
-    epoch(office).tell("replica 0", messages.Leave()).tell("evaluator", measured(2))
+    epoch(office).tell("replica 0", membership.Leave()).tell("evaluator", measured(2))
     assert close(office) == ["done"]
 
 
 def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1), evaluator=True).training(samples=1)
-    epoch(office).tell("replica 0", messages.Leave())
-    assert office.said(upkeep.Snapshot) == []
-    assert office.join("evaluator", samples=0).said(messages.Evaluate, "evaluator") == [messages.Evaluate(1)]
+    epoch(office).tell("replica 0", membership.Leave())
+    assert office.said(checkpointing.Snapshot) == []
+    assert office.join("evaluator", samples=0).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
     office.tell("evaluator", measured(1))
     assert close(office) == ["done"]
 
@@ -409,28 +410,28 @@ def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
 def test_epochs_of_a_resumed_job_are_counted_with_what_was_left_of_them() -> None:
     position = Position(1, 1, (Portion(0, 1, 1),))
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2)
-    office.join("replica 0", samples=2).shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
+    office.join("replica 0", samples=2).shards(membership.Here()).shards(initialising.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True), progress(steps=1, wants=True), progress(steps=1))
     assert [record.epoch for record in office.recorded(records.EpochDone)] == [1, 2]
 
 
 def test_a_job_resumed_at_its_end_ends() -> None:
     office = Office(SETTINGS, checkpoint="somewhere", position=Position(1, 0, ()), samples=8)
-    office.join("replica 0").shards(upkeep.Here()).shards(upkeep.Restored(loaded=True))
-    assert office.said(messages.Finish) == ["replica 0"]
+    office.join("replica 0").shards(membership.Here()).shards(initialising.Restored(loaded=True))
+    assert office.said(membership.Finish) == ["replica 0"]
 
 
 def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=2, epochs=3, checkpoint_every=1)).training("replica 1", samples=2)
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(steps=2, wants=True))
-    assert office.said(messages.Hold) == ["replica 0", "replica 1"]
-    office.tell("replica 1", messages.Held(1))
-    assert office.said(upkeep.Snapshot) == []
-    office.tell("replica 0", progress(), messages.Held(1))
-    assert office.said(upkeep.Snapshot) == ["shard 0", "shard 1"]
-    assert office.said(messages.Go) == []
-    office.tell("replica 0", progress(steps=1, wants=True)).shards(upkeep.SnapshotDone(1, ""))
-    assert office.said(messages.Go) == ["replica 0", "replica 1"]
+    assert office.said(checkpointing.Hold) == ["replica 0", "replica 1"]
+    office.tell("replica 1", checkpointing.Held(1))
+    assert office.said(checkpointing.Snapshot) == []
+    office.tell("replica 0", progress(), checkpointing.Held(1))
+    assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+    assert office.said(checkpointing.Go) == []
+    office.tell("replica 0", progress(steps=1, wants=True)).shards(checkpointing.SnapshotDone(1, ""))
+    assert office.said(checkpointing.Go) == ["replica 0", "replica 1"]
     (commit,) = [effect for effect in office.effects if isinstance(effect, Commit)]
     assert (commit.number, commit.position, commit.samples) == (1, Position(1, 1, (Portion(1, 0, 1),)), 2)
     office.tell("store", events.Saved(1, "the disk is full"))
@@ -439,8 +440,8 @@ def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied
 
 def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
-    epoch(office).tell("replica 0", messages.Held(1)).tell("shard 0", upkeep.SnapshotDone(1, "the disk is full")).tell(
-        "shard 1", upkeep.SnapshotDone(1, "")
+    epoch(office).tell("replica 0", checkpointing.Held(1)).tell("shard 0", checkpointing.SnapshotDone(1, "the disk is full")).tell(
+        "shard 1", checkpointing.SnapshotDone(1, "")
     )
     assert [effect for effect in office.effects if isinstance(effect, Commit | Discard)] == [Discard(1)]
     office.tell("store", events.Saved(1, ""))
@@ -455,12 +456,12 @@ def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest(
     [
         ("replica 7", progress(), "replica 7 reports progress and is no member"),
         ("replica 0", progress(steps=3), "replica 0 reports 3 more steps than it was dealt"),
-        ("replica 0", messages.Drain(), "replica 0 has no say in Drain; it is for nobody"),
-        ("replica 0", messages.Stop("mine"), "replica 0 has no say in Stop; it is for coordinator, supervisor"),
+        ("replica 0", dealing.Drain(), "the coordinator has no answer to Drain"),
+        ("replica 0", membership.Stop("mine"), "replica 0 has no say in Stop; it is for supervisor"),
         ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
-        ("replica 0", messages.Progress(-1, 0, 0, 0.0, 0, 0, 0, False), "replica 0 reports -1 steps"),
-        ("replica 0", messages.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False), "replica 0 reports 18446744073709551615 samples"),
-        ("shard 0", upkeep.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
+        ("replica 0", dealing.Progress(-1, 0, 0, 0.0, 0, 0, 0, False), "replica 0 reports -1 steps"),
+        ("replica 0", dealing.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False), "replica 0 reports 18446744073709551615 samples"),
+        ("shard 0", checkpointing.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
     ],
     ids=["stranger", "too many steps", "unknown", "not his to say", "not a replica", "less than nothing", "too many samples", "unasked checkpoint"],
 )
@@ -470,8 +471,8 @@ def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: 
 
 
 def test_a_stop_before_training_ends_the_job_at_once_and_one_at_its_end_does_nothing() -> None:
-    office = Office().join("replica 0").tell("supervisor", messages.Stop("enough"))
+    office = Office().join("replica 0").tell("supervisor", membership.Stop("enough"))
     assert office.recorded(records.Finished) == [records.Finished.of(Cause.INTERRUPTED, "enough")]
-    assert set(office.said(messages.Stop)) == {"shard 0", "shard 1", "replica 0"}
-    leaving = epoch(busy(epochs=1)).tell("supervisor", messages.Stop("enough"))
+    assert set(office.said(membership.Stop)) == {"shard 0", "shard 1", "replica 0"}
+    leaving = epoch(busy(epochs=1)).tell("supervisor", membership.Stop("enough"))
     assert leaving.recorded(records.Finished) == []

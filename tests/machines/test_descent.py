@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.core import events, messages, mirroring, operations, upkeep
+from distbelief.core import events, messages
+from distbelief.core.conversations import checkpointing, dealing, initialising, membership, mirroring, operations, pushing
+from distbelief.core.conversations.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
 from distbelief.core.descent import OVERLAPPING, Bundle, Descent
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.layout import Range, Tensor, lay_out
 from distbelief.core.messages import Version
-from distbelief.core.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
@@ -48,8 +49,8 @@ def trained(values: torch.Tensor) -> torch.Tensor:
 
 def shard() -> DescentShard:
     one = DescentShard(0, TorchVectorSlice)
-    one.handle("coordinator", upkeep.Restore(PLAN, ""), None)
-    one.handle("replica 0", messages.Initialise(0, 0, MOVING), numbers(0))
+    one.handle("coordinator", initialising.Restore(PLAN, ""), None)
+    one.handle("replica 0", initialising.Initialise(0, 0, MOVING), numbers(0))
     return one
 
 
@@ -91,9 +92,9 @@ def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
     plan = Plan(Settings(descent=Descent()), layout, cut(layout, 1), samples=100)
     one = DescentShard(0, TorchVectorSlice)
-    one.handle("coordinator", upkeep.Restore(plan, ""), None)
+    one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(3 * BLOCK + 5, generator=torch.Generator().manual_seed(1))
-    one.handle("replica 0", messages.Initialise(0, 0, layout.moving), values.view(torch.uint8))
+    one.handle("replica 0", initialising.Initialise(0, 0, layout.moving), values.view(torch.uint8))
     [square] = do(one, Dots((("x", "x"),)))
     assert square == pytest.approx(float(values.double() @ values.double()), rel=1e-14)
 
@@ -102,12 +103,12 @@ def test_parameters_follow_what_is_done_to_them_and_an_evaluator_sees_the_accept
     one = shard()
     before = trained(numbers(0))
     do(one, Scale(2.0, "x"))
-    [sent] = one.handle("replica 0", messages.Fetch(0, 0, MOVING), None)
-    [seen] = one.handle("evaluator", messages.Fetch(0, 0, MOVING), None)
+    [sent] = one.handle("replica 0", pushing.Fetch(0, 0, MOVING), None)
+    [seen] = one.handle("evaluator", pushing.Fetch(0, 0, MOVING), None)
     torch.testing.assert_close(trained(sent.payload), 2 * before)  # type: ignore[union-attr, arg-type]
     torch.testing.assert_close(trained(seen.payload), before)  # type: ignore[union-attr, arg-type]
     do(one, Copy("x", "x0"))
-    [seen] = one.handle("evaluator", messages.Fetch(0, 0, MOVING), None)
+    [seen] = one.handle("evaluator", pushing.Fetch(0, 0, MOVING), None)
     torch.testing.assert_close(trained(seen.payload), 2 * before)  # type: ignore[union-attr, arg-type]
 
 
@@ -152,11 +153,11 @@ def test_what_comes_after_its_evaluation_is_acknowledged_and_ignored() -> None:
 
 def test_parameters_are_sent_once_their_evaluation_has_begun() -> None:
     one = shard()
-    assert one.handle("replica 1", messages.Fetch(0, 0, MOVING, 1), None) == []
+    assert one.handle("replica 1", pushing.Fetch(0, 0, MOVING, 1), None) == []
     assert one.waiting() == {"replica 1": "evaluation 1 has not begun"}
     effects = one.handle("coordinator", Operate(9, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
     [fetched] = [effect for effect in effects if isinstance(effect, Send)]
-    assert isinstance(fetched.message, messages.Fetched)
+    assert isinstance(fetched.message, pushing.Fetched)
     assert (fetched.to, fetched.message.version) == ("replica 1", Version(0, 1))
     torch.testing.assert_close(trained(fetched.payload), 0.5 * trained(numbers(0)))  # type: ignore[arg-type]
 
@@ -165,11 +166,11 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
     one = shard()
     summed(one, "g", 5)
     do(one, Copy("g", "history.s0"), Copy("x", "history.y0"))
-    [saved] = one.handle("coordinator", upkeep.Snapshot(1), None)
+    [saved] = one.handle("coordinator", checkpointing.Snapshot(1), None)
     assert isinstance(saved, Save)
     assert {name.split(".", 2)[2] for name in saved.arrays if name.startswith("state.")} == {"history.s0", "history.y0"}
     other = DescentShard(0, TorchVectorSlice, 1)
-    other.handle("coordinator", upkeep.Restore(PLAN, "there"), None)
+    other.handle("coordinator", initialising.Restore(PLAN, "there"), None)
     other.handle("store", events.Loaded({name: value.clone() for name, value in saved.arrays.items()}, saved.facts), None)
     for name in ("x", "x0", "history.s0", "history.y0"):
         assert torch.equal(vector(other, name), vector(one, name))
@@ -178,7 +179,7 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
 WRONG: dict[str, tuple[str, Any]] = {
     "there is no vector 'nobody'": ("coordinator", Operate(9, (Copy("nobody", "x"),))),
     "has no say in Operate": ("replica 0", Operate(9, ())),
-    "a shard has no answer to Push": ("replica 0", messages.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
+    "a shard has no answer to Push": ("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
     "which does not hold that": ("replica 0", operations.Contribute(0, 0, 4, 0, 1, 0, 0)),
     "of evaluation 9; shard 0 is at 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 9, 0, 0)),
     "part 1, of evaluation 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 1)),
@@ -244,17 +245,17 @@ class Pair:
         [become] = self.standby.handle("coordinator", mirroring.Succeed(1), None)
         assert isinstance(become, Become)
         heir: Any = become.machine
-        heir.handle("coordinator", upkeep.Restore(PLAN, "", (("replica 0", 0),)), None)
+        heir.handle("coordinator", initialising.Restore(PLAN, "", (("replica 0", 0),)), None)
         return heir  # type: ignore[no-any-return]
 
 
 def test_a_shard_says_nothing_that_its_standby_does_not_hold() -> None:
     pair = Pair(shard())
     assert pair.let() == [mirroring.Mirrored]
-    pair.do(pair.shard.handle("replica 0", messages.Fetch(0, 0, MOVING, 1), None))
+    pair.do(pair.shard.handle("replica 0", pushing.Fetch(0, 0, MOVING, 1), None))
     pair.do(pair.shard.handle("coordinator", Operate(1, (Scale(2.0, "x"), Gather(1, ("g",)))), None))
     assert pair.heard() == []
-    assert pair.let() == [messages.Fetched]
+    assert pair.let() == [pushing.Fetched]
     pair.do(contribute(pair.shard, 0, 10))
     pair.do(contribute(pair.shard, 0, 10))
     pair.do(pair.shard.handle("coordinator", Operate(2, (Dots((("g", "g"),)),)), None))
@@ -308,10 +309,10 @@ def coordinator() -> Sandblaster:
     settings = Settings(consistency="sandblaster", replicas=1, shards=1, batch_size=50, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
                         descent=Descent(send_every=1))  # fmt: skip
     one = Sandblaster(settings, evaluator=False)
-    one.handle("shard 0", upkeep.Here(0, "here"), None)
-    one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
-    one.handle("shard 0", upkeep.Restored(loaded=False), None)
-    one.handle("replica 0", messages.Ready((0,)), None)
+    one.handle("shard 0", membership.Here(0, "here"), None)
+    one.handle("replica 0", membership.Join(0, LAYOUT, 100), None)
+    one.handle("shard 0", initialising.Restored(loaded=False), None)
+    one.handle("replica 0", initialising.Ready((0,)), None)
     return one
 
 
@@ -332,15 +333,15 @@ def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> No
 def test_a_bundle_says_what_it_is_of() -> None:
     one = coordinator()
     one.handle("replica 0", events.Lost("it died", 0), None)
-    effects = one.handle("replica 0", messages.Join(1, LAYOUT, 100), None)
+    effects = one.handle("replica 0", membership.Join(1, LAYOUT, 100), None)
     assigned = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Assign)]
     assert assigned == [operations.Assign(1, number, Bundle(Portion(0, number, 1))) for number in (0, 1)]
 
 
 def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
     one = coordinator()
-    effects = one.handle("replica 0", messages.Rejoin(), None)
-    assert [type(e.message) for e in effects if isinstance(e, Send)] == [messages.Welcome]
+    effects = one.handle("replica 0", membership.Rejoin(), None)
+    assert [type(e.message) for e in effects if isinstance(e, Send)] == [membership.Welcome]
 
 
 def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
@@ -350,8 +351,10 @@ def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> N
     one.handle("replica 0", done(0), None)
     [asked] = [e.message for e in one.handle("replica 0", done(1), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
     one.handle("shard 0", events.Lost("it died", 0), None)
-    one.handle("shard 0", upkeep.Here(1, "there"), None)
-    told = [e.message for e in one.handle("shard 0", upkeep.Restored(loaded=True), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    one.handle("shard 0", membership.Here(1, "there"), None)
+    told = [
+        e.message for e in one.handle("shard 0", initialising.Restored(loaded=True), None) if isinstance(e, Send) and isinstance(e.message, Operate)
+    ]
     assert [message.number for message in told] == [asked.number - 1, asked.number]
     assert told[-1] == asked
 
@@ -360,7 +363,7 @@ def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> N
     ("sender", "message"),
     [
         ("replica 0", done(2)), ("replica 0", done(-1)), ("replica 0", done(0, evaluation=2)), ("replica 9", done(0)),
-        ("shard 0", operations.Operated(3, (1.0,))), ("replica 0", messages.Progress(1, 1, 1, 0.0, 0, 0, 0, False)),
+        ("shard 0", operations.Operated(3, (1.0,))), ("replica 0", dealing.Progress(1, 1, 1, 0.0, 0, 0, 0, False)),
     ],
 )  # fmt: skip
 def test_what_the_coordinator_did_not_ask_for_is_refused(sender: str, message: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from distbelief.core.conversations.initialising import Ready
+from distbelief.core.conversations.pushing import Fetched, Push
 from distbelief.core.effects import Phantom
-from distbelief.core.messages import Fetched, Push, Ready, Version
+from distbelief.core.messages import Version
 from distbelief.errors import LocalProtocolError
 from distbelief.testing import Pair, check_transport
 from distbelief.transport.inline import Inline

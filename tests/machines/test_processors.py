@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from distbelief.core.conversations.initialising import Ready
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Event, Lost
-from distbelief.core.messages import Message, Ready, Version
+from distbelief.core.messages import Message, Version
 from distbelief.errors import UsageError
 from distbelief.runtime.clock import VirtualClock
 from distbelief.transport.processors import Host, Hosts

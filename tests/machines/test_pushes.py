@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from distbelief.core.conversations.pushing import Pushed
 from distbelief.core.effects import Send
-from distbelief.core.messages import Pushed, Version
+from distbelief.core.messages import Version
 from distbelief.replica.pushes import Pushes
 
 SHARDS = ("shard 0", "shard 1")

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import assembly
 from distbelief.core.buckets import Bucket
+from distbelief.core.conversations import grouping
 from distbelief.core.effects import Send
 from distbelief.replica.pieces import Pieces, schedule_of
 from distbelief.replica.whole import PhantomWhole
@@ -49,11 +49,11 @@ def test_pieces_that_arrive_in_any_order_are_summed(name: str, ranks: int, lengt
     schedules = [schedule_of(bucket, name, ranks, per_host) for bucket in found]
     players = [Pieces(0, members, rank, found, schedules, vectors[rank]) for rank in range(ranks)]
     for number in range(2):
-        links: dict[tuple[str, str], deque[assembly.Piece]] = {}
+        links: dict[tuple[str, str], deque[grouping.Piece]] = {}
 
-        def take(rank: int, sends: list[Send], links: dict[tuple[str, str], deque[assembly.Piece]] = links) -> None:
+        def take(rank: int, sends: list[Send], links: dict[tuple[str, str], deque[grouping.Piece]] = links) -> None:
             for send in sends:
-                assert isinstance(send.message, assembly.Piece)
+                assert isinstance(send.message, grouping.Piece)
                 links.setdefault((members[rank], send.to), deque()).append(send.message)
 
         for player in players:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.core import attendance, events, messages, upkeep
+from distbelief.core import events
+from distbelief.core.conversations import attendance, checkpointing, initialising, membership, pushing
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Range, Tensor, lay_out
@@ -43,14 +44,14 @@ def numbers(size: int, seed: int) -> torch.Tensor:
 
 def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
     one = Shard(0, TorchSlice)
-    one.handle("coordinator", upkeep.Restore(the_plan or plan(), ""), None)
+    one.handle("coordinator", initialising.Restore(the_plan or plan(), ""), None)
     if not blank:
-        one.handle("replica 0", messages.Initialise(0, 0, MOVING), numbers(MOVING, 0))
+        one.handle("replica 0", initialising.Initialise(0, 0, MOVING), numbers(MOVING, 0))
     return one
 
 
-def push(clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING) -> messages.Push:
-    return messages.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
+def push(clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING) -> pushing.Push:
+    return pushing.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
 
 
 @pytest.mark.parametrize("settings", [{"consistency": "synchronous", "batch_size": 4}, {"consistency": "softsync"}], ids=str)
@@ -68,7 +69,7 @@ def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name:
             average = section.kind == "parameter" or settings["consistency"] == "synchronous"
             both.copy_((a.float() + b.float()) / 2 if average else b)  # buffers are the last push's, but in rounds
         for replica, payload in enumerate(payloads):
-            one.handle(f"replica {replica}", messages.Push(0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1), payload)
+            one.handle(f"replica {replica}", pushing.Push(0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1), payload)
         twin.handle("replica 0", push(clock, version=clock - 1), mean)
     assert one.version == twin.version == Version(0, 3)
     for section in LAYOUT.pieces(Range(0, MOVING)):
@@ -92,7 +93,7 @@ def test_a_push_is_applied_counted_and_acknowledged_with_the_version_that_has_it
     one, before = shard(), None
     for clock, version, staleness in ((1, 0, 0), (2, 0, 1), (3, 2, 0)):
         before = held(one)
-        assert answer(one.handle("replica 0", push(clock, version), numbers(MOVING, clock))) == messages.Pushed(0, clock, Version(0, clock))
+        assert answer(one.handle("replica 0", push(clock, version), numbers(MOVING, clock))) == pushing.Pushed(0, clock, Version(0, clock))
         assert not torch.equal(held(one), before)
         assert staleness in one.staleness
     assert (one.samples, one.staleness, one.version) == (12, {0: 2, 1: 1}, Version(0, 3))
@@ -102,7 +103,7 @@ def test_a_push_that_was_applied_is_acknowledged_again_and_not_applied() -> None
     one = shard()
     one.handle("replica 0", push(1), numbers(MOVING, 1))
     once = held(one)
-    assert answer(one.handle("replica 0", push(1), numbers(MOVING, 1))) == messages.Pushed(0, 1, Version(0, 1))
+    assert answer(one.handle("replica 0", push(1), numbers(MOVING, 1))) == pushing.Pushed(0, 1, Version(0, 1))
     assert torch.equal(held(one), once)
     assert (one.samples, one.staleness) == (4, {0: 1})
 
@@ -118,10 +119,10 @@ def test_a_push_of_the_dead_is_neither_applied_nor_acknowledged() -> None:
 def test_initial_values_are_taken_once_since_a_dead_replicas_may_be_heard_after_its_successors() -> None:
     one = shard(blank=True)
     first, late = numbers(MOVING, 1), numbers(MOVING, 2)
-    assert answer(one.handle("replica 1", messages.Initialise(0, 0, MOVING), first)) == messages.Initialised(Version(0, 0))
-    one.handle("replica 1", messages.Initialise(0, MOVING, FROZEN), torch.ones(FROZEN - MOVING, dtype=torch.uint8))
-    assert answer(one.handle("replica 0", messages.Initialise(0, 0, MOVING), late)) == messages.Initialised(Version(0, 0))
-    one.handle("replica 0", messages.Initialise(0, MOVING, FROZEN), torch.zeros(FROZEN - MOVING, dtype=torch.uint8))
+    assert answer(one.handle("replica 1", initialising.Initialise(0, 0, MOVING), first)) == initialising.Initialised(Version(0, 0))
+    one.handle("replica 1", initialising.Initialise(0, MOVING, FROZEN), torch.ones(FROZEN - MOVING, dtype=torch.uint8))
+    assert answer(one.handle("replica 0", initialising.Initialise(0, 0, MOVING), late)) == initialising.Initialised(Version(0, 0))
+    one.handle("replica 0", initialising.Initialise(0, MOVING, FROZEN), torch.zeros(FROZEN - MOVING, dtype=torch.uint8))
     assert torch.equal(held(one), first)
     frozen = one.held.frozen()
     assert isinstance(frozen, torch.Tensor)
@@ -133,7 +134,7 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
     one.handle("replica 0", push(1), payload)
     (buffer,) = [s for s in LAYOUT.sections if s.kind == "buffer"]
     assert torch.equal(held(one)[buffer.start :], payload[buffer.start :])
-    assert answer(one.handle("replica 0", messages.Fetch(0, MOVING, FROZEN), None)) == messages.Fetched(0, MOVING, FROZEN, Version(0, 1))
+    assert answer(one.handle("replica 0", pushing.Fetch(0, MOVING, FROZEN), None)) == pushing.Fetched(0, MOVING, FROZEN, Version(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,9 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
         (push(2), numbers(MOVING, 0), "sent push 2 after push 0"),
         (push(1, stop=MOVING - 128), numbers(MOVING - 128, 0), r"pushed \[0, \d+\) to shard 0, which holds"),
         (push(1), None, "to shard 0, which holds"),
-        (messages.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
-        (messages.Initialise(0, 4, MOVING), numbers(MOVING - 4, 0), "which is not what shard 0 holds"),
-        (messages.Leave(), None, "a shard has no answer to Leave"),
+        (pushing.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
+        (initialising.Initialise(0, 4, MOVING), numbers(MOVING - 4, 0), "which is not what shard 0 holds"),
+        (membership.Leave(), None, "a shard has no answer to Leave"),
     ],
     ids=["gap", "range", "no payload", "fetch", "initialise", "unknown"],
 )
@@ -157,9 +158,9 @@ def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.T
     assert (one.version, one.samples, one.staleness) == (Version(0, 0), 0, {})
 
 
-@pytest.mark.parametrize("event", [push(1), messages.Fetch(0, 0, MOVING), messages.Initialise(0, 0, MOVING), upkeep.Snapshot(1)], ids=repr)
+@pytest.mark.parametrize("event", [push(1), pushing.Fetch(0, 0, MOVING), initialising.Initialise(0, 0, MOVING), checkpointing.Snapshot(1)], ids=repr)
 def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
-    sender = "coordinator" if isinstance(event, upkeep.Snapshot) else "replica 0"
+    sender = "coordinator" if isinstance(event, checkpointing.Snapshot) else "replica 0"
     with pytest.raises(RemoteProtocolError, match="shard 0"):
         Shard(0, TorchSlice).handle(sender, event, numbers(MOVING, 0))
 
@@ -167,7 +168,7 @@ def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
 def test_a_shard_ends_with_its_coordinator_and_not_with_a_replica() -> None:
     assert shard().handle("replica 0", events.Lost("killed"), None) == []
     assert shard().handle("coordinator", events.Lost("killed"), None) == [End("the coordinator is gone")]
-    assert shard().handle("coordinator", messages.Stop("done"), None) == [End("done")]
+    assert shard().handle("coordinator", membership.Stop("done"), None) == [End("done")]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -176,14 +177,14 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
     one = shard(the_plan)
     for clock in range(1, 4):
         one.handle("replica 0", push(clock), numbers(MOVING, clock))
-    (save,) = one.handle("coordinator", upkeep.Snapshot(1), None)
+    (save,) = one.handle("coordinator", checkpointing.Snapshot(1), None)
     assert isinstance(save, Save)
     arrays = {key: value.clone() for key, value in save.arrays.items()}
     other = Shard(0, TorchSlice)
-    (load,) = other.handle("coordinator", upkeep.Restore(the_plan, "checkpoint"), None)
+    (load,) = other.handle("coordinator", initialising.Restore(the_plan, "checkpoint"), None)
     assert load == Load("checkpoint", the_plan, 0)
-    assert answer(other.handle("store", events.Loaded(arrays, save.facts), None)) == upkeep.Restored(loaded=True)
-    other.handle("replica 9", messages.Initialise(0, 0, MOVING), numbers(MOVING, 77))
+    assert answer(other.handle("store", events.Loaded(arrays, save.facts), None)) == initialising.Restored(loaded=True)
+    other.handle("replica 9", initialising.Initialise(0, 0, MOVING), numbers(MOVING, 77))
     for clock in range(1, 4):
         one.handle("replica 0", push(clock + 3), numbers(MOVING, 10 + clock))
         other.handle("replica 0", push(clock), numbers(MOVING, 10 + clock))
@@ -192,19 +193,19 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
 
 
 def test_what_a_shard_tells_of_a_snapshot_is_what_the_store_said() -> None:
-    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == upkeep.SnapshotDone(3, "the disk is full")
+    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == checkpointing.SnapshotDone(3, "the disk is full")
 
 
 def test_a_phantom_counts_as_the_real_one_does() -> None:
     real, phantom = shard(), Shard(0, PhantomSlice)
-    phantom.handle("coordinator", upkeep.Restore(plan(), ""), None)
+    phantom.handle("coordinator", initialising.Restore(plan(), ""), None)
     for one, payload in ((real, numbers(MOVING, 1)), (phantom, Phantom(MOVING))):
-        one.handle("replica 0", messages.Initialise(0, 0, MOVING), payload)
+        one.handle("replica 0", initialising.Initialise(0, 0, MOVING), payload)
         one.handle("replica 0", push(1), payload)
-    assert real.handle("coordinator", upkeep.Describe(), None) == phantom.handle("coordinator", upkeep.Describe(), None)
+    assert real.handle("coordinator", checkpointing.Describe(), None) == phantom.handle("coordinator", checkpointing.Describe(), None)
     for part in ("moving", "frozen"):
         assert getattr(real.held, part)().nbytes == getattr(phantom.held, part)().nbytes
-    (save,) = phantom.handle("coordinator", upkeep.Snapshot(1), None)
+    (save,) = phantom.handle("coordinator", checkpointing.Snapshot(1), None)
     assert isinstance(save, Save)
     assert save.arrays == {}
     phantom.handle("store", events.Loaded({}, save.facts), None)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from distbelief.core import events, messages, upkeep
+from distbelief.core import events, messages
+from distbelief.core.conversations import dealing, evaluating, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Compute, Computed, Connect, Effect, Measure, Measured, Send, Story
 from distbelief.core.events import Event
 from distbelief.core.layout import Tensor, lay_out
@@ -62,11 +63,11 @@ class Reader:
 def replica(**settings: Any) -> Reader:
     """A replica that computes its first minibatch of three."""
     reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story())
-    reader.tell("coordinator", messages.Welcome(plan(**settings), False, PLACES[:1]))
-    reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 5)))
-    reader.tell("coordinator", messages.Deal(Portion(0, 0, 3)))
+    reader.tell("coordinator", membership.Welcome(plan(**settings), False, PLACES[:1]))
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
+    reader.tell("coordinator", dealing.Deal(Portion(0, 0, 3)))
     while reader.waits is RECEIVE:
-        reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 5)))
+        reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
     assert isinstance(reader.waits, Compute)
     return reader
 
@@ -75,9 +76,9 @@ COMPUTED = Computed(1.0, 1, 0.0)
 
 
 def test_a_replica_that_is_too_late_leaves_in_peace() -> None:
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", messages.Finish("the job is ending"))
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", membership.Finish("the job is ending"))
     assert reader.waits is None
-    assert reader.sent() == [messages.Join(0, LAYOUT, 8, 0), messages.Leave(for_good=True)]
+    assert reader.sent() == [membership.Join(0, LAYOUT, 8, 0), membership.Leave(for_good=True)]
 
 
 @pytest.mark.parametrize(("push_every", "computes"), [(1, 2), (2, 3), (3, 3), (9, 3)])
@@ -89,36 +90,36 @@ def test_a_replica_told_to_finish_pushes_what_it_has_and_leaves_the_rest_of_its_
         reader.go_on(COMPUTED)
         computed += 1
     assert computed == computes
-    reader.tell("coordinator", messages.Finish("the target is reached"))
+    reader.tell("coordinator", membership.Finish("the target is reached"))
     sent = reader.sent()
     for message in sent:
-        if isinstance(message, messages.Push):
+        if isinstance(message, pushing.Push):
             assert reader.waits is RECEIVE, "it leaves before all its pushes are acknowledged"
-            reader.tell("shard 0", messages.Pushed(message.slot, message.clock, Version(0, 5 + message.clock)))
+            reader.tell("shard 0", pushing.Pushed(message.slot, message.clock, Version(0, 5 + message.clock)))
             sent += reader.sent()  # which may push what is left
     *_, report, leave = sent
-    assert isinstance(report, messages.Progress)
-    assert (report.steps, leave) == (computed, messages.Leave())
-    assert reader.tell("coordinator", messages.Farewell()).waits is None
+    assert isinstance(report, dealing.Progress)
+    assert (report.steps, leave) == (computed, membership.Leave())
+    assert reader.tell("coordinator", membership.Farewell()).waits is None
 
 
 def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrived() -> None:
     """While one shard is slow to acknowledge, the other's answer to the next fetch is here already."""
     two = Plan(Settings(shards=2, prefetch=1, fetch_every=3), LAYOUT, cut(LAYOUT, 2), samples=8)
     parts = [(f"shard {i}", a.moving.start, a.moving.stop) for i, a in enumerate(two.assignments)]
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", messages.Welcome(two, False, PLACES[:2]))
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", membership.Welcome(two, False, PLACES[:2]))
     for role, start, stop in parts:
-        reader.tell(role, messages.Fetched(0, start, stop, Version(0, 5)))
-    reader.tell("coordinator", messages.Deal(Portion(0, 0, 5)))
+        reader.tell(role, pushing.Fetched(0, start, stop, Version(0, 5)))
+    reader.tell("coordinator", dealing.Deal(Portion(0, 0, 5)))
     for role, start, stop in parts:
-        reader.tell(role, messages.Fetched(1, start, stop, Version(0, 5)))
+        reader.tell(role, pushing.Fetched(1, start, stop, Version(0, 5)))
     reader.go_on(COMPUTED).go_on(COMPUTED).go_on(COMPUTED)
     assert reader.waits is RECEIVE, "both slots are out"
-    reader.tell("shard 1", messages.Pushed(0, 1, Version(0, 8))).tell("shard 1", messages.Pushed(1, 2, Version(0, 9)))
-    reader.tell("shard 1", messages.Fetched(0, *parts[1][1:], Version(0, 9)))
+    reader.tell("shard 1", pushing.Pushed(0, 1, Version(0, 8))).tell("shard 1", pushing.Pushed(1, 2, Version(0, 9)))
+    reader.tell("shard 1", pushing.Fetched(0, *parts[1][1:], Version(0, 9)))
     reader.sent()
-    reader.tell("shard 0", messages.Pushed(0, 1, Version(0, 8)))
-    assert [(m.clock, m.version) for m in reader.sent() if isinstance(m, messages.Push)] == [(3, Version(0, 5))] * 2
+    reader.tell("shard 0", pushing.Pushed(0, 1, Version(0, 8)))
+    assert [(m.clock, m.version) for m in reader.sent() if isinstance(m, pushing.Push)] == [(3, Version(0, 5))] * 2
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -130,11 +131,11 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
 @pytest.mark.parametrize(
     ("sender", "event", "error", "says"),
     [
-        ("coordinator", messages.Refused("its 'weight' differs", layout=True), LayoutError, "its 'weight' differs"),
-        ("coordinator", messages.Refused("there is nothing to train on"), UsageError, "nothing to train on"),
-        ("coordinator", messages.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
+        ("coordinator", membership.Refused("its 'weight' differs", layout=True), LayoutError, "its 'weight' differs"),
+        ("coordinator", membership.Refused("there is nothing to train on"), UsageError, "nothing to train on"),
+        ("coordinator", membership.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
         ("coordinator", events.Lost("killed"), JobFailed, r"replica 0: coordinator is gone \(killed\)"),
-        ("coordinator", upkeep.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
+        ("coordinator", membership.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
     ],
 )
 def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:
@@ -143,36 +144,36 @@ def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, err
 
 
 def evaluator() -> Reader:
-    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Welcome(plan(), False, PLACES[:1]))
+    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
     assert any(isinstance(effect, Attach) for effect in reader.done)
-    return reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 0)))
+    return reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 0)))
 
 
 def test_the_evaluator_measures_what_it_fetched_since_it_was_told_to() -> None:
     reader = evaluator()
     assert reader.waits is RECEIVE
     reader.sent()
-    reader.tell("coordinator", messages.Evaluate(3))
-    assert reader.sent() == [messages.Fetch(0, 0, 400)]
-    reader.tell("shard 0", messages.Fetched(0, 0, 400, Version(0, 9)))
+    reader.tell("coordinator", evaluating.Evaluate(3))
+    assert reader.sent() == [pushing.Fetch(0, 0, 400)]
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 9)))
     assert isinstance(reader.waits, Measure)
     reader.go_on(Measured(0.5, 0.9))
-    assert reader.sent() == [messages.Evaluated(3, 0.5, 0.9)]
-    assert reader.tell("coordinator", messages.Stop("done")).waits is None
+    assert reader.sent() == [evaluating.Evaluated(3, 0.5, 0.9)]
+    assert reader.tell("coordinator", membership.Stop("done")).waits is None
 
 
 def test_the_evaluator_waits_for_the_coordinators_word_when_a_shard_has_ended_first() -> None:
     reader = evaluator().tell("shard 0", events.Lost("it ended"))
     assert reader.waits is RECEIVE
-    assert reader.tell("coordinator", messages.Stop("done")).waits is None
+    assert reader.tell("coordinator", membership.Stop("done")).waits is None
 
 
 def test_the_evaluator_may_be_stopped_before_it_is_welcomed() -> None:
-    assert Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", messages.Stop("done")).waits is None
+    assert Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", membership.Stop("done")).waits is None
 
 
 @pytest.mark.parametrize(
-    ("event", "error"), [(events.Lost("killed"), JobFailed), (messages.Refused("it differs", layout=True), LayoutError)], ids=str
+    ("event", "error"), [(events.Lost("killed"), JobFailed), (membership.Refused("it differs", layout=True), LayoutError)], ids=str
 )
 def test_an_evaluator_without_a_coordinator_says_why(event: Event, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -194,21 +195,21 @@ class Swapped(PhantomVectors):
 def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_ends_with_the_servers(prefetch: int, landings: list[int]) -> None:
     vectors = Swapped()
     reader = Reader(Downpour("replica 0", vectors, 8, keeps=True).story())
-    reader.tell("coordinator", messages.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))
-    mail: deque[tuple[str, Event]] = deque([("coordinator", messages.Deal(Portion(0, 0, 3)))])
+    reader.tell("coordinator", membership.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))
+    mail: deque[tuple[str, Event]] = deque([("coordinator", dealing.Deal(Portion(0, 0, 3)))])
     clock = 0
     while reader.waits is not None:
         for message in reader.sent():
-            if isinstance(message, messages.Leave):
-                mail.append(("coordinator", messages.Farewell()))
-            elif isinstance(message, messages.Push):
+            if isinstance(message, membership.Leave):
+                mail.append(("coordinator", membership.Farewell()))
+            elif isinstance(message, pushing.Push):
                 clock += 1
-                mail.append(("shard 0", messages.Pushed(message.slot, message.clock, Version(0, clock))))
-            elif isinstance(message, messages.Fetch):
-                mail.append(("shard 0", messages.Fetched(message.slot, 0, 400, Version(0, clock))))
+                mail.append(("shard 0", pushing.Pushed(message.slot, message.clock, Version(0, clock))))
+            elif isinstance(message, pushing.Fetch):
+                mail.append(("shard 0", pushing.Fetched(message.slot, 0, 400, Version(0, clock))))
         if isinstance(reader.waits, Compute):
             reader.go_on(COMPUTED)
         else:
-            reader.tell(*(mail.popleft() if mail else ("coordinator", messages.Finish("done"))))
+            reader.tell(*(mail.popleft() if mail else ("coordinator", membership.Finish("done"))))
     assert clock == 3
     assert vectors.landings == landings

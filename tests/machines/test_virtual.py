@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from distbelief.core.conversations.initialising import Ready
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
-from distbelief.core.messages import Ready, Version
+from distbelief.core.messages import Version
 from distbelief.runtime.clock import VirtualClock
 from distbelief.testing import Pair, check_transport
 from distbelief.transport.virtual import HEADER, Outage, VirtualNetwork, Weather

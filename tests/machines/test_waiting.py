@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from distbelief.core import attendance, events, messages, upkeep
-from distbelief.core.attendance import Ruling
+from distbelief.core import events
 from distbelief.core.consistency import Key
+from distbelief.core.conversations import agreement, attendance, initialising, pushing
+from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.effects import Effect, Phantom, Send
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Message, Version
@@ -27,9 +28,9 @@ class Told:
     def __init__(self, index: int = 0, attending: int = 3, **settings: Any) -> None:
         plan = Plan(Settings(replicas=3, **settings), LAYOUT, cut(LAYOUT, 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
-        self.hear("coordinator", upkeep.Restore(plan, ""))
+        self.hear("coordinator", initialising.Restore(plan, ""))
         if plan.settings.in_rounds and index == 0:
-            self.hear("shard 1", attendance.Follow(0))
+            self.hear("shard 1", agreement.Follow(0))
         for replica in range(attending):
             self.hear(f"replica {replica}", attendance.Attend(0, 0))
 
@@ -39,11 +40,11 @@ class Told:
 
     def push(self, replica: int, clock: int, tick: int | None = None, incarnation: int = 0) -> list[tuple[str, Message]]:
         tick, version = clock - 1 if tick is None else tick, self.shard.version
-        push = messages.Push(0, self.range.start, self.range.stop, incarnation, clock, version, 1, 8, tick)
+        push = pushing.Push(0, self.range.start, self.range.stop, incarnation, clock, version, 1, 8, tick)
         return self.hear(f"replica {replica}", push, Phantom(self.range.size))
 
     def fetch(self, who: str, tick: int) -> list[tuple[str, Message]]:
-        return self.hear(who, messages.Fetch(0, self.range.start, self.range.stop, tick))
+        return self.hear(who, pushing.Fetch(0, self.range.start, self.range.stop, tick))
 
 
 def kinds(said: list[tuple[str, Message]]) -> list[tuple[str, str]]:
@@ -56,7 +57,7 @@ def test_a_round_answers_all_at_once_and_says_for_whom_it_waits() -> None:
     why = "round 0 has 2 of 3 gradients: waits for replica 1"
     assert told.shard.waiting() == {"replica 0": why, "replica 2": why}
     ruling = Ruling(0, tuple(Key(f"replica {i}", 0, 1) for i in range(3)), ())
-    pushed = [(f"replica {i}", messages.Pushed(0, 1, Version(0, 1))) for i in range(3)]
+    pushed = [(f"replica {i}", pushing.Pushed(0, 1, Version(0, 1))) for i in range(3)]
     said = told.push(1, 1)
     assert said[:4] == [("shard 1", ruling), *pushed]
     assert kinds(said[4:]) == [("replica 2", "Fetched")]
@@ -84,7 +85,7 @@ def test_a_round_is_made_when_the_last_that_it_waits_for_is_gone(death: Any) -> 
     told.push(0, 1)
     told.push(1, 1)
     said = told.hear("replica 2", death)
-    assert ("replica 0", messages.Pushed(0, 1, Version(0, 1))) in said
+    assert ("replica 0", pushing.Pushed(0, 1, Version(0, 1))) in said
     assert told.shard.version.updates == 1
 
 
@@ -92,7 +93,7 @@ def test_what_the_dead_have_pushed_is_in_no_round_and_what_those_who_sit_out_hav
     told = Told(consistency="synchronous")
     told.push(0, 1)
     told.push(1, 1)
-    dropped = ("replica 0", messages.Pushed(0, 1, Version(0, 0), dropped=True))
+    dropped = ("replica 0", pushing.Pushed(0, 1, Version(0, 0), dropped=True))
     assert dropped in told.hear("replica 0", events.Lost("killed"))
     assert told.hear("replica 1", attendance.SitOut()) == [("replica 1", attendance.Excused())]
     said = told.push(2, 1)
@@ -103,7 +104,7 @@ def test_a_push_that_comes_after_its_replica_was_given_up_is_dropped() -> None:
     """The coordinator has heard of the death first, and deals the minibatches again."""
     told = Told(consistency="synchronous")
     told.hear("coordinator", attendance.Gone("replica 0", 0))
-    assert told.push(0, 1)[-1] == ("replica 0", messages.Pushed(0, 1, Version(0, 0), dropped=True))
+    assert told.push(0, 1)[-1] == ("replica 0", pushing.Pushed(0, 1, Version(0, 0), dropped=True))
     told.push(1, 1)
     assert len(told.push(2, 1)) == 3, "a ruling and two acknowledgements"
 
@@ -126,9 +127,9 @@ def test_a_late_gradient_is_dropped_and_its_replica_goes_on_with_the_next_round(
     told.push(0, 1)
     told.push(1, 1)
     late = told.push(2, 1)
-    assert late == [("shard 1", Ruling(1, (), (Key("replica 2", 0, 1),))), ("replica 2", messages.Pushed(0, 1, Version(0, 1), dropped=True))]
+    assert late == [("shard 1", Ruling(1, (), (Key("replica 2", 0, 1),))), ("replica 2", pushing.Pushed(0, 1, Version(0, 1), dropped=True))]
     [(_, fetched)] = told.fetch("replica 2", 1)
-    assert isinstance(fetched, messages.Fetched)
+    assert isinstance(fetched, pushing.Fetched)
     assert fetched.floor == 1
     assert told.push(2, 2, tick=1) == []
     assert told.shard.waiting() == {"replica 2": "round 1 has 1 of 2 gradients: waits for replica 0, replica 1"}
@@ -167,7 +168,7 @@ def test_the_evaluator_waits_for_nobody() -> None:
 def test_softsync_acknowledges_at_once_and_updates_when_there_are_enough() -> None:
     told = Told(consistency="softsync", n=1)
     for clock in (1, 2):  # one may be in an update twice
-        assert told.push(0, clock) == [("replica 0", messages.Pushed(0, clock, Version(0, 1)))]
+        assert told.push(0, clock) == [("replica 0", pushing.Pushed(0, clock, Version(0, 1)))]
     assert (told.shard.version.updates, told.shard.waiting()) == (0, {})
     told.push(1, 1)
     assert (told.shard.version.updates, told.shard.samples, told.shard.staleness) == (1, 24, {0: 3})

@@ -16,7 +16,7 @@ from torch import nn
 
 from distbelief.cluster.local import Local
 from distbelief.cluster.sitting import Sitting
-from distbelief.core.assembly import Assemble
+from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
 from distbelief.job import Job

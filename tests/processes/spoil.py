@@ -7,17 +7,13 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core import messages, operations, upkeep, wire
+from distbelief.core import wire
 from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 
-WIRED: tuple[type[messages.Message], ...] = (
-    *typing.get_args(messages.Wired),
-    *typing.get_args(upkeep.Upkeep),
-    *typing.get_args(operations.Operations),
-)
 LAYOUT = lay_out([Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")])
 PLAN = Plan(Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})), LAYOUT, cut(LAYOUT, 2), 100)
 EXTREMES: tuple[Any, ...] = (
@@ -35,10 +31,12 @@ def example(hint: Any) -> Any:
         return hint(**{name: example(hints[name]) for name in hint.__struct_fields__})
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         return hint(*map(example, typing.get_type_hints(hint).values()))
-    plain = {int: 3, float: 0.5, str: "replica 0", bool: True}
+    plain = {int: 3, float: 0.5, str: "replica 0", bool: True, bytes: b"data"}
     if hint in plain:
         return plain[hint]
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind is typing.Literal:
+        return inner[0]
     if kind is dict:
         return {example(inner[0]): example(inner[1])}
     if kind is tuple:
@@ -46,7 +44,7 @@ def example(hint: Any) -> Any:
     return None if type(None) in inner else example(inner[0])
 
 
-FRAMES = tuple(wire.encode(example(kind)) for kind in WIRED)
+FRAMES = tuple(wire.encode(example(kind)) for kind in MESSAGES)
 """One real frame of each kind of message."""
 
 

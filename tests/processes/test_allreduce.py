@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from distbelief.cluster.local import Local
 from distbelief.core import records
-from distbelief.core.assembly import Assemble, Member
+from distbelief.core.conversations.grouping import Assemble, Member
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Place
 from distbelief.core.optimizer import optim

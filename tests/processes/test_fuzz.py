@@ -19,15 +19,19 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from spoil import LAYOUT, PLAN, WIRED, Spoiler
+from spoil import LAYOUT, PLAN, Spoiler
 
 from distbelief.cluster.authority import Authority
-from distbelief.core import messages, operations, upkeep, wire
+from distbelief.core import messages, wire
+from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, operations, pushing
+from distbelief.core.conversations.initialising import Ready
+from distbelief.core.conversations.linking import Hello
 from distbelief.core.descent import Descent
 from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
-from distbelief.core.messages import Hello, Message, Ready
+from distbelief.core.messages import Message
 from distbelief.core.portions import Portion, Position
+from distbelief.core.protocol import MESSAGES
 from distbelief.errors import CheckpointError, DataError, RemoteProtocolError
 from distbelief.record.checkpoints import MANIFEST, Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
@@ -70,7 +74,7 @@ def test_a_spoilt_frame_is_a_message_or_the_peers_error() -> None:
             length = wire.length(frame[: wire.PREFIX.size])
             assert length <= wire.MESSAGE_LIMIT
             message = wire.decode(frame[wire.PREFIX.size :][:length])
-            assert isinstance(message, WIRED)
+            assert isinstance(message, MESSAGES)
             assert isinstance(wire.decode(wire.encode(message)[wire.PREFIX.size :]), type(message))
             taken += 1
     assert COUNT / 50 < taken < COUNT, "frames are spoilt too much, or not at all"
@@ -78,9 +82,9 @@ def test_a_spoilt_frame_is_a_message_or_the_peers_error() -> None:
 
 def shard() -> Shard:
     one = Shard(0, TorchSlice)
-    one.handle("coordinator", upkeep.Restore(PLAN, ""), None)
+    one.handle("coordinator", initialising.Restore(PLAN, ""), None)
     for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
-        one.handle("replica 0", messages.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
+        one.handle("replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
     return one
 
 
@@ -89,9 +93,9 @@ DESCENT = msgspec.structs.replace(PLAN, settings=msgspec.structs.replace(PLAN.se
 
 def descending_shard() -> Shard:
     one = DescentShard(0, TorchVectorSlice)
-    one.handle("coordinator", upkeep.Restore(DESCENT, ""), None)
+    one.handle("coordinator", initialising.Restore(DESCENT, ""), None)
     for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
-        one.handle("replica 0", messages.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
+        one.handle("replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
     one.handle("coordinator", operations.Operate(1, (operations.Gather(1, ("g",), True),)), None)
     return one
 
@@ -106,11 +110,11 @@ def descending_coordinator() -> Coordinator:
 
 def _begun(one: Coordinator) -> Coordinator:
     for index in range(2):
-        one.handle(f"shard {index}", upkeep.Here(), None)
-    one.handle("replica 0", messages.Join(0, LAYOUT, 100), None)
+        one.handle(f"shard {index}", membership.Here(), None)
+    one.handle("replica 0", membership.Join(0, LAYOUT, 100), None)
     for index in range(2):
-        one.handle(f"shard {index}", upkeep.Restored(False), None)
-    one.handle("replica 0", messages.Ready((0, 0)), None)
+        one.handle(f"shard {index}", initialising.Restored(False), None)
+    one.handle("replica 0", initialising.Ready((0, 0)), None)
     return one
 
 
@@ -118,15 +122,15 @@ OWN = PLAN.assignments[0].moving
 SAID = [
     wire.encode(message)
     for message in (
-        messages.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), messages.Fetch(0, OWN.start, OWN.stop), messages.Leave(),
-        messages.Initialise(0, OWN.start, OWN.stop), messages.Progress(0, 16, 1, 0.5, 1, 100, 100, True), messages.Join(0, LAYOUT, 100, 64),
+        pushing.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), pushing.Fetch(0, OWN.start, OWN.stop), membership.Leave(),
+        initialising.Initialise(0, OWN.start, OWN.stop), dealing.Progress(0, 16, 1, 0.5, 1, 100, 100, True), membership.Join(0, LAYOUT, 100, 64),
     Ready(()),
-        messages.Evaluated(1, 0.5, 0.9), upkeep.Restored(True), upkeep.SnapshotDone(1, ""),
+        evaluating.Evaluated(1, 0.5, 0.9), initialising.Restored(True), checkpointing.SnapshotDone(1, ""),
         operations.Contribute(0, OWN.start, OWN.stop, 0, 1, 1, 0), operations.Done(1, 0, 20.0, 100, 100), operations.Operated(2, (1.0, 1.0, 1.0)),
         operations.Operate(2, (operations.Copy("x", "y"), operations.Dots((("x", "y"),)), operations.Combine(((0.5, "x"), (1.0, "g")), "x"))),
     )
 ]  # fmt: skip
-SENDERS = {upkeep.Restored: "shard 0", upkeep.SnapshotDone: "shard 0", messages.Evaluated: "evaluator",
+SENDERS = {initialising.Restored: "shard 0", checkpointing.SnapshotDone: "shard 0", evaluating.Evaluated: "evaluator",
            operations.Operated: "shard 0", operations.Operate: "coordinator"}  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from time import monotonic
 import pytest
 import torch
 
+from distbelief.core.conversations.initialising import Ready
+from distbelief.core.conversations.pushing import Push
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
-from distbelief.core.messages import Push, Ready
 from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -23,7 +24,8 @@ PATIENCE = 60.0
 
 CHILD = """
 import sys
-from distbelief.core.messages import Fetch, Push, Version
+from distbelief.core.conversations.pushing import Fetch, Push
+from distbelief.core.messages import Version
 from distbelief.transport.{module} import {name} as Endpoint
 end = Endpoint("replica 0", "job")
 end.deliver = lambda arrival: None

@@ -20,8 +20,11 @@ from distbelief.cluster import gate
 from distbelief.cluster.authority import Authority
 from distbelief.cluster.local import Local
 from distbelief.core import records, wire
+from distbelief.core.conversations.initialising import Ready
+from distbelief.core.conversations.linking import Hello
+from distbelief.core.conversations.pushing import Fetched, Pushed
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Fetched, Hello, Pushed, Ready, Version
+from distbelief.core.messages import Version
 from distbelief.errors import JobFailed
 from distbelief.strategy import Downpour
 from distbelief.testing import Pair, check_transport

@@ -15,7 +15,8 @@ from torch import nn
 from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import assembly, records, roles
+from distbelief.core import records, roles
+from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
@@ -41,7 +42,7 @@ class Sent:
     """Counts what is sent: pieces, and their bytes, by sender and receiver."""
 
     def __init__(self, run: Observed) -> None:
-        self.pieces: list[tuple[str, str, assembly.Piece]] = []
+        self.pieces: list[tuple[str, str, grouping.Piece]] = []
         self.counts: Counter[str] = Counter()
         self.kinds: Counter[type] = Counter()
         attach(run.simulation.network, self)
@@ -49,7 +50,7 @@ class Sent:
     def sent(self, sender: str, to: str, message: Message) -> None:
         self.counts[sender] += 1
         self.kinds[type(message)] += 1
-        if isinstance(message, assembly.Piece):
+        if isinstance(message, grouping.Piece):
             self.pieces.append((sender, to, message))
 
     def delivered(self, sender: str, to: str, message: Message) -> None: ...
@@ -401,7 +402,7 @@ def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all(plain: SimpleN
     for restarts in (0, 1):
         run, sent = begin(plain, Simulated(crashes=(Crash("replica 0", 2),)), restarts=restarts)
         run.run()
-        assert (run.outcome, sent.kinds[assembly.Halt] > 0) == ("done", True)
+        assert (run.outcome, sent.kinds[grouping.Halt] > 0) == ("done", True)
         assert not any(isinstance(r, records.Rewound | records.Note) for r in run.records)
         assert [r.role for r in run.records if isinstance(r, records.Gone) and r.died] == ["replica 0"]
         assert summary(run)["samples"] == 40
@@ -413,7 +414,7 @@ def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNames
     simulation = run.simulation
 
     def asked() -> str | None:
-        if not sent.kinds[assembly.Keep]:
+        if not sent.kinds[grouping.Keep]:
             return None
         for role in ("replica 0", "replica 1"):
             simulation.clock.call_later(0.0, simulation.kill, role)

@@ -18,7 +18,8 @@ from torch import nn
 from distbelief.cluster import handling
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, records, roles, upkeep
+from distbelief.core import records, roles
+from distbelief.core.conversations import checkpointing, evaluating, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
@@ -282,8 +283,8 @@ def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleName
     shard, short = run.simulation.shards[0], list[tuple[int, int, int]]()
 
     def sent(_sender: str, _to: str, message: Any) -> None:
-        if isinstance(message, messages.Pushed) and not short and message.version.updates > (before := shard.version.updates):
-            shard.handle("coordinator", upkeep.Snapshot(9), None)
+        if isinstance(message, pushing.Pushed) and not short and message.version.updates > (before := shard.version.updates):
+            shard.handle("coordinator", checkpointing.Snapshot(9), None)
             short.append((before, message.version.updates, shard.version.updates))
 
     run.simulation.network.before_send = sent
@@ -351,7 +352,7 @@ class Steady:
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """Parameters land."""
-        if isinstance(message, messages.Fetched) and to in self._computing:
+        if isinstance(message, pushing.Fetched) and to in self._computing:
             assert message.slot != self._in_use[to], f"what {sender} sends lands in the parameters that {to} computes with"
             self.landed_beside += 1
 
@@ -394,15 +395,15 @@ def test_a_fetch_holds_all_own_pushes_made_before_it_was_asked(plain: SimpleName
     seen: dict[tuple[str, str], int] = {}
 
     def sent(sender: str, to: str, message: Any) -> None:
-        if isinstance(message, messages.Push):
+        if isinstance(message, pushing.Push):
             pushed[sender] = message.clock
-        elif isinstance(message, messages.Fetch):
+        elif isinstance(message, pushing.Fetch):
             asked[sender, to] = pushed.get(sender, 0)
-        elif isinstance(message, messages.Fetched):
+        elif isinstance(message, pushing.Fetched):
             assert seen.get((to, sender), 0) >= asked[to, sender], f"{to} reads from {sender} without its own writes"
 
     def delivered(sender: str, to: str, message: Any) -> None:
-        if isinstance(message, messages.Push):
+        if isinstance(message, pushing.Push):
             seen[sender, to] = message.clock
 
     run.simulation.network.before_send, run.simulation.network.watch = sent, delivered
@@ -662,11 +663,11 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
 
     class Watch:
         def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, messages.Evaluated):
+            if isinstance(message, evaluating.Evaluated):
                 measured.append({*made.values()})
 
         def delivered(self, sender: str, to: str, message: Message) -> None:
-            if to == roles.EVALUATOR and isinstance(message, messages.Fetched):
+            if to == roles.EVALUATOR and isinstance(message, pushing.Fetched):
                 asked.append(sender)
                 made[sender] = message.version.incarnation, message.floor
 

@@ -11,13 +11,14 @@ import pytest
 from distbelief.cluster.handling import INSTANT, STATES, Handling, Labour, touched
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
-from distbelief.core import operations
-from distbelief.core.assembly import Piece
+from distbelief.core.conversations import operations
+from distbelief.core.conversations.grouping import Piece
+from distbelief.core.conversations.mirroring import Copied, Took
+from distbelief.core.conversations.operations import Contribute, Operate
+from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Phantom
 from distbelief.core.events import Lost
-from distbelief.core.messages import Fetch, Fetched, Message, Push, Pushed, Version
-from distbelief.core.mirroring import Copied, Took
-from distbelief.core.operations import Contribute, Operate
+from distbelief.core.messages import Message, Version
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job

@@ -20,7 +20,8 @@ from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.single import SingleLoop
-from distbelief.core import records, roles, upkeep
+from distbelief.core import records, roles
+from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
@@ -358,7 +359,7 @@ def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespac
     simulation, killed = run.simulation, []
 
     def strike(sender: str, _to: str, message: object) -> None:
-        if isinstance(message, upkeep.SnapshotDone) and not killed:
+        if isinstance(message, checkpointing.SnapshotDone) and not killed:
             killed.append(sender)
             simulation.kill(sender)
 

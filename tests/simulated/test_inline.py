@@ -14,11 +14,11 @@ from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import roles, wire
+from distbelief.core.conversations.membership import Here
 from distbelief.core.effects import Arrival, Batch, Computed, Measured
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.upkeep import Here
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.replica.downpour import Downpour as Story

@@ -18,7 +18,8 @@ from torch import nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, records
+from distbelief.core import records
+from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, UsageError
@@ -35,7 +36,7 @@ class Course:
     """What is done by whom, in order."""
 
     def __init__(self, run: Observed) -> None:
-        self.pushes: list[tuple[str, messages.Push]] = []
+        self.pushes: list[tuple[str, pushing.Push]] = []
         self.counts: Counter[type] = Counter()
         attach(run.simulation.network, self)
 
@@ -43,7 +44,7 @@ class Course:
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         self.counts[type(message)] += 1
-        if isinstance(message, messages.Push) and to == "shard 0":
+        if isinstance(message, pushing.Push) and to == "shard 0":
             self.pushes.append((sender, message))
 
 
@@ -67,7 +68,7 @@ def test_push_every_makes_so_many_steps_a_push(plain: SimpleNamespace) -> None:
 
 
 def test_fetch_every_makes_a_fetch_so_often(plain: SimpleNamespace) -> None:
-    often, seldom = (play(plain, replicas=1, shards=1, fetch_every=n, evaluate_every=0)[1].counts[messages.Fetched] for n in (1, 5))
+    often, seldom = (play(plain, replicas=1, shards=1, fetch_every=n, evaluate_every=0)[1].counts[pushing.Fetched] for n in (1, 5))
     assert (often, seldom) == (1 + 10, 1 + 2)
 
 

@@ -16,7 +16,8 @@ from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import attendance, norms, records
+from distbelief.core import norms, records
+from distbelief.core.conversations import agreement
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
@@ -216,11 +217,11 @@ class Told:
     """Counts the norms that shards send each other."""
 
     def __init__(self, run: Observed) -> None:
-        self.sent_by: list[tuple[str, str, attendance.Norms]] = []
+        self.sent_by: list[tuple[str, str, agreement.Norms]] = []
         run.watch(self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        if isinstance(message, attendance.Norms):
+        if isinstance(message, agreement.Norms):
             self.sent_by.append((sender, to, message))
 
     def delivered(self, sender: str, to: str, message: Message) -> None:

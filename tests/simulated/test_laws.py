@@ -8,7 +8,7 @@ import torch
 from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
-from distbelief.core import messages
+from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
 from distbelief.job import Job
 from distbelief.strategy import Downpour
@@ -36,7 +36,7 @@ class Schedule:
         pass
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        if isinstance(message, messages.Push) and to == "shard 0":
+        if isinstance(message, pushing.Push) and to == "shard 0":
             self.based.append(message.version.updates)
 
 

@@ -24,9 +24,11 @@ from safetensors.torch import load_file
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.core import roles
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
+from distbelief.core.protocol import CONVERSATIONS
 from distbelief.job import Job
 from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
 from distbelief.transport.virtual import VirtualEndpoint, Weather
@@ -34,6 +36,8 @@ from distbelief.transport.virtual import VirtualEndpoint, Weather
 RECORDED = Path(__file__).with_name("recorded.json")
 RENAMED: dict[str, str] = {}
 """What messages are called now, and what they were called when they were recorded."""
+SAID = {(row.message, by, to) for one in CONVERSATIONS for row in one.says for by in row.by for to in row.to}
+"""Each message that may be said, and what may say it to what, by the tables of the conversations."""
 PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 # no logarithms in the times, which another C library may round otherwise
@@ -107,6 +111,7 @@ class Recording:
         """Take down what arrives."""
         if isinstance(arrival.event, Message):
             kind = type(arrival.event).__name__
+            assert (type(arrival.event), roles.kind(arrival.sender), roles.kind(endpoint.role)) in SAID, f"{arrival} to {endpoint.role}: in no table"
             self.lines.append((f"{endpoint.network.clock.time:.9f}", arrival.sender, endpoint.role, RENAMED.get(kind, kind)))
             self.payloads.append(digest(arrival.payload))
 

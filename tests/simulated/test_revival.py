@@ -11,7 +11,8 @@ import torch
 
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.simulation import Simulation
-from distbelief.core import events, messages, records, roles, upkeep
+from distbelief.core import events, records, roles
+from distbelief.core.conversations import linking, membership
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
@@ -170,7 +171,7 @@ def test_a_guest_that_does_not_come_back_is_gone_and_one_whose_death_is_told_of_
         if not life:
             for role in ("replica 0", "replica 1"):
                 network.endpoint(role).connect(roles.COORDINATOR, "")
-                assert list(host.takes(Arrival(role, messages.Leave())))
+                assert list(host.takes(Arrival(role, membership.Leave())))
     assert len(list(host.replay())) == 2
     assert host.missing() == [("replica 1", 0)]
 
@@ -226,8 +227,8 @@ def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
     caller = lasting.Caller(link, clock, lambda: "", lambda arrival: heard.append(arrival.event))  # type: ignore[arg-type]
     assert not caller.takes(events.Lost("it ended", 0))
     clock.due[-1][1](None)
-    assert link.sent == [upkeep.Resume(0)]
-    assert not caller.takes(upkeep.Resumed(-1))
+    assert link.sent == [linking.Resume(0)]
+    assert not caller.takes(linking.Resumed(-1))
     assert heard == [events.Lost("it goes on without this life of the role")]
 
 

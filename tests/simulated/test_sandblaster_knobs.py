@@ -14,8 +14,9 @@ from torch import nn
 from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, operations, records
+from distbelief.core import records
 from distbelief.core.bundles import RESERVE
+from distbelief.core.conversations import operations, pushing
 from distbelief.core.descent import Batches, Descent
 from distbelief.core.messages import Message
 from distbelief.errors import JobFailed, UsageError
@@ -96,7 +97,7 @@ def test_parameters_are_fetched_once_for_an_evaluation() -> None:
     run, course = play(replicas=2, shards=1)
     evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
     assert evaluations >= 6
-    assert course.counts[messages.Fetch] == 2 * (1 + evaluations)  # and once to join
+    assert course.counts[pushing.Fetch] == 2 * (1 + evaluations)  # and once to join
 
 
 def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
-from distbelief.core import messages, operations, records, roles, wire
+from distbelief.core import records, roles, wire
+from distbelief.core.conversations import initialising, operations, pushing
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
@@ -336,9 +337,9 @@ def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_fro
     for size in said:
         Simulated(phantom=True).run(Job(valley(size), Sandblaster(2, 2, iterations=6, portion_size=1000), snapshot_every="0"))
     assert carried == {
-        ("replica", messages.Initialise, "shard"),
+        ("replica", initialising.Initialise, "shard"),
         ("replica", operations.Contribute, "shard"),
-        ("shard", messages.Fetched, "replica"),
+        ("shard", pushing.Fetched, "replica"),
     }
     assert said[1000] < 1.02 * said[10]
 

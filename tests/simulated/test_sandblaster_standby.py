@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, records
+from distbelief.core import records
+from distbelief.core.conversations import membership
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
@@ -74,7 +75,7 @@ class Last:
     def sent(self, sender: str, to: str, message: Message) -> None: ...
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        if isinstance(message, messages.Stop) and to.startswith("standby"):
+        if isinstance(message, membership.Stop) and to.startswith("standby"):
             standby: Any = self.run.simulation.driver._players[to].machine
             self.held[to] = {name: value.clone() for name, value in standby._held.everything().items()}, standby._shard
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import operations, records
+from distbelief.core import records
+from distbelief.core.conversations import operations
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job

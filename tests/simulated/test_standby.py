@@ -12,7 +12,8 @@ from torch import nn
 
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.core import messages, mirroring, records
+from distbelief.core import records
+from distbelief.core.conversations import membership, mirroring, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import LAYERWISE, Optimizer, optim
 from distbelief.core.outcomes import Cause
@@ -60,7 +61,7 @@ class Last:
         run.watch(self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        if isinstance(message, messages.Stop) and to.startswith("standby"):
+        if isinstance(message, membership.Stop) and to.startswith("standby"):
             standby: Any = self.run.simulation.driver._players[to].machine
             self.held[to] = standby._held.arrays(), standby._shard
 
@@ -140,7 +141,7 @@ def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: Simpl
         def sent(self, sender: str, to: str, message: Message) -> None:
             if isinstance(message, mirroring.Copied):
                 copied[message.keys[0].who, message.keys[0].clock] = message.number
-            elif isinstance(message, messages.Pushed) and (to, message.clock) in copied:
+            elif isinstance(message, pushing.Pushed) and (to, message.clock) in copied:
                 told.append(copied[to, message.clock] <= kept[0])
 
         def delivered(self, sender: str, to: str, message: Message) -> None:
@@ -165,7 +166,7 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamesp
             nonlocal told
             if isinstance(message, mirroring.Whole | mirroring.Copied | mirroring.Told):
                 floors[message.number] = message.floor
-            elif isinstance(message, messages.Fetched) and floors and message.floor:
+            elif isinstance(message, pushing.Fetched) and floors and message.floor:
                 confirmed = max((floor for number, floor in floors.items() if number <= kept[0]), default=-1)
                 assert kept[0] < min(floors) or message.floor <= confirmed, f"{to} is told of {message.floor}, the standby of {confirmed}"
                 told += 1

@@ -7,14 +7,16 @@ numbered is confirmed by `Confirmed`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from distbelief.core.attendance import Norms, Ruling, Squares
 from distbelief.core.consistency import Key
+from distbelief.core.conversations.agreement import Norms, Ruling, Squares
+from distbelief.core.conversations.operations import Operate
+from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Bulk, Message, Place
-from distbelief.core.operations import Operate
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 
 # coordinator to standby
@@ -176,5 +178,17 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
-Mirroring = Stand | Succeed | Stands | Mirror | Alone | Mirrored | Bereft | Numbered | Confirmed
-"""Every message of this file."""
+MIRRORING = Conversation(
+    "Mirroring",
+    (
+        Says(Stand, by=(Kind.COORDINATOR,), to=(Kind.STANDBY,)),
+        Says(Stands, by=(Kind.STANDBY,), to=(Kind.COORDINATOR,), answers=Stand),
+        Says(Mirror, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        *(Says(numbered, by=(Kind.SHARD,), to=(Kind.STANDBY,)) for numbered in get_args(Numbered)),
+        Says(Confirmed, by=(Kind.STANDBY,), to=(Kind.SHARD,)),
+        Says(Mirrored, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=Mirror),
+        Says(Bereft, by=(Kind.SHARD,), to=(Kind.COORDINATOR,)),
+        Says(Alone, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        Says(Succeed, by=(Kind.COORDINATOR,), to=(Kind.STANDBY,)),
+    ),
+)

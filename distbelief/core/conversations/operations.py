@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.descent import Bundle
 from distbelief.core.messages import Bulk, Message
+from distbelief.core.roles import Kind
 
 HISTORY = "history."
 COMMANDS_LIMIT, TERMS_LIMIT, SCALARS_LIMIT = 64, 1024, 1 << 16
@@ -168,5 +170,15 @@ class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
     fetched: int
 
 
-Operations = Operate | Operated | Assign | Withdraw | Contribute | Contributed | Done
-"""Every message of this file."""
+OPERATIONS = Conversation(
+    "Operations",
+    (
+        Says(Operate, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        Says(Operated, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=Operate),
+        Says(Assign, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Withdraw, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Contribute, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
+        Says(Contributed, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=Contribute),
+        Says(Done, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Assign),
+    ),
+)

@@ -1,12 +1,16 @@
-"""Assembly: the messages of a job whose replicas reduce their gradients among themselves, under a coordinator that deals to all of them at once."""
+"""Grouping: the messages of a job whose replicas reduce their gradients among themselves, under a coordinator that deals to all of them at once."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from distbelief.core.conversations.evaluating import Evaluate, Evaluated
+from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
+from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Portion
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 
 NOTHING = -2
@@ -139,5 +143,27 @@ class State(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes = b""
 
 
-Assembly = Enter | Halted | Rounds | Broken | Halt | Assemble | Ration | Keep | Kept | Hail | Piece | State
-"""Every message of this file."""
+GROUPING = Conversation(
+    "Grouping",
+    (
+        Says(Enter, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Refused, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Enter),
+        Says(Assemble, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Hail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(Rounds, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Ration, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Piece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(Evaluate, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Evaluated, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Evaluate),
+        Says(Keep, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Kept, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Keep),
+        Says(Broken, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Halt, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Halted, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Halt),
+        Says(Finish, by=(Kind.COORDINATOR, Kind.SUPERVISOR), to=(Kind.REPLICA,)),
+        Says(Leave, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Stop, by=(Kind.SUPERVISOR,), to=(Kind.COORDINATOR,)),
+        Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+    ),
+)

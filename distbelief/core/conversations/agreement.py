@@ -1,0 +1,52 @@
+"""Agreement: the messages by which all shards make the same rounds: which pushes are in one, and the norms of layers that are cut."""
+
+from __future__ import annotations
+
+from distbelief.core.consistency import Key
+from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.messages import Message, Place
+from distbelief.core.roles import Kind
+
+
+class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The pushes that a round takes; or, with none, pushes that are dropped."""
+
+    round: int
+    taken: tuple[Key, ...]
+    dropped: tuple[Key, ...]
+
+
+class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """To the shard that rules: tell me of every round from this one on."""
+
+    round: int
+
+
+Squares = tuple[tuple[int, float, float], ...]
+"""Of layers, by their number in the layout: the squared norms of the weights, and of what moves them."""
+
+
+class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What the parts of cut layers on a shard add to the norms of a round; back from the shard that rules, what all of them add up to."""
+
+    round: int
+    of: Squares
+    whole: bool = False
+    """Whether it is told what they add up to, as the ruler of before did."""
+
+
+class Ruler(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The shard that rules has come again: there."""
+
+    place: Place
+
+
+AGREEMENT = Conversation(
+    "Agreement",
+    (
+        Says(Follow, by=(Kind.SHARD,), to=(Kind.SHARD,)),
+        Says(Ruling, by=(Kind.SHARD,), to=(Kind.SHARD,)),
+        Says(Norms, by=(Kind.SHARD,), to=(Kind.SHARD,)),
+        Says(Ruler, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+    ),
+)

@@ -1,0 +1,45 @@
+"""Dealing: the messages by which replicas are dealt minibatches and report what they have done."""
+
+from __future__ import annotations
+
+from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.messages import Message
+from distbelief.core.portions import Portion
+from distbelief.core.roles import Kind
+
+
+class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """What a replica has done since its last report; `wants` asks for a portion. Of each `dropped` push: after how many of `steps`, and its steps."""
+
+    steps: int
+    """Steps whose pushes all shards acknowledged."""
+    samples: int
+    pushes: int
+    loss: float
+    """Sum over the `losses` steps computed since the last report."""
+    losses: int
+    pushed: int
+    """Bytes, as are those `fetched`."""
+    fetched: int
+    wants: bool
+    dropped: tuple[tuple[int, int], ...] = ()
+
+
+class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The next minibatches of a replica."""
+
+    portion: Portion
+
+
+class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Nothing to deal at present: push what is accrued, report it and wait."""
+
+
+DEALING = Conversation(
+    "Dealing",
+    (
+        Says(Progress, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Deal, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
+        Says(Drain, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Progress),
+    ),
+)

@@ -1,0 +1,47 @@
+"""Linking: the messages by which a link is opened, and those by which one to a coordinator that has come again is taken up. No machine hears them."""
+
+from __future__ import annotations
+
+from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.messages import Message
+from distbelief.core.roles import Kind
+
+
+class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of parameters."""
+
+    job: str
+    role: str
+    incarnation: int
+    size: int = 0
+    gradients: int = 0
+    parameters: int = 0
+    peer: int = -1
+    """The incarnation of the other end that is meant; -1 for whichever is there."""
+
+
+class Resume(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Here is who has lost its link to the coordinator: it has heard so many messages of it."""
+
+    heard: int
+
+
+class Resumed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """So many messages have come from that role (-1: it is gone, as far as the coordinator knows); what it has missed follows."""
+
+    heard: int
+
+
+LINKED = (Kind.REPLICA, Kind.SHARD, Kind.STANDBY, Kind.COORDINATOR, Kind.EVALUATOR)
+"""Who has links; whether one may have one to another is a matter of what they have to say."""
+CALLERS = tuple(kind for kind in LINKED if kind is not Kind.COORDINATOR)
+"""Who has a link to the coordinator."""
+
+LINKING = Conversation(
+    "Linking",
+    (
+        Says(Hello, by=LINKED, to=LINKED),
+        Says(Resume, by=CALLERS, to=(Kind.COORDINATOR,)),
+        Says(Resumed, by=(Kind.COORDINATOR,), to=CALLERS, answers=Resume),
+    ),
+)

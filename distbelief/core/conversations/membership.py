@@ -1,0 +1,99 @@
+"""Membership: the messages by which roles join a job, are told where its shards are, and leave it."""
+
+from __future__ import annotations
+
+from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.layout import Layout
+from distbelief.core.messages import Message, Place
+from distbelief.core.roles import Kind
+from distbelief.core.settings import Plan
+
+
+class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A shard is there and waits for its range: the first thing it says."""
+
+    incarnation: int = 0
+    address: str = ""
+    """Where others reach it."""
+
+
+class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set; 0 from the evaluator.
+    `batch_size` is the user's where his own loop names it, else 0: the job's.
+    """
+
+    incarnation: int
+    layout: Layout
+    samples: int
+    batch_size: int = 0
+
+
+class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The settings and the plan of the job, and where its shards are; the first replica of a fresh job initialises them."""
+
+    plan: Plan
+    initialise: bool
+    shards: tuple[Place, ...]
+    course: int = 0
+    """Greater than before where all have gone back to a checkpoint, and what was pushed since is forgotten."""
+
+
+class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A role may not take part; `layout` where it is for its model."""
+
+    reason: str
+    layout: bool = False
+
+
+class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A member, or the evaluator, has lost shards, and asks where they are now; it is welcomed again once all shards are there."""
+
+    lost: tuple[tuple[str, int], ...] = ()
+    """Which, and the life of each to which the link is gone."""
+
+
+class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has begun anew: what it says from here on is of this course of the job."""
+
+    course: int
+
+
+class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The job is over: push what is accrued, report it and leave."""
+
+    reason: str
+
+
+class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A replica has nothing more to do and asks to go in peace."""
+
+    for_good: bool = False
+    """Whether it could not take up work again: its own loop is over."""
+
+
+class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Go in peace: all that you did is in what the shards hold."""
+
+
+class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """End in peace: to a shard or the evaluator from the coordinator, to the coordinator from whoever runs the job."""
+
+    reason: str
+
+
+MEMBERSHIP = Conversation(
+    "Membership",
+    (
+        Says(Here, by=(Kind.SHARD, Kind.STANDBY), to=(Kind.COORDINATOR,)),
+        Says(Join, by=(Kind.REPLICA, Kind.EVALUATOR), to=(Kind.COORDINATOR,)),
+        Says(Welcome, by=(Kind.COORDINATOR,), to=(Kind.REPLICA, Kind.EVALUATOR), answers=Join),
+        Says(Refused, by=(Kind.COORDINATOR,), to=(Kind.REPLICA, Kind.EVALUATOR), answers=Join),
+        Says(Rejoin, by=(Kind.REPLICA, Kind.EVALUATOR), to=(Kind.COORDINATOR,)),
+        Says(Anew, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Finish, by=(Kind.COORDINATOR, Kind.SUPERVISOR), to=(Kind.REPLICA,)),
+        Says(Leave, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Farewell, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Leave),
+        Says(Stop, by=(Kind.SUPERVISOR,), to=(Kind.COORDINATOR,)),
+        Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA, Kind.SHARD, Kind.STANDBY, Kind.EVALUATOR)),
+    ),
+)

@@ -1,0 +1,57 @@
+"""Pushing: the messages by which gradients go to the shards, and parameters come back."""
+
+from __future__ import annotations
+
+from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.messages import Bulk, Message, Version
+from distbelief.core.roles import Kind
+
+
+class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`: see `core/consistency`."""
+
+    incarnation: int
+    clock: int
+    version: Version
+    """The version of this shard from which the oldest of the accrued gradients was computed."""
+    steps: int
+    samples: int
+    tick: int = 0
+
+
+class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A push of an `incarnation` is in this version of the shard, or was `dropped` as too late for its round; its slot may be written again."""
+
+    slot: int
+    clock: int
+    version: Version
+    dropped: bool = False
+    incarnation: int = 0
+
+
+class Fetch(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Send bytes [start, stop) into my parameter vector `slot`, once the consistency lets the step of `tick` begin."""
+
+    slot: int
+    start: int
+    stop: int
+    tick: int = 0
+    incarnation: int = 0
+
+
+class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked for."""
+
+    version: Version
+    floor: int = 0
+
+
+PUSHING = Conversation(
+    "Pushing",
+    (
+        Says(Push, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
+        Says(Pushed, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=Push),
+        Says(Fetch, by=(Kind.REPLICA, Kind.EVALUATOR), to=(Kind.SHARD,)),
+        Says(Fetched, by=(Kind.SHARD,), to=(Kind.REPLICA, Kind.EVALUATOR), answers=Fetch),
+    ),
+)

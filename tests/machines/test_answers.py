@@ -1,0 +1,92 @@
+"""The machines against the tables of the conversations: what each answers, and from whom it takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from distbelief.core import events
+from distbelief.core.conversations import dealing, mirroring, operations, pushing
+from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
+from distbelief.core.roles import Kind
+from distbelief.core.settings import Settings
+from distbelief.errors import LocalProtocolError, RemoteProtocolError
+from distbelief.sandblaster.coordinator import Sandblaster
+from distbelief.server.conductor import Conductor
+from distbelief.server.coordinator import Coordinator
+from distbelief.server.descent import DescentShard, DescentStandby
+from distbelief.server.keeping import Keeping
+from distbelief.server.machine import Answers
+from distbelief.server.shard import Shard
+from distbelief.server.standby import Standby
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError
+
+
+MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
+    "coordinator": (Coordinator(Settings()), Kind.COORDINATOR, SERVED),
+    "sandblaster": (Sandblaster(Settings()), Kind.COORDINATOR, BATCHED),
+    "keeping": (Keeping(Settings()), Kind.COORDINATOR, SHARED),
+    "conductor": (Conductor(Settings(consistency="allreduce")), Kind.COORDINATOR, GROUPED),
+    "shard": (Shard(0, never), Kind.SHARD, SERVED),
+    "shard in batches": (DescentShard(0, never), Kind.SHARD, BATCHED),
+    "standby": (Standby(0, never), Kind.STANDBY, SERVED),
+    "standby in batches": (DescentStandby(0, never), Kind.STANDBY, BATCHED),
+}
+DEAF = {
+    "sandblaster": {dealing.Progress},
+    "shard in batches": {pushing.Push},
+}
+"""What a table lets a machine hear that is for others of its kind."""
+LOCAL = {*events.TELLERS, events.Lost}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_answers_all_that_it_may_be_told_and_nothing_else(name: str) -> None:
+    machine, kind, conversations = MACHINES[name]
+    heard = {event for event in heard_by(kind, conversations) if event not in LOCAL}
+    of_batches = {row.message for row in operations.OPERATIONS.says} | {mirroring.Did, mirroring.Took}
+    if "in batches" not in name:
+        heard -= of_batches - {row.message for row in operations.OPERATIONS.says if "sandblaster" in name}
+    assert {event for event in machine._answers.answered if event not in LOCAL} == heard - DEAF.get(name, set())
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_takes_each_message_from_those_who_say_it_and_from_nobody_else(name: str) -> None:
+    machine, kind, conversations = MACHINES[name]
+    for event in machine._answers.answered - LOCAL:
+        said_by = {by for one in conversations for row in one.says if row.message is event and kind in row.to for by in row.by}
+        for other in Kind:
+            sender = f"{other} 0" if other in (Kind.REPLICA, Kind.SHARD, Kind.STANDBY) else str(other)
+            if other in said_by:
+                machine._answers.to(sender, event)
+            else:
+                with pytest.raises(RemoteProtocolError, match=f"{sender} has no say in {event.__name__}; it is for"):
+                    machine._answers.to(sender, event)
+
+
+def test_a_machine_cannot_be_made_that_answers_what_no_table_lets_it_hear() -> None:
+    with pytest.raises(LocalProtocolError, match="a shard answers Progress, which no table lets it hear"):
+        Answers("a shard", heard_by(Kind.SHARD, SERVED), {dealing.Progress: never})
+    answers = Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Push: never})
+    with pytest.raises(LocalProtocolError, match="a shard answers Operate, "):
+        answers.change({operations.Operate: never})
+
+
+def test_a_sender_that_is_no_role_has_no_say() -> None:
+    with pytest.raises(RemoteProtocolError, match="'process 7' is no role"):
+        MACHINES["shard"][0].handle("process 7", pushing.Fetch(0, 0, 0), None)
+
+
+def test_an_answer_that_is_changed_is_the_new_one_also_for_who_had_the_old() -> None:
+    answers = Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Push: never, pushing.Fetch: never})
+    assert answers.to("replica 0", pushing.Push) is never
+    answers.change({pushing.Push: print})
+    assert answers.to("replica 0", pushing.Push) is print
+    answers.change({}, without=(pushing.Push,))
+    with pytest.raises(RemoteProtocolError, match="a shard has no answer to Push"):
+        answers.to("replica 0", pushing.Push)
