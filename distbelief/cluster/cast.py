@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.conversations.grouping import Enter, Rounds
+from distbelief.core.conversations.checkpointing import CheckpointStage
+from distbelief.core.conversations.evaluating import EvaluatorStanding
+from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, Rounds
+from distbelief.core.conversations.initialising import ShardStanding
+from distbelief.core.conversations.mirroring import StandbyStanding
+from distbelief.core.conversations.phases import Phase
 from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Place
@@ -27,11 +32,11 @@ from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.dealing import Dealing
 from distbelief.server.descent import DescentShard, DescentStandby
+from distbelief.server.ending import ClosingStep, Why
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.grouping import Grouping
 from distbelief.server.keeping import Keeping
 from distbelief.server.muster import Muster
-from distbelief.server.phases import Why
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
 from distbelief.server.shard import Shard
@@ -41,11 +46,12 @@ from distbelief.server.standbys import Standbys
 from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.tasks.flat import layout_of
 
-_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause, Why)
+_SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause, Why,
+           Phase, ClosingStep, ShardStanding, StandbyStanding, EvaluatorStanding, CheckpointStage)  # fmt: skip
 _MEMORY: Mapping[type, tuple[type, ...]] = {
     Coordinator: (Coordinator, *_SERVED),
     Keeping: (Keeping, *_SERVED),
-    Conductor: (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause),
+    Conductor: (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause, GroupPhase, Duty),
 }
 
 

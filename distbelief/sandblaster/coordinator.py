@@ -12,6 +12,7 @@ from typing import Any
 from distbelief.core import records, roles
 from distbelief.core.conversations import dealing, initialising, operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
+from distbelief.core.conversations.phases import May
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
@@ -68,16 +69,16 @@ class Sandblaster(Coordinator):
     def _begin(self) -> list[Effect]:
         effects = super()._begin()
         self._begun = True
-        return effects + (self._deal() if self.phase == "training" else [])
+        return effects + (self._deal() if self._may(May.DEAL) else [])
 
     def _deal(self) -> list[Effect]:
         """Let the story go on as far as it can, and give work to all who have room for it."""
-        effects = self._go_on()
-        return effects + (self._work.deal(self._served) if self.phase == "training" else [])
+        effects = self._play_story()
+        return effects + (self._work.deal(self._served) if self._may(May.DEAL) else [])
 
-    def _go_on(self) -> list[Effect]:
+    def _play_story(self) -> list[Effect]:
         effects: list[Effect] = []
-        while self._begun and self.phase == "training" and not self._waits and not self._saving.holds and self._muster.ready:
+        while self._begun and self._may(May.DEAL) and not self._waits and not self._saving.holds and self._muster.ready:
             assert self._story is not None
             self._resting, answer, self._answer = False, self._answer, None
             try:
@@ -123,10 +124,10 @@ class Sandblaster(Coordinator):
         effects += self._epoch_done(work)
         armed, pushes = self._saving.in_time(work)
         due, self._due = self._due or pushes, False
-        return [*effects, *armed, *(self._save() if due and self.phase == "training" else [])]
+        return [*effects, *armed, *(self._save() if due and self._may(May.DEAL) else [])]
 
     def _on_operated(self, sender: str, event: operations.Operated) -> list[Effect]:
-        if event.number != self._operation or not self._kinds or self.phase != "training":
+        if event.number != self._operation or not self._kinds or not self._may(May.DEAL):
             return []  # of before all went back, or before the end
         if sender not in self._muster.roles or len(event.scalars) != len(self._kinds):
             raise RemoteProtocolError(f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard")
@@ -148,20 +149,20 @@ class Sandblaster(Coordinator):
             return [Record(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)), *self._more(sender)]
         samples, steps = self._work.samples_of(bundle), bundle.portion.count
         effects.append(Record(records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)))
-        if self.phase == "training" and (found := self._work.take()) is not None:
+        if self._may(May.DEAL) and (found := self._work.take()) is not None:
             self._answer, self._waits = found, False
             return effects + self._deal()
         withdrawn = {effect.to for effect in effects if isinstance(effect, Send)} | {sender}
         return effects + [more for role in sorted(withdrawn) for more in self._more(role)]
 
     def _more(self, role: str) -> list[Effect]:
-        return self._work.deal_one(role) if self.phase == "training" and role in self._served else []
+        return self._work.deal_one(role) if self._may(May.DEAL) and role in self._served else []
 
     # members
 
     def _greet(self) -> list[Effect]:
         effects = super()._greet()
-        return effects + (self._deal() if self.phase == "training" else [])
+        return effects + (self._deal() if self._may(May.DEAL) else [])
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         if roles.is_replica(role):
@@ -175,7 +176,7 @@ class Sandblaster(Coordinator):
     # checkpoints and the end
 
     def _save(self) -> list[Effect]:
-        if self.phase == "training" and not self._resting:
+        if self._may(May.DEAL) and not self._resting:
             self._due = True
             return []
         return super()._save()

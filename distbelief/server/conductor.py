@@ -12,6 +12,7 @@ from typing import Any
 
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership
+from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
@@ -53,7 +54,7 @@ class Conductor(Answering):
         self.plan: Plan | None = None
         self.data: Rations | None = None
         self.samples, self.rounds, self.number = samples, 0, number
-        self.phase = "gathering"
+        self.phase = GroupPhase.GATHERING
         self._kept = (checkpoint, position, samples)
         self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
@@ -61,7 +62,7 @@ class Conductor(Answering):
         self._told: dict[str, grouping.Rounds] = {}
         self._fallen: list[tuple[str, str, bool]] = []  # who is gone since the group was formed, of whom is not known yet what was done
         self._barren = 0
-        self._errands: list[tuple[str, int]] = []  # what the first member is to do before more is dealt, the first of which it does now
+        self._duties: list[tuple[Duty, int]] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
         self._pushes = 0
         self._armed = False
@@ -90,14 +91,14 @@ class Conductor(Answering):
         """
         groups = self._groups
         who = groups.awaited
-        if self.phase == "gathering":
+        if self._may(GroupMay.GATHER):
             who = [role for role in self._expected if role not in groups.here]
         elif self._out:
-            return f"{self.phase}: waits for {groups.group[0]} to {self._errands[0][0]}"
+            return f"{self.phase}: waits for {groups.group[0]} to {self._duties[0][0]}"
         elif groups.group:
             who = groups.waits_for()
         waits = f"{self.phase}: waits for {', '.join(who)}"
-        if self.phase == "gathering" or groups.whole:
+        if self._may(GroupMay.GATHER) or groups.whole:
             return waits
         return f"{waits} to {f'meet in group {groups.number}' if groups.group else f'leave group {groups.number - 1}'}"
 
@@ -114,6 +115,13 @@ class Conductor(Answering):
     def _expected(self) -> list[str]:
         return [role for role in map(roles.replica, range(self.settings.replicas)) if role not in self._lives.over]
 
+    def _may(self, act: GroupMay) -> bool:
+        """Whether the phase allows it."""
+        return act in GROUP_ALLOWED[self.phase]
+
+    def _enter(self, phase: GroupPhase) -> None:
+        self.phase = GROUP_PHASES.move(self.phase, phase)
+
     # forming groups
 
     def _on_enter(self, sender: str, event: grouping.Enter) -> list[Effect]:
@@ -127,10 +135,10 @@ class Conductor(Answering):
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
-        if self.phase == "leaving":
+        if self._may(GroupMay.DISMISS):
             return [Send(sender, membership.Finish("the job is ending"))]
         self._groups.enter(sender, event)
-        if self.phase == "gathering":
+        if self._may(GroupMay.GATHER):
             return self._gathered()
         return [Record(records.Joined(sender)), *self._regroup()]
 
@@ -139,7 +147,7 @@ class Conductor(Answering):
         here = self._groups.here
         if self.plan is None or self.data is None or not here or any(role not in here for role in self._expected):
             return []
-        self.phase = "training"
+        self._enter(GroupPhase.TRAINING)
         s, plan = self.settings, self.plan
         begun = records.Started(len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
         effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
@@ -160,7 +168,7 @@ class Conductor(Answering):
     def _assemble(self) -> list[Effect]:
         """Form a group of all who are there, once all have halted."""
         groups = self._groups
-        if self.phase == "gathering" or groups.group or not groups.here or groups.awaited:
+        if self._may(GroupMay.GATHER) or groups.group or not groups.here or groups.awaited:
             return []
         assert self.plan is not None
         assert self.data is not None
@@ -199,14 +207,15 @@ class Conductor(Answering):
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
             self._close(Cause.INTERRUPTED, self._interrupted)
         elif self._cause is not Cause.INTERRUPTED:
-            self.phase, self._cause, self._errands = "training", Cause.EPOCHS_DONE, []
+            self._enter(GroupPhase.TRAINING)
+            self._cause, self._duties = Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
         told = f"every replica that held the parameters is gone; those that came again {whence}"
         return [*held, Record(records.Note(told)), Record(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: grouping.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
-        if event.group != self._groups.number or sender not in self._groups.group or self.phase == "leaving":
+        if event.group != self._groups.number or sender not in self._groups.group or self._may(GroupMay.DISMISS):
             return []
         self._barren += 1
         if self._barren > BARREN:
@@ -221,21 +230,21 @@ class Conductor(Answering):
         assert self.data is not None
         effects: list[Effect] = []
         group = self._groups.group if self._groups.whole else []
-        while group and not self._errands and self.phase == "training" and self.data.out < AHEAD:
+        while group and not self._duties and self._may(GroupMay.DEAL) and self.data.out < AHEAD:
             if self.data.out and self.data.at_start and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1)):
                 break
             portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
             if portion is None:
                 break
             effects += [Send(role, grouping.Ration(self._groups.number, portion)) for role in group]
-        if group and self._errands and not self._out and not self.data.out:
+        if group and self._duties and not self._out and not self.data.out:
             self._out = True
-            what, number = self._errands[0]
-            if what == "dismiss":
-                self.phase = "leaving"
+            what, number = self._duties[0]
+            if what is Duty.DISMISS:
+                self._enter(GroupPhase.LEAVING)
                 ending: list[Effect] = [Record(records.Ending.of(self._cause, self._reason))]
                 return effects + ending + [Send(role, membership.Finish(self._reason)) for role in group]
-            effects.append(Send(group[0], evaluating.Evaluate(number) if what == "measure" else grouping.Keep(number)))
+            effects.append(Send(group[0], evaluating.Evaluate(number) if what is Duty.MEASURE else grouping.Keep(number)))
         return effects
 
     def _measures_after(self, epoch: int) -> bool:
@@ -268,10 +277,10 @@ class Conductor(Answering):
         effects: list[Effect] = [Record(self._stepped(role, share)) for role, share in zip(self._groups.dealt, shares, strict=True) if share.steps]
         for epoch in range(before + 1, self.data.completed + 1):
             effects.append(Record(records.EpochDone(epoch)))
-            if self.phase == "training" and not self.data.finished:
-                self._errands += [("measure", epoch)] * self._measures_after(epoch)
-                self._errands += [("keep", self.number)] * self._keeps_after(epoch)
-        if self.data.finished and self.phase == "training":
+            if self._may(GroupMay.DEAL) and not self.data.finished:
+                self._duties += [(Duty.MEASURE, epoch)] * self._measures_after(epoch)
+                self._duties += [(Duty.KEEP, self.number)] * self._keeps_after(epoch)
+        if self.data.finished and self._may(GroupMay.DEAL):
             self._close(Cause.EPOCHS_DONE, "all epochs are done")
         return effects + self._in_time()
 
@@ -288,45 +297,45 @@ class Conductor(Answering):
         seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
         if 0 < pushes <= self._pushes:
             self._want_checkpoint()
-        if seconds and self._pushes and not self._armed and self.phase == "training":
+        if seconds and self._pushes and not self._armed and self._may(GroupMay.DEAL):
             self._armed = True
             return [Wake(seconds, TIME)]
         return []
 
     def _want_checkpoint(self) -> None:
         self._pushes = 0
-        if self.phase == "training" and not any(what == "keep" for what, _ in self._errands):
-            self._errands.append(("keep", self.number))
+        if self._may(GroupMay.DEAL) and not any(what is Duty.KEEP for what, _ in self._duties):
+            self._duties.append((Duty.KEEP, self.number))
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         self._armed = False
-        if self.phase != "training" or not self._pushes:
+        if not self._may(GroupMay.DEAL) or not self._pushes:
             return []
         self._want_checkpoint()
         return self._go_on()
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
-        if not self._is_done("measure", sender):
+        if not self._is_done(Duty.MEASURE, sender):
             return []
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
-        if self.phase == "training" and target and event.accuracy >= target:
+        if self._may(GroupMay.DEAL) and target and event.accuracy >= target:
             self._close(Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
         return effects + self._go_on()
 
-    def _does(self, what: str, sender: str) -> bool:
-        return self._out and self._groups.group[:1] == [sender] and self._errands[0][0] == what
+    def _does(self, what: Duty, sender: str) -> bool:
+        return self._out and self._groups.group[:1] == [sender] and self._duties[0][0] is what
 
-    def _is_done(self, what: str, sender: str) -> bool:
+    def _is_done(self, what: Duty, sender: str) -> bool:
         """Whether this is the answer to what the first member was asked for last; the next may be asked for then."""
         if not self._does(what, sender):
             return False
-        self._errands.pop(0)
+        self._duties.pop(0)
         self._out = False
         return True
 
     def _on_kept(self, sender: str, event: grouping.Kept) -> list[Effect]:
-        if event.number != self.number or not self._does("keep", sender):
+        if event.number != self.number or not self._does(Duty.KEEP, sender):
             return []
         assert self.plan is not None
         assert self.data is not None
@@ -340,11 +349,11 @@ class Conductor(Answering):
         self._pushes = 0
         if not error:
             self._kept = event.checkpoint, self._cut, self.samples
-        self._errands = [(what, self.number if what == "keep" else number) for what, number in self._errands]
-        if self._errands and self._errands[0][0] == "keep":
-            self._errands.pop(0)
+        self._duties = [(what, self.number if what is Duty.KEEP else number) for what, number in self._duties]
+        if self._duties and self._duties[0][0] is Duty.KEEP:
+            self._duties.pop(0)
         self._out = False
-        if self.phase != "training":
+        if not self._may(GroupMay.DEAL):
             self._cause, self._reason = records.ended(self._cause, self._reason, error)
         return effects + self._go_on()
 
@@ -352,14 +361,15 @@ class Conductor(Answering):
 
     def _close(self, cause: Cause, reason: str, measured: bool = False) -> None:
         """Have the first member do what is left, then let all go."""
-        self.phase, self._cause, self._reason = "closing", cause, reason
-        self._errands = [("measure", self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
-        self._errands += [("keep", self.number), ("dismiss", 0)]
+        self._enter(GroupPhase.CLOSING)
+        self._cause, self._reason = cause, reason
+        self._duties = [(Duty.MEASURE, self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
+        self._duties += [(Duty.KEEP, self.number), (Duty.DISMISS, 0)]
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
-        if self.phase == "gathering":
+        if self._may(GroupMay.GATHER):
             return self._end(Cause.INTERRUPTED, event.reason)
-        if self.phase != "training":
+        if not self._may(GroupMay.DEAL):
             self._interrupted = event.reason
             return []
         self._close(Cause.INTERRUPTED, event.reason)
@@ -379,20 +389,20 @@ class Conductor(Answering):
             return []
         member = self._groups.leave(role)
         self._fallen.append((role, reason, died))
-        if member and self.phase not in ("gathering", "leaving") and self._expected:
+        if member and self._may(GroupMay.REGROUP) and self._expected:
             if not died or self.settings.on_death == "regroup":
                 return self._regroup()
             return self._bury(self._held) + self._end(Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role)
         effects = self._bury(self._held)
-        if self.phase == "leaving":
+        if self._may(GroupMay.DISMISS):
             return effects if self._groups.here else effects + self._end(self._cause, self._reason)
         if not self._expected and not self._groups.here:
             return effects + self._end(Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT, f"every replica is gone; the last was {role}: {reason}")
-        return effects + (self._gathered() if self.phase == "gathering" else self._regroup())
+        return effects + (self._gathered() if self._may(GroupMay.GATHER) else self._regroup())
 
     @property
     def _why_left(self) -> str:
-        return "it was done" if self.phase == "leaving" else "it goes early"
+        return "it was done" if self._may(GroupMay.DISMISS) else "it goes early"
 
     @property
     def _held(self) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, mirroring
+from distbelief.core.conversations.checkpointing import CheckpointStage
+from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.effects import Effect, End, Record, Send
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
@@ -19,10 +21,10 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
 from distbelief.server.dealing import Dealing, Work
+from distbelief.server.ending import ClosingStep, Why
 from distbelief.server.evaluations import Evaluations
 from distbelief.server.machine import Answering, Answers
 from distbelief.server.muster import Muster
-from distbelief.server.phases import PHASES, Phase, Why
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
 from distbelief.server.standbys import Standbys
@@ -46,7 +48,7 @@ class Coordinator(Answering):
         self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
     ) -> None:
         self.settings = settings
-        self.phase: Phase = "gathering"
+        self.phase = Phase.GATHERING
         self.plan: Plan | None = None
         self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
@@ -56,6 +58,7 @@ class Coordinator(Answering):
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
         self._why = Why()
+        self._closing: list[ClosingStep] = []
         answers: dict[type, Callable[..., list[Effect]]] = {
             membership.Here: self._on_here,
             membership.Join: self._on_join,
@@ -82,10 +85,10 @@ class Coordinator(Answering):
     def waits(self) -> str:
         """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""
         who = self._muster.waits() or sorted(self._describing)
-        if not self._muster.unready and self.phase in ("training", "leaving") and self.data is not None:
+        if not self._muster.unready and self._may(May.REPLACE) and self.data is not None:
             who = self.data.waiting(self._reception.members) or sorted(self._reception.members, key=roles.index_of)
         who = who or [roles.EVALUATOR] * self._evaluations.pending
-        return f"{self.phase}: {PHASES[self.phase]}" + (f" ({', '.join(who)})" if who else "")
+        return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, Any]:
         """What it has dealt, by role."""
@@ -106,6 +109,19 @@ class Coordinator(Answering):
         """Members that have not left."""
         return self._reception.members
 
+    def _may(self, act: May) -> bool:
+        """Whether the phase allows it."""
+        return act in ALLOWED[self.phase]
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = PHASES.move(self.phase, phase)
+
+    def _continue(self) -> list[Effect]:
+        """Do what is next, now that something has changed."""
+        if self._may(May.INITIALISE):
+            return self._ask_to_initialise()
+        return [*self._deal(), *self._write()] if self._may(May.DEAL) else self._close()
+
     # joining
 
     def _on_here(self, sender: str, event: membership.Here) -> list[Effect]:
@@ -118,14 +134,14 @@ class Coordinator(Answering):
 
     def _pair(self) -> list[Effect]:
         """Have standbys follow their shards, once these hold what they are to hold."""
-        return self._standbys.pair(self.plan) if self.plan is not None and self.phase in ("training", "leaving") else []
+        return self._standbys.pair(self.plan) if self.plan is not None and self._may(May.REPLACE) else []
 
     def _on_join(self, sender: str, event: membership.Join) -> list[Effect]:
         self._reception.lives.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self._evaluations.comes()
             self._reception.wait(sender)
-            return self._greet() if self.phase in ("training", "leaving", "closing") else []
+            return self._greet() if self._may(May.WELCOME) else []
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, event)
@@ -135,10 +151,10 @@ class Coordinator(Answering):
             admission.check(self.plan, sender, event)
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
-        if self.phase in ("leaving", "closing"):
+        if self._may(May.DISMISS):
             return [Send(sender, membership.Finish("the job is ending"))]
         self._reception.wait(sender)
-        return self._greet() if self.phase == "training" else self._ask_to_initialise()
+        return self._greet() if self._may(May.DEAL) else self._ask_to_initialise()
 
     def _dealing(self, plan: Plan) -> Work:
         return Dealing(plan, self._saving.position, self._saving.samples)
@@ -147,49 +163,49 @@ class Coordinator(Answering):
         """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
         if self.plan is None:
             return []
-        members = self._reception.known() if self.phase in ("training", "leaving") else ()
-        together = self.phase == "gathering" or self.settings.together
+        members = self._reception.known() if self._may(May.REPLACE) else ()
+        together = self._may(May.GATHER) or self.settings.together
         effects = self._muster.restore(self.plan, self._saving.newest, members, together)
         if not effects:
             return []
-        if self.phase == "gathering":
-            self.phase = "restoring"
+        if self._may(May.GATHER):
+            self._enter(Phase.RESTORING)
         return effects + self._muster.tell_gone(self.plan, self._reception.lives.gone)
 
     def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
         if not self._muster.holds(sender) or not self._muster.ready:
             return []
-        if self.phase == "restoring":
+        if self._may(May.LOAD):
             if event.loaded:
                 return self._begin()
-            self.phase = "initialising"
-        if self.phase == "initialising":
+            self._enter(Phase.INITIALISING)
+        if self._may(May.INITIALISE):
             return self._ask_to_initialise()
         asked: list[Effect] = [Send(sender, checkpointing.Describe())] if sender in self._describing else []
-        return [*asked, *self._greet(), *self._pair(), *(self._deal() if self.phase == "training" else self._close())]
+        return [*asked, *self._greet(), *self._pair(), *self._continue()]
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins anew."""
-        first = self._reception.initialiser() if self.phase == "initialising" and self._muster.ready else None
+        first = self._reception.initialiser() if self._may(May.INITIALISE) and self._muster.ready else None
         return self._greet_one(first, initialise=True) if first else []
 
     def _on_ready(self, sender: str, event: initialising.Ready) -> list[Effect]:
         there = self._muster.ready and list(event.shards) == [place.incarnation for place in self._muster.places]
-        return self._begin() if there and self.phase == "initialising" else []
+        return self._begin() if there and self._may(May.INITIALISE) else []
 
     def _begin(self) -> list[Effect]:
         assert self.plan is not None and self.data is not None  # noqa: PT018
-        self.phase = "training"
+        self._enter(Phase.TRAINING)
         effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples, self.epochs)), *self._greet(), *self._pair()]
         if self.data.finished:
             return effects + self._finish(Cause.DONE_BEFORE, "every epoch was done before")
         return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])  # for a shard that dies to go back to
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
-        if sender not in self._reception.members and (sender != roles.EVALUATOR or self._evaluations.evaluator != "joined"):
+        if sender not in self._reception.members and (sender != roles.EVALUATOR or not self._evaluations.there):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
         self._reception.stray(sender)
-        return self._muster.doubt(event.lost) + (self._ask_to_initialise() if self.phase == "initialising" else self._greet())
+        return self._muster.doubt(event.lost) + (self._ask_to_initialise() if self._may(May.INITIALISE) else self._greet())
 
     def _greet(self) -> list[Effect]:
         """Welcome those who wait for it, once the shards are there."""
@@ -199,10 +215,10 @@ class Coordinator(Answering):
         assert self.plan is not None
         effects: list[Effect] = [Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))]
         if role == roles.EVALUATOR:
-            return effects + (self._evaluations.joined(self.epochs) if self._evaluations.evaluator != "joined" else [])
+            return effects + (self._evaluations.joined(self.epochs) if not self._evaluations.there else [])
         if self._saving.holds and not self.settings.together:
             effects.append(self._saving.hold(role))
-        if self.phase in ("leaving", "closing"):
+        if self._may(May.DISMISS):
             effects.append(Send(role, membership.Finish(self._why.reason)))
         if self._reception.admit(role):
             effects.append(Record(records.Joined(role)))
@@ -221,7 +237,7 @@ class Coordinator(Answering):
         effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))]
         for _ in range(completed):
             effects += self._epoch_done(self.data)
-        if self.phase != "training":
+        if not self._may(May.DEAL):
             return effects
         if self.data.finished:
             return effects + self._finish(Cause.EPOCHS_DONE, "all epochs are done")
@@ -238,7 +254,7 @@ class Coordinator(Answering):
             return effects
         if (every := self.settings.evaluate_every) and data.epochs % every == 0:
             effects += self._evaluations.measure(data.epochs)
-        if self.phase == "training" and (every := self.settings.checkpoint_every) and data.epochs % every == 0:
+        if self._may(May.DEAL) and (every := self.settings.checkpoint_every) and data.epochs % every == 0:
             effects += self._save()
         return effects
 
@@ -246,7 +262,7 @@ class Coordinator(Answering):
         self._evaluations.measuring = False
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
-        if self.phase == "training" and target and event.accuracy >= target:
+        if self._may(May.DEAL) and target and event.accuracy >= target:
             return effects + self._finish(Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}")
         if self._evaluations.owed:
             effects += self._evaluations.measure(self.epochs)
@@ -256,70 +272,71 @@ class Coordinator(Answering):
 
     def _save(self) -> list[Effect]:
         """Begin a checkpoint, unless one is being made or a shard is away."""
-        if self._saving.stage or not self._muster.ready or self.data is None:
+        if self._saving.busy or not self._muster.ready or self.data is None:
             return []
-        return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self.phase == "training" else []), *self._write()]
+        return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self._may(May.DEAL) else []), *self._write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         self._muster.woke(event.what)
-        due = self._saving.woke(event.what) and self.data is not None and self.data.pushes and self.phase == "training"
-        return (self._greet() if self.phase in ("training", "leaving", "closing") else []) + (self._save() if due else self._write())
+        due = self._saving.woke(event.what) and self.data is not None and self.data.pushes and self._may(May.DEAL)
+        return (self._greet() if self._may(May.WELCOME) else []) + (self._save() if due else self._write())
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
         return self._saving.write(self.data, self._reception.members, self._holders) if self.data else []
 
     def _on_snapshot(self, sender: str, event: checkpointing.SnapshotDone) -> list[Effect]:
-        return (self._go() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
+        return (self._release() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
 
-    def _go(self) -> list[Effect]:
+    def _release(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""
         if self.settings.together:
-            return self._deal() if self.phase == "training" else []
+            return self._deal() if self._may(May.DEAL) else []
         return [Send(role, checkpointing.Go()) for role in sorted(self._reception.members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
-        return self._saving.sealed(event) + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
+        return self._saving.sealed(event) + self._continue()
 
     # the end
 
     def _finish(self, cause: Cause, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
-        self.phase, self._why.cause, self._why.reason = "leaving", cause, reason
+        self._enter(Phase.LEAVING)
+        self._why.cause, self._why.reason = cause, reason
         self._evaluations.owed = False  # the last step measures
-        self._closing = ["measure", "save", "describe", "stop"]
+        self._closing = [*ClosingStep]
         asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self._reception.members)]
-        given_up = self._give_up(reason) if self._saving.stage == "holding" else []
+        given_up = self._give_up(reason) if self._saving.stage is CheckpointStage.HOLDING else []
         return [Record(records.Ending.of(cause, reason)), *given_up, *asked, *self._close()]
 
     def _give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""
         holds = self._saving.holds
-        return self._saving.abandon(why) + (self._go() if holds else [])
+        return self._saving.abandon(why) + (self._release() if holds else [])
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
-        if self.phase in ("leaving", "closing"):
+        if self._may(May.DISMISS):
             return self._why.interrupt(event.reason)
-        return (self._finish if self.phase == "training" else self._end)(Cause.INTERRUPTED, event.reason)
+        return (self._finish if self._may(May.DEAL) else self._end)(Cause.INTERRUPTED, event.reason)
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
-        if self.phase == "leaving" and not self._busy:
-            self.phase = "closing"
+        if self._may(May.AWAIT) and not self._busy:
+            self._enter(Phase.CLOSING)
             if not (self._muster.ready or self._muster.inherited):
                 role = self._muster.unready[0]
                 return self._end(Cause.SHARD_DESERTED, self._saving.unsaved(f"{role} is gone, and so are the replicas"), role)
         effects: list[Effect] = []
-        while self.phase == "closing" and self._muster.ready and not (self._evaluations.pending or self._saving.stage or self._describing):
+        while self._may(May.CLOSE) and self._muster.ready and not (self._evaluations.pending or self._saving.busy or self._describing):
             step = self._closing.pop(0)
-            if step == "measure" and self.settings.evaluate_every:
+            if step is ClosingStep.MEASURE and self.settings.evaluate_every:
                 effects += self._evaluations.measure(self.epochs)
-            elif step == "save":
+            elif step is ClosingStep.SAVE:
                 effects += self._save()
-            elif step == "describe":
+            elif step is ClosingStep.DESCRIBE:
                 self._describing = set(self._holders)
                 effects += [Send(role, checkpointing.Describe()) for role in self._holders]
-            elif step == "stop":
+            elif step is ClosingStep.STOP:
                 return effects + self._end(*records.ended(self._why.cause, self._why.reason, self._saving.error))
         return effects
 
@@ -351,13 +368,13 @@ class Coordinator(Answering):
         """Wait for its next life: its standby, or one that goes on from the newest checkpoint; or end, where neither is to be had."""
         if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(role, life := self._reception.lives.last(role)):
             return []
-        begun, what = self.phase in ("training", "leaving"), f"{role} is gone ({event.reason})"
+        begun, what = self._may(May.REPLACE), f"{role} is gone ({event.reason})"
         if self._standbys.can_succeed(role):
-            if self.phase == "closing" and self._saving.holds:
-                self._closing.insert(0, "save")
+            if self._may(May.CLOSE) and self._saving.holds:
+                self._closing.insert(0, ClosingStep.SAVE)
             return [Record(records.Note(f"{what}; its standby takes its place")), *self._give_up(what), *self._standbys.succeed(role)]
         self._standbys.alone(role)
-        cause = Cause.SHARD_SPENT if role in self._reception.lives.over else Cause.SHARD_CLOSING if self.phase == "closing" else None
+        cause = Cause.SHARD_SPENT if role in self._reception.lives.over else Cause.SHARD_CLOSING if self._may(May.CLOSE) else None
         if cause or (begun and not self._saving.newest):
             return self._end(cause or Cause.SHARD_UNSAVED, self._saving.unsaved(what), role)
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
@@ -372,7 +389,9 @@ class Coordinator(Answering):
         self._reception.go_back()
         self._standbys.alone(*self._muster.roles)
         self.data = self._dealing(self.plan)
-        self.phase, told = self._why.go_back(self.phase)
+        again, told = self._why.go_back() if self._may(May.AWAIT) else (False, [])
+        if again:
+            self._enter(Phase.TRAINING)
         return [Record(records.Rewound(self.data.samples, self.epochs)), *told]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
@@ -390,14 +409,12 @@ class Coordinator(Answering):
         self._reception.members.discard(role)
         self._saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
-        lost = left if died or self.phase == "training" else 0
+        lost = left if died or self._may(May.DEAL) else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
-        if self.phase != "gathering" and self.plan is not None:
+        if not self._may(May.GATHER) and self.plan is not None:
             effects += self._muster.tell_gone(self.plan, {role: self._reception.lives.gone[role]})
-        if self._reception.deserted(self.settings.replicas) and self.phase not in ("leaving", "closing"):
+        if self._reception.deserted(self.settings.replicas) and not self._may(May.DISMISS):
             end = f"every replica is gone; the last was {role}: {reason}"
             cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT
-            return effects + (self._finish(cause, end) if self.phase == "training" else self._end(cause, end))
-        if self.phase == "initialising":
-            return effects + self._ask_to_initialise()
-        return effects + ([*self._deal(), *self._write()] if self.phase == "training" else self._close())
+            return effects + (self._finish(cause, end) if self._may(May.DEAL) else self._end(cause, end))
+        return effects + self._continue()

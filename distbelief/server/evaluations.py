@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from distbelief.core import roles
 from distbelief.core.conversations import evaluating
+from distbelief.core.conversations.evaluating import EVALUATOR, EvaluatorStanding
 from distbelief.core.effects import Effect, Send
 
 
@@ -17,7 +16,7 @@ class Evaluations:
     """
 
     def __init__(self, expected: bool) -> None:
-        self.evaluator: Literal["expected", "joined", "none"] = "expected" if expected else "none"
+        self.evaluator = EvaluatorStanding.EXPECTED if expected else EvaluatorStanding.NONE
         self.measuring = self.owed = False
 
     @property
@@ -27,28 +26,37 @@ class Evaluations:
 
     def measure(self, epoch: int) -> list[Effect]:
         """Have the model measured now, or as soon as the evaluator is there and free."""
-        self.owed = self.evaluator == "expected" or (self.evaluator == "joined" and self.measuring)
-        if self.evaluator != "joined" or self.measuring:
+        self.owed = self.evaluator is EvaluatorStanding.EXPECTED or (self.there and self.measuring)
+        if not self.there or self.measuring:
             return []
         self.measuring = True
         return [Send(roles.EVALUATOR, evaluating.Evaluate(epoch))]
 
     def comes(self) -> None:
         """An evaluator has come; it is there once it is welcomed."""
-        self.evaluator = "expected"
+        self._move(EvaluatorStanding.EXPECTED)
 
     def joined(self, epoch: int) -> list[Effect]:
         """The evaluator was welcomed: it measures what is owed."""
-        self.evaluator = "joined"
+        self._move(EvaluatorStanding.JOINED)
         return self.measure(epoch) if self.owed else []
 
     def gone(self, for_good: bool) -> str:
         """The evaluator is gone; what it was measuring its next life measures, or nobody: returns which."""
         self.owed = not for_good and self.pending
-        self.evaluator, self.measuring = "none" if for_good else "expected", False
+        self.measuring = False
+        self._move(EvaluatorStanding.NONE if for_good else EvaluatorStanding.EXPECTED)
         return "the job goes on without evaluations" if for_good else "another takes its place"
+
+    def _move(self, standing: EvaluatorStanding) -> None:
+        self.evaluator = EVALUATOR.move(self.evaluator, standing)
+
+    @property
+    def there(self) -> bool:
+        """Whether the evaluator takes part."""
+        return self.evaluator is EvaluatorStanding.JOINED
 
     @property
     def watchers(self) -> list[str]:
         """The evaluator, where it takes part."""
-        return [roles.EVALUATOR] if self.evaluator == "joined" else []
+        return [roles.EVALUATOR] if self.there else []

@@ -10,6 +10,8 @@ from collections.abc import Collection
 
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import initialising, membership
+from distbelief.core.conversations.checkpointing import CheckpointStage
+from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.portions import START, Position
@@ -17,6 +19,7 @@ from distbelief.core.protocol import SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
 from distbelief.server.coordinator import Coordinator
+from distbelief.server.ending import ClosingStep
 
 
 class Keeping(Coordinator):
@@ -33,20 +36,20 @@ class Keeping(Coordinator):
         self._again = False  # a checkpoint is to be made in the place of one whose writer died
 
     def _restore(self) -> list[Effect]:
-        if self.plan is not None and self.phase == "gathering":
-            self.phase = "initialising"
+        if self.plan is not None and self._may(May.GATHER):
+            self._enter(Phase.INITIALISING)
         return self._ask_to_initialise()
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Have the first replica that is there fill the mapping."""
-        if self.phase != "initialising" or self._filler or self.plan is None or not (first := self._reception.initialiser()):
+        if not self._may(May.INITIALISE) or self._filler or self.plan is None or not (first := self._reception.initialiser()):
             return []
         self._reception.wait(first)
         self._filler = first
         return [Send(first, initialising.Restore(self.plan, self._saving.newest))]
 
     def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
-        return self._begin() if self.phase == "initialising" and sender == self._filler else []
+        return self._begin() if self._may(May.INITIALISE) and sender == self._filler else []
 
     @property
     def _holders(self) -> list[str]:
@@ -57,7 +60,7 @@ class Keeping(Coordinator):
         return self._reception.members - self._done
 
     def _save(self) -> list[Effect]:
-        if self.phase == "closing" and not self._reception.members and self._why.cause.outcome is not Outcome.FAILED:
+        if self._may(May.CLOSE) and not self._reception.members and self._why.cause.outcome is not Outcome.FAILED:
             self._why.cause, self._why.reason = Cause.UNKEPT, self._saving.unsaved("every replica is gone")
         return super()._save() if self._reception.members else []
 
@@ -69,7 +72,7 @@ class Keeping(Coordinator):
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         effects = super()._on_saved(sender, event)
-        if self._again and self.phase == "training" and self._reception.members:
+        if self._again and self._may(May.DEAL) and self._reception.members:
             self._again = False
             effects += self._save()
         return effects
@@ -90,11 +93,13 @@ class Keeping(Coordinator):
         if role == self._filler:
             self._filler = ""
         others = self._reception.members - {role}
-        saving = (self._saving.stage == "writing" and role == self._writer) or (self._saving.stage == "holding" and not others)
+        saving = (self._saving.stage is CheckpointStage.WRITING and role == self._writer) or (
+            self._saving.stage is CheckpointStage.HOLDING and not others
+        )
         if saving:
             effects += self._give_up(f"{role} is gone ({reason})")
-            self._again = self._saving.stage == "sealing"
-        if self.phase == "closing" and others and (saving or described):
+            self._again = self._saving.stage is CheckpointStage.SEALING
+        if self._may(May.CLOSE) and others and (saving or described):
             self._describing.clear()
-            self._closing = [*(["save"] if saving else []), "describe", "stop"]
+            self._closing = [*([ClosingStep.SAVE] if saving else []), ClosingStep.DESCRIBE, ClosingStep.STOP]
         return [*effects, *super()._without_replica(role, reason, died)]

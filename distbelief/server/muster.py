@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from distbelief.core import roles
 from distbelief.core.conversations.agreement import Ruler
 from distbelief.core.conversations.attendance import Gone
-from distbelief.core.conversations.initialising import Restore
+from distbelief.core.conversations.initialising import SHARD, Restore, ShardStanding
 from distbelief.core.effects import Effect, Record, Send, Wake
 from distbelief.core.messages import Place
 from distbelief.core.records import Succeeded, Vacant
@@ -17,9 +16,6 @@ from distbelief.errors import RemoteProtocolError
 
 DOUBT_SECONDS = 1.0
 """How long the death of a shard may be unheard of that somebody has lost."""
-
-Standing = Literal["away", "here", "told", "ready"]
-"""Not there; there; told its range; holding it."""
 
 
 class Muster:
@@ -37,7 +33,7 @@ class Muster:
 
     def __init__(self, shards: int) -> None:
         self.roles = [roles.shard(i) for i in range(shards)]
-        self._standing: dict[str, Standing] = dict.fromkeys(self.roles, "away")
+        self._standing: dict[str, ShardStanding] = dict.fromkeys(self.roles, ShardStanding.AWAY)
         self._places: dict[str, Place] = {}
         self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
         self._heirs: dict[str, int] = {}  # lives that are those of a standby
@@ -52,7 +48,8 @@ class Muster:
         self._check(role)
         if place.incarnation < self._lives[role]:
             return False
-        self._standing[role], self._places[role] = "here", place
+        self._places[role] = place
+        self._move(role, ShardStanding.HERE)
         return True
 
     def gone(self, role: str, incarnation: int) -> bool:
@@ -60,13 +57,13 @@ class Muster:
         self._doubted = {one for one in self._doubted if one[0] != role}
         if incarnation < self._lives[role]:
             return False
-        self._standing[role] = "away"
+        self._move(role, ShardStanding.AWAY)
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
         """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is waited for."""
         doubted = {(role, life) for role, life in lost if role in self._places and self._places[role].incarnation == life} - self._doubted
-        self._doubted |= {one for one in doubted if self._standing[one[0]] == "ready"}
+        self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
         return [Wake(DOUBT_SECONDS, _doubt(one)) for one in sorted(doubted & self._doubted)]
 
     def woke(self, what: str) -> None:
@@ -75,18 +72,23 @@ class Muster:
 
     def grant(self, role: str, incarnation: int) -> Record:
         """Have a shard begin a life, in the place of any before."""
-        self._standing[role], self._lives[role] = "away", incarnation
+        self._lives[role] = incarnation
+        self._move(role, ShardStanding.AWAY)
         return Record(Vacant(role, incarnation))
 
     def inherit(self, role: str, incarnation: int, standby: str) -> Record:
         """Have a shard's standby be its next life."""
-        self._standing[role], self._lives[role], self._heirs[role] = "away", incarnation, incarnation
+        self._lives[role], self._heirs[role] = incarnation, incarnation
+        self._move(role, ShardStanding.AWAY)
         return Record(Succeeded(role, incarnation, standby))
 
     def fall(self) -> list[Record]:
         """Have all shards begin one life together."""
         life = max(self._lives.values()) + 1
         return [self.grant(role, life) for role in self.roles]
+
+    def _move(self, role: str, standing: ShardStanding) -> None:
+        self._standing[role] = SHARD.move(self._standing[role], standing)
 
     def _check(self, role: str) -> None:
         if role not in self._standing:
@@ -105,13 +107,17 @@ class Muster:
         ruler = self.place(plan.ruler) if together else Place("", 0)
         for role in self.roles:
             heir = self._inherits(role)
-            if self._standing[role] != "here" or (together and self.missing and not heir):
+            if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not heir):
                 continue
-            self._standing[role] = "told"
+            self._move(role, ShardStanding.TOLD)
             told.append(Send(role, Restore(plan, "" if heir else checkpoint, () if together and not heir else members, ruler)))
         new = {one.to for one in told}
         if plan.settings.in_rounds and roles.shard(plan.ruler) in new:
-            told += [Send(role, Ruler(ruler)) for role in self.roles if self._standing[role] in ("told", "ready") and role not in new]
+            told += [
+                Send(role, Ruler(ruler))
+                for role in self.roles
+                if self._standing[role] in (ShardStanding.TOLD, ShardStanding.READY) and role not in new
+            ]
         return [*told]
 
     def tell_gone(self, plan: Plan, lives: Mapping[str, int]) -> list[Effect]:
@@ -132,20 +138,20 @@ class Muster:
             RemoteProtocolError: there is to be no such shard.
         """
         self._check(role)
-        if self._standing[role] != "told":
+        if self._standing[role] is not ShardStanding.TOLD:
             return False
-        self._standing[role] = "ready"
+        self._move(role, ShardStanding.READY)
         return True
 
     @property
     def missing(self) -> list[str]:
         """Those who are not there."""
-        return [role for role in self.roles if self._standing[role] == "away"]
+        return [role for role in self.roles if self._standing[role] is ShardStanding.AWAY]
 
     @property
     def unready(self) -> list[str]:
         """Those who do not hold what they are to hold yet."""
-        return [role for role in self.roles if self._standing[role] != "ready"]
+        return [role for role in self.roles if self._standing[role] is not ShardStanding.READY]
 
     @property
     def inherited(self) -> bool:
@@ -154,7 +160,7 @@ class Muster:
 
     def waits(self) -> list[str]:
         """For whom the job waits, in words."""
-        return [f"{role} is {'away' if self._standing[role] == 'away' else 'loading'}" for role in self.unready]
+        return [f"{role} is {'away' if self._standing[role] is ShardStanding.AWAY else 'loading'}" for role in self.unready]
 
     @property
     def ready(self) -> bool:

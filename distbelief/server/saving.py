@@ -9,10 +9,10 @@ and of a synchronous job one shard's part may have a round more than another's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Literal
 
 from distbelief.core import events, records
 from distbelief.core.conversations import checkpointing
+from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
 from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan, Settings
@@ -41,7 +41,7 @@ class Saving:
         self.number, self.newest, self.position, self.samples = number, newest, position, samples
         self.kept = number - 1
         """The number of the newest; 0 where there is none."""
-        self.stage: Literal["", "holding", "writing", "sealing"] = ""
+        self.stage = CheckpointStage.NONE
         self._holding: set[str] = set()
         self._holds = 0  # so far: an answer to one that was given up is none to the next
         self._patient = True
@@ -62,7 +62,8 @@ class Saving:
     def begin(self, data: Work, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
         data.pushes = 0
-        self.stage, self._holding, self._failed = "holding", set() if self.settings.together else set(members), ""
+        self._holding, self._failed = set() if self.settings.together else set(members), ""
+        self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
         asked: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
         return [*asked, Wake(HOLD_SECONDS, self._patience)] if members else []
@@ -89,15 +90,23 @@ class Saving:
             self._patient = False
         return what == TIME
 
+    def _move(self, stage: CheckpointStage) -> None:
+        self.stage = CHECKPOINT.move(self.stage, stage)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being made."""
+        return self.stage is not CheckpointStage.NONE
+
     @property
     def holds(self) -> bool:
         """Whether nothing new is to reach the shards."""
-        return self.stage in ("holding", "writing")
+        return self.stage in (CheckpointStage.HOLDING, CheckpointStage.WRITING)
 
     def write(self, data: Work, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
         """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
         busy = sorted(filter(data.held, members)) if self.settings.together else sorted(self._holding)
-        if self.stage != "holding" or (busy and self._patient):
+        if self.stage is not CheckpointStage.HOLDING or (busy and self._patient):
             return []
         told: list[Effect] = []
         if busy:
@@ -105,7 +114,8 @@ class Saving:
             told.append(
                 Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}, busy for {HOLD_SECONDS:g} s: it is not exact"))
             )
-        self.stage, self._cut, self._writing = "writing", (data.position(), data.samples), set(shards)
+        self._cut, self._writing = (data.position(), data.samples), set(shards)
+        self._move(CheckpointStage.WRITING)
         return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self._writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
@@ -116,18 +126,18 @@ class Saving:
         """
         if event.number < self.number:
             return []  # it was given up
-        if plan is None or self.stage != "writing" or sender not in self._writing or event.number != self.number:
+        if plan is None or self.stage is not CheckpointStage.WRITING or sender not in self._writing or event.number != self.number:
             raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
         self._writing.discard(sender)
         self._failed = self._failed or event.error
         if self._writing:
             return []
-        self.stage = "sealing"
+        self._move(CheckpointStage.SEALING)
         return [Discard(event.number) if self._failed else Commit(event.number, plan, *self._cut)]
 
     def sealed(self, event: events.Saved) -> list[Effect]:
         """The store has answered: what is to be written down."""
-        self.stage = ""
+        self._move(CheckpointStage.NONE)
         self.number += 1
         self.error = self._failed or event.error
         if not self.error:
@@ -141,8 +151,10 @@ class Saving:
 
     def abandon(self, why: str) -> list[Effect]:
         """Give up the checkpoint that is being made, if one is."""
-        stage, self.stage, self._holding = self.stage, "", set()
-        if stage != "writing":
+        self._holding = set()
+        if self.stage is not CheckpointStage.WRITING:
+            self._move(CheckpointStage.NONE)
             return []
-        self.stage, self._failed = "sealing", why
+        self._failed = why
+        self._move(CheckpointStage.SEALING)
         return [Discard(self.number)]

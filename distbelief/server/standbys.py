@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring
+from distbelief.core.conversations.mirroring import STANDBY, StandbyStanding
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Place
@@ -13,9 +12,6 @@ from distbelief.core.records import Note, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.muster import Muster
-
-Standing = Literal["away", "here", "told", "sent", "mirrors"]
-"""Not there; there; told whose state it will be sent; being sent it; holding all that its shard acknowledges."""
 
 
 class Standbys:
@@ -29,7 +25,9 @@ class Standbys:
 
     def __init__(self, settings: Settings, muster: Muster, lives: Lives) -> None:
         self._muster, self._lives = muster, lives
-        self._standing: dict[str, Standing] = dict.fromkeys(map(roles.standby, range(settings.shards * settings.standby)), "away")
+        self._standing: dict[str, StandbyStanding] = dict.fromkeys(
+            map(roles.standby, range(settings.shards * settings.standby)), StandbyStanding.AWAY
+        )
         self._places: dict[str, Place] = {}
 
     def here(self, role: str, place: Place) -> None:
@@ -40,64 +38,65 @@ class Standbys:
         """
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self._standing)} standbys")
-        self._standing[role], self._places[role] = "here", place
+        self._places[role] = place
+        self._move(role, StandbyStanding.HERE)
 
     @property
     def present(self) -> list[str]:
         """Those that are there."""
-        return [role for role, standing in self._standing.items() if standing != "away"]
+        return [role for role, standing in self._standing.items() if standing is not StandbyStanding.AWAY]
 
     def pair(self, plan: Plan) -> list[Effect]:
         """Tell those that are there whose state they will be sent, where their shards hold what they are to hold."""
         told: list[Effect] = []
-        for role, standing in self._standing.items():
+        for role, standing in [*self._standing.items()]:
             shard = roles.shard_of(role)
-            if standing == "here" and shard not in self._muster.unready:
-                self._standing[role] = "told"
+            if standing is StandbyStanding.HERE and shard not in self._muster.unready:
+                self._move(role, StandbyStanding.TOLD)
                 told.append(Send(role, mirroring.Stand(plan, self._life(shard))))
         return told
 
     def stands(self, role: str, life: int) -> list[Effect]:
         """A standby is ready to be sent what a life of its shard holds."""
         shard = roles.shard_of(role)
-        if self._standing.get(role) != "told" or shard in self._muster.unready or life != self._life(shard):
+        if self._standing.get(role) is not StandbyStanding.TOLD or shard in self._muster.unready or life != self._life(shard):
             return []
-        self._standing[role] = "sent"
+        self._move(role, StandbyStanding.SENT)
         return [Send(shard, mirroring.Mirror(self._places[role]))]
 
     def mirrored(self, shard: str, life: int) -> list[Effect]:
         """A shard says that this life of its standby holds all that it has acknowledged."""
         role = roles.standby_of(shard)
-        if self._standing.get(role) != "sent" or self._places[role].incarnation != life:
+        if self._standing.get(role) is not StandbyStanding.SENT or self._places[role].incarnation != life:
             return []
-        self._standing[role] = "mirrors"
+        self._move(role, StandbyStanding.MIRRORS)
         return [Record(Note(f"{role} holds all that {shard} has acknowledged"))]
 
     def can_succeed(self, shard: str) -> bool:
         """Whether a shard's standby could take its place now."""
-        return self._standing.get(roles.standby_of(shard)) == "mirrors"
+        return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS
 
     def succeed(self, shard: str) -> list[Effect]:
         """Have a shard's standby take its place, and another that of the standby."""
         role, life = roles.standby_of(shard), self._lives.last(shard) + 1
-        self._standing[role] = "away"
+        self._move(role, StandbyStanding.AWAY)
         return [self._muster.inherit(shard, life, role), Send(role, mirroring.Succeed(life)), *self._vacant(role, self._places[role].incarnation)]
 
     def alone(self, *shards: str) -> None:
         """Shards are gone, and their standbys cannot take their places: they wait for the next."""
         for role in map(roles.standby_of, shards):
-            if self._standing.get(role, "away") != "away":
-                self._standing[role] = "here"
+            if self._standing.get(role, StandbyStanding.AWAY) is not StandbyStanding.AWAY:
+                self._move(role, StandbyStanding.HERE)
 
     def lost(self, role: str, incarnation: int, reason: str) -> list[Effect]:
         """A standby is gone, or its shard's link to it is."""
         if role not in self._standing:
             return []
-        if self._standing[role] == "away":  # it has ended before it was there, or what it was to be is known
+        if self._standing[role] is StandbyStanding.AWAY:  # it has ended before it was there, or what it was to be is known
             return self._vacant(role, incarnation)
         if 0 <= incarnation < self._places[role].incarnation:
             return []
-        self._standing[role] = "away"
+        self._move(role, StandbyStanding.AWAY)
         alone = Send(roles.shard_of(role), mirroring.Alone(self._places[role].incarnation))
         return [Record(Note(f"{role} is gone ({reason})")), alone, *self._vacant(role, self._places[role].incarnation)]
 
@@ -112,6 +111,9 @@ class Standbys:
         if role in self._lives.over:
             return [Record(Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)"))]
         return [Record(Vacant(role, self._lives.last(role) + 1))]
+
+    def _move(self, role: str, standing: StandbyStanding) -> None:
+        self._standing[role] = STANDBY.move(self._standing[role], standing)
 
     def _life(self, shard: str) -> int:
         return self._muster.places[roles.index_of(shard)].incarnation

@@ -25,11 +25,13 @@ from safetensors.torch import load_file
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import roles
-from distbelief.core.effects import Arrival
+from distbelief.core.conversations.table import States
+from distbelief.core.effects import Arrival, Effect
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.core.protocol import CONVERSATIONS
 from distbelief.job import Job
+from distbelief.server.machine import Answering
 from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
 from distbelief.transport.virtual import VirtualEndpoint, Weather
 
@@ -130,6 +132,22 @@ class Recording:
         }
 
 
+def check_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse every move of a coordinator's that is not on one of the events that its table names."""
+    told: list[type] = []
+    handle, move = Answering.handle, States.move
+
+    def handled(machine: Answering, sender: str, event: Any, payload: Any) -> list[Effect]:
+        told.append(type(event))
+        try:
+            return handle(machine, sender, event, payload)
+        finally:
+            told.pop()
+
+    monkeypatch.setattr(Answering, "handle", handled)
+    monkeypatch.setattr(States, "move", lambda states, before, after: move(states, before, after, told[-1]))
+
+
 def recording(plain: SimpleNamespace, way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recording, dict[str, Any]]:
     """Play a job of the table."""
     found, tell = Recording(), VirtualEndpoint._tell
@@ -139,6 +157,7 @@ def recording(plain: SimpleNamespace, way: str, fault: str, folder: Path, monkey
         tell(endpoint, arrival)
 
     monkeypatch.setattr(VirtualEndpoint, "_tell", spy)
+    check_moves(monkeypatch)
     fit = {} if way.startswith("sandblaster") else {"batch_size": 4, "epochs": 2}
     network = {} if way == "single" else {"weather": UNSTEADY, "crashes": FAULTS[fault], "restart_seconds": 0.02}
     cluster = Simulated(pace=Pace(spread="constant") if way == "single" else STEADY, keep=True, **network)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from distbelief.core.conversations.table import Conversation, Says
+from enum import StrEnum
+
+from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.events import Lost, Saved
 from distbelief.core.messages import Message, Version
 from distbelief.core.roles import Kind
 
@@ -48,6 +51,33 @@ class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
     staleness: dict[int, int]
 
 
+class CheckpointStage(StrEnum):
+    """How far a checkpoint is."""
+
+    NONE = "none"
+    HOLDING = "holding"
+    WRITING = "writing"
+    SEALING = "sealing"
+
+
+CHECKPOINT = States(
+    "a checkpoint",
+    {
+        CheckpointStage.NONE: "none is being made",
+        CheckpointStage.HOLDING: "replicas push nothing more, until all that they pushed is applied and reported; a synchronous job deals nothing"
+        " more, until nobody holds a minibatch",
+        CheckpointStage.WRITING: "the shards write their parts",
+        CheckpointStage.SEALING: "the store seals them, or clears them away",
+    },
+    (
+        Move(CheckpointStage.NONE, CheckpointStage.HOLDING),
+        Move(CheckpointStage.HOLDING, CheckpointStage.WRITING),
+        Move(CheckpointStage.WRITING, CheckpointStage.SEALING, (SnapshotDone, Lost)),
+        Move(CheckpointStage.SEALING, CheckpointStage.NONE, (Saved, Lost)),
+        Move(CheckpointStage.HOLDING, CheckpointStage.NONE),
+    ),
+)
+
 CHECKPOINTING = Conversation(
     "Checkpointing",
     (
@@ -59,4 +89,5 @@ CHECKPOINTING = Conversation(
         Says(Describe, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         Says(Description, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=Describe),
     ),
+    (CHECKPOINT,),
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from distbelief.core.conversations.table import Conversation, Says
+from enum import StrEnum
+
+from distbelief.core.conversations.membership import Join
+from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.events import Lost
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
 
@@ -21,10 +25,35 @@ class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
     accuracy: float
 
 
+class EvaluatorStanding(StrEnum):
+    """How far the evaluator is, as the coordinator knows."""
+
+    EXPECTED = "expected"
+    JOINED = "joined"
+    NONE = "none"
+
+
+EVALUATOR = States(
+    "the evaluator",
+    {
+        EvaluatorStanding.EXPECTED: "it will come, or has come and is not welcomed yet",
+        EvaluatorStanding.JOINED: "it is there",
+        EvaluatorStanding.NONE: "nobody measures",
+    },
+    (
+        Move(EvaluatorStanding.EXPECTED, EvaluatorStanding.JOINED),
+        Move(EvaluatorStanding.JOINED, EvaluatorStanding.EXPECTED, (Lost, Join)),
+        Move(EvaluatorStanding.JOINED, EvaluatorStanding.NONE, (Lost,)),
+        Move(EvaluatorStanding.EXPECTED, EvaluatorStanding.NONE, (Lost,)),
+        Move(EvaluatorStanding.NONE, EvaluatorStanding.EXPECTED, (Join,)),
+    ),
+)
+
 EVALUATING = Conversation(
     "Evaluating",
     (
         Says(Evaluate, by=(Kind.COORDINATOR,), to=(Kind.EVALUATOR,)),
         Says(Evaluated, by=(Kind.EVALUATOR,), to=(Kind.COORDINATOR,), answers=Evaluate),
     ),
+    (EVALUATOR,),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
-from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.events import Lost, Saved
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Portion
@@ -143,6 +146,60 @@ class State(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes = b""
 
 
+class GroupPhase(StrEnum):
+    """How far a job is."""
+
+    GATHERING = "gathering"
+    TRAINING = "training"
+    CLOSING = "closing"
+    LEAVING = "leaving"
+
+
+GROUP_PHASES = States(
+    "a job in groups",
+    {
+        GroupPhase.GATHERING: "waits for all replicas to be there",
+        GroupPhase.TRAINING: "deals minibatches to a group of those who are there",
+        GroupPhase.CLOSING: "waits for the last round, the last evaluation and the last checkpoint",
+        GroupPhase.LEAVING: "waits for the replicas to leave",
+    },
+    (
+        Move(GroupPhase.GATHERING, GroupPhase.TRAINING, (Enter, Leave, Lost)),
+        Move(GroupPhase.TRAINING, GroupPhase.CLOSING, (Enter, Rounds, Evaluated, Stop, Leave, Lost, Halted)),
+        Move(GroupPhase.CLOSING, GroupPhase.LEAVING, (Rounds, Evaluated, Saved)),
+        Move(
+            GroupPhase.CLOSING, GroupPhase.TRAINING, (Enter, Halted, Leave, Lost)
+        ),  # nobody is left who holds what was made: all begin at a checkpoint
+    ),
+)
+
+
+class GroupMay(Enum):
+    """What a coordinator of groups may do in some phases only."""
+
+    GATHER = "wait for all replicas, to begin with all"
+    DEAL = "deal minibatches, begin checkpoints, and let the job end"
+    REGROUP = "form another group when one dies, leaves or comes"
+    DISMISS = "have those who come finish"
+
+
+GROUP_ALLOWED: Mapping[GroupPhase, frozenset[GroupMay]] = {
+    GroupPhase.GATHERING: frozenset({GroupMay.GATHER}),
+    GroupPhase.TRAINING: frozenset({GroupMay.DEAL, GroupMay.REGROUP}),
+    GroupPhase.CLOSING: frozenset({GroupMay.REGROUP}),
+    GroupPhase.LEAVING: frozenset({GroupMay.DISMISS}),
+}
+"""What a coordinator of groups may do in each phase."""
+
+
+class Duty(StrEnum):
+    """What the first member of a group does for all, and what is done when nothing else is left to be."""
+
+    MEASURE = "measure"
+    KEEP = "keep"
+    DISMISS = "dismiss"
+
+
 GROUPING = Conversation(
     "Grouping",
     (
@@ -166,4 +223,5 @@ GROUPING = Conversation(
         Says(Stop, by=(Kind.SUPERVISOR,), to=(Kind.COORDINATOR,)),
         Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
     ),
+    (GROUP_PHASES,),
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from distbelief.core.conversations.table import Conversation, Says
+from enum import StrEnum
+
+from distbelief.core.conversations.membership import Here, Join
+from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, Place, Version
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
@@ -44,6 +48,35 @@ class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
     shards: tuple[int, ...]
 
 
+class ShardStanding(StrEnum):
+    """How far a shard is, as the coordinator knows."""
+
+    AWAY = "away"
+    HERE = "here"
+    TOLD = "told"
+    READY = "ready"
+
+
+SHARD = States(
+    "a shard",
+    {
+        ShardStanding.AWAY: "it is not there",
+        ShardStanding.HERE: "it is there",
+        ShardStanding.TOLD: "it is told its range",
+        ShardStanding.READY: "it holds what it is to hold",
+    },
+    (
+        Move(ShardStanding.AWAY, ShardStanding.HERE, (Here,)),
+        Move(ShardStanding.HERE, ShardStanding.TOLD, (Here, Join)),
+        Move(ShardStanding.TOLD, ShardStanding.READY, (Restored,)),
+        Move(ShardStanding.TOLD, ShardStanding.HERE, (Here,)),  # its next life, which is heard of before the death of the last
+        Move(ShardStanding.READY, ShardStanding.HERE, (Here,)),
+        Move(ShardStanding.HERE, ShardStanding.AWAY, (Lost,)),
+        Move(ShardStanding.TOLD, ShardStanding.AWAY, (Lost,)),
+        Move(ShardStanding.READY, ShardStanding.AWAY, (Lost,)),
+    ),
+)
+
 INITIALISING = Conversation(
     "Initialising",
     (
@@ -53,4 +86,5 @@ INITIALISING = Conversation(
         Says(Initialised, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=Initialise),
         Says(Ready, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
     ),
+    (SHARD,),
 )

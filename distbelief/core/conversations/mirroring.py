@@ -7,14 +7,18 @@ numbered is confirmed by `Confirmed`.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal, get_args
 
 import msgspec
 
 from distbelief.core.consistency import Key
 from distbelief.core.conversations.agreement import Norms, Ruling, Squares
+from distbelief.core.conversations.initialising import Ready, Restored
+from distbelief.core.conversations.membership import Here
 from distbelief.core.conversations.operations import Operate
-from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, Place
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
@@ -178,6 +182,37 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
+class StandbyStanding(StrEnum):
+    """How far a standby is, as the coordinator knows."""
+
+    AWAY = "away"
+    HERE = "here"
+    TOLD = "told"
+    SENT = "sent"
+    MIRRORS = "mirrors"
+
+
+_FOLLOWS = (StandbyStanding.TOLD, StandbyStanding.SENT, StandbyStanding.MIRRORS)
+
+STANDBY = States(
+    "a standby",
+    {
+        StandbyStanding.AWAY: "it is not there",
+        StandbyStanding.HERE: "it is there",
+        StandbyStanding.TOLD: "it is told whose state it will be sent",
+        StandbyStanding.SENT: "it is being sent it",
+        StandbyStanding.MIRRORS: "it holds all that its shard acknowledges",
+    },
+    (
+        Move(StandbyStanding.AWAY, StandbyStanding.HERE, (Here,)),
+        Move(StandbyStanding.HERE, StandbyStanding.TOLD, (Here, Restored, Ready)),
+        Move(StandbyStanding.TOLD, StandbyStanding.SENT, (Stands,)),
+        Move(StandbyStanding.SENT, StandbyStanding.MIRRORS, (Mirrored,)),
+        *(Move(before, StandbyStanding.HERE, (Lost, Here)) for before in _FOLLOWS),
+        *(Move(before, StandbyStanding.AWAY, (Lost, Bereft)) for before in (StandbyStanding.HERE, *_FOLLOWS)),
+    ),
+)
+
 MIRRORING = Conversation(
     "Mirroring",
     (
@@ -191,4 +226,5 @@ MIRRORING = Conversation(
         Says(Alone, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         Says(Succeed, by=(Kind.COORDINATOR,), to=(Kind.STANDBY,)),
     ),
+    (STANDBY,),
 )

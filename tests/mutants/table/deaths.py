@@ -18,7 +18,7 @@ MACHINE = "tests/machines/test_coordinator.py"
 
 MUTANTS = [
     Mutant(
-        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "server/phases.py",
+        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "server/ending.py",
         "        self._interrupted = reason\n", "",
         (f"{CONSISTENCY}::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),
@@ -39,13 +39,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-checkpoint-does-not-wait-for-what-is-on-its-way", MOMENT, "server/saving.py",
-        'if self.stage != "holding" or (busy and self._patient):', 'if self.stage != "holding":',
+        "is not CheckpointStage.HOLDING or (busy and self._patient):", "is not CheckpointStage.HOLDING:",
         (f"{MACHINE}::test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for_ever",),
     ),
     Mutant(
         "a-checkpoints-position-is-of-when-it-is-sealed", MOMENT, "server/saving.py",
-        'self.stage, self._cut, self._writing = "writing", (data.position(), data.samples), set(shards)',
-        'self.stage, self._cut, self._writing = "writing", (Position(0, 0, ()), data.samples), set(shards)',
+        "self._cut, self._writing = (data.position(), data.samples), set(shards)",
+        "self._cut, self._writing = (Position(0, 0, ()), data.samples), set(shards)",
         (f"{MACHINE}::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
     ),
     Mutant(
@@ -124,8 +124,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-standby-may-succeed-before-it-holds-everything", STANDBY, "server/standbys.py",
-        'return self._standing.get(roles.standby_of(shard)) == "mirrors"',
-        'return self._standing.get(roles.standby_of(shard)) in ("sent", "mirrors")',
+        "return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS",
+        "return self._standing.get(roles.standby_of(shard)) in (StandbyStanding.SENT, StandbyStanding.MIRRORS)",
         (SWEEP,), seconds=15,
     ),
     Mutant(
@@ -137,8 +137,8 @@ MUTANTS = [
         "an-old-death-ends-the-next-life", GRANTED, "server/muster.py",
         "        if incarnation < self._lives[role]:\n"
         "            return False\n"
-        "        self._standing[role] = \"away\"\n",
-        "        self._standing[role] = \"away\"\n",
+        "        self._move(role, ShardStanding.AWAY)\n",
+        "        self._move(role, ShardStanding.AWAY)\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutant(
         "the-data-does-not-go-back", TOGETHER, "server/coordinator.py",
-        "        self.data = self._dealing(self.plan)\n        self.phase, told", "        self.phase, told",
+        "        self.data = self._dealing(self.plan)\n        again, told", "        again, told",
         (SWEEP,), seconds=15,
     ),
     Mutant(

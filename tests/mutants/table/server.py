@@ -2,6 +2,8 @@
 
 from mutants import Mutant
 
+TABLES = "A machine takes each message from the roles that the tables of the conversations name"
+
 MUTANTS = [
     Mutant(
         "a-push-that-comes-again-is-applied-again",
@@ -11,4 +13,14 @@ MUTANTS = [
         "if clock < last:",
         ("tests/machines/test_shard.py::test_a_push_that_was_applied_is_acknowledged_again_and_not_applied",),
     ),
-]
+    Mutant(
+        "anybody-may-say-anything", TABLES, "server/machine.py",
+        "if roles.kind(sender) not in self._heard[event]:", "if not roles.kind(sender):",
+        ("tests/machines/test_answers.py::test_a_machine_takes_each_message_from_those_who_say_it_and_from_nobody_else",),
+    ),
+    Mutant(
+        "any-state-may-follow-any", TABLES, "core/conversations/table.py",
+        "        known = self._moves.get((before, after))\n", "        known = self._moves.get((before, after), ())\n",
+        ("tests/core/test_conversations.py::test_a_move_that_no_table_has_is_a_bug_of_ours",),
+    ),
+]  # fmt: skip

@@ -1,0 +1,76 @@
+"""The phases of a job with a server, as its coordinator goes through them: what it may do in each, and what moves it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+
+from distbelief.core.conversations.dealing import Progress
+from distbelief.core.conversations.evaluating import Evaluated
+from distbelief.core.conversations.initialising import Ready, Restored
+from distbelief.core.conversations.membership import Here, Join, Leave, Stop
+from distbelief.core.conversations.operations import Done, Operated
+from distbelief.core.conversations.table import Move, States
+from distbelief.core.events import Lost, Saved
+
+
+class Phase(StrEnum):
+    """How far a job is."""
+
+    GATHERING = "gathering"
+    RESTORING = "restoring"
+    INITIALISING = "initialising"
+    TRAINING = "training"
+    LEAVING = "leaving"
+    CLOSING = "closing"
+
+
+_ENDS = (Ready, Restored, Progress, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
+"""What may be the last thing that a job does, or the end of it."""
+
+PHASES = States(
+    "a job",
+    {
+        Phase.GATHERING: "waits for all shards, and for the first replica, which tells the layout",
+        Phase.RESTORING: "waits for the shards to know their ranges, and to load a checkpoint if there is one",
+        Phase.INITIALISING: "waits for one replica to send the initial parameters",
+        Phase.TRAINING: "deals portions until all are done, a target is reached or somebody stops the job",
+        Phase.LEAVING: "waits for the replicas to push what they have accrued, and to leave",
+        Phase.CLOSING: "waits for the last evaluation, the last checkpoint and the shards' accounts",
+    },
+    (
+        Move(Phase.GATHERING, Phase.RESTORING, (Here, Join)),
+        Move(Phase.GATHERING, Phase.INITIALISING, (Join,)),  # where replicas share memory
+        Move(Phase.RESTORING, Phase.INITIALISING, (Restored,)),
+        Move(Phase.RESTORING, Phase.TRAINING, (Restored,)),
+        Move(Phase.INITIALISING, Phase.TRAINING, (Ready, Restored)),
+        Move(Phase.TRAINING, Phase.LEAVING, _ENDS),
+        Move(Phase.LEAVING, Phase.CLOSING, _ENDS),
+        Move(Phase.LEAVING, Phase.TRAINING, (Lost,)),  # all go back to a checkpoint
+    ),
+)
+
+
+class May(Enum):
+    """What a coordinator may do in some phases only."""
+
+    GATHER = "tell all shards their ranges, once they are there together"
+    LOAD = "have the shards load a checkpoint, or learn that there is none"
+    INITIALISE = "have a replica send the shards their first parameters"
+    DEAL = "deal minibatches, begin checkpoints, and let the job end"
+    REPLACE = "have a shard that comes again go on for the members, and a standby follow its shard"
+    WELCOME = "welcome those who wait for it"
+    DISMISS = "have those who come and those who are welcomed finish"
+    AWAIT = "wait for the members to leave, and close then; or train again, where all go back to a checkpoint"
+    CLOSE = "take the last steps: measure, save, account, stop"
+
+
+ALLOWED: Mapping[Phase, frozenset[May]] = {
+    Phase.GATHERING: frozenset({May.GATHER}),
+    Phase.RESTORING: frozenset({May.LOAD}),
+    Phase.INITIALISING: frozenset({May.INITIALISE}),
+    Phase.TRAINING: frozenset({May.DEAL, May.REPLACE, May.WELCOME}),
+    Phase.LEAVING: frozenset({May.REPLACE, May.WELCOME, May.DISMISS, May.AWAIT}),
+    Phase.CLOSING: frozenset({May.WELCOME, May.DISMISS, May.CLOSE}),
+}
+"""What a coordinator may do in each phase."""
