@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, main, options
 from distbelief.cluster import evaluate, forkserver, guest, status, sweep
+from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.strategy import STRATEGIES
 
@@ -79,6 +81,12 @@ def test_an_option_that_is_named_is_one() -> None:
     named = {word for text in TEXTS.values() for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)}
     assert len(named) > 10
     assert named <= known
+
+
+def test_the_protocol_is_written_down_as_it_is() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "protocol.py"))["document"]()
+    assert TEXTS["protocol.md"] == made, "docs/protocol.md is not what the tables say: run python docs/protocol.py"
+    assert all(f"`{message.__name__}`" in made for message in MESSAGES)
 
 
 def test_a_goal_that_is_named_is_one() -> None:
