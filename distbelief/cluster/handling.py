@@ -8,7 +8,7 @@ from collections.abc import Callable
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import Piece, State
 from distbelief.core.conversations.initialising import Initialise
-from distbelief.core.conversations.mirroring import Copied, StatePart, Took
+from distbelief.core.conversations.mirroring import Copied, CopyUse, StatePart, Took
 from distbelief.core.conversations.operations import Contribute, Operate
 from distbelief.core.conversations.pushing import Fetched, Push, Pushed
 from distbelief.core.effects import Payload
@@ -117,7 +117,7 @@ class Labour:
             if not self._gathers:
                 seconds += self.update(payload.nbytes)
         elif isinstance(event, Copied):
-            seconds += self.copy(payload.nbytes) if event.what == "gather" else self.update(payload.nbytes)
+            seconds += self.copy(payload.nbytes) if event.what is CopyUse.GATHER else self.update(payload.nbytes)
         elif isinstance(event, Piece):
             if self._adds or not event.adds:
                 seconds += self.copy(payload.nbytes)

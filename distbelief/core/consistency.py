@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from distbelief.core.settings import Settings
 
@@ -29,10 +30,19 @@ class Key(NamedTuple):
     clock: int
 
 
+class Action(StrEnum):
+    """What may be done with a push or a fetch."""
+
+    APPLY = "apply"
+    GATHER = "gather"
+    HOLD = "hold"
+    ANSWER = "answer"
+
+
 class Verdict(NamedTuple):
     """What to do with a push (apply, gather for the next update, hold) or a fetch (answer, hold), why, and the scale of its learning rate."""
 
-    action: Literal["apply", "gather", "hold", "answer"]
+    action: Action
     reason: str
     scale: float = 1.0
 
@@ -53,8 +63,8 @@ class Drop(NamedTuple):
     reason: str
 
 
-APPLY = Verdict("apply", "nobody is waited for")
-ANSWER = Verdict("answer", "nobody is waited for")
+APPLY = Verdict(Action.APPLY, "nobody is waited for")
+ANSWER = Verdict(Action.ANSWER, "nobody is waited for")
 
 SCALINGS: Mapping[str, Callable[[int], float]] = {
     "none": lambda _: 1.0,
@@ -71,7 +81,7 @@ class Policy:
         scaling: one of `SCALINGS`.
 
     >>> Policy("inverse").push(Key("replica 0", 0, 1), tick=0, samples=8, staleness=4)
-    Verdict(action='apply', reason='it is 4 updates old', scale=0.25)
+    Verdict(action=<Action.APPLY: 'apply'>, reason='it is 4 updates old', scale=0.25)
     """
 
     floor = 0
@@ -103,7 +113,7 @@ class Policy:
         """Decide on a push that the ledger takes."""
         if self._scaling is None:
             return APPLY
-        return Verdict("apply", f"it is {staleness} updates old", self._scaling(staleness))
+        return Verdict(Action.APPLY, f"it is {staleness} updates old", self._scaling(staleness))
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Decide on a fetch for a step at `tick`; asked again whenever something has changed."""
@@ -156,7 +166,7 @@ class Softsync(_Members):
     >>> policy = Softsync(n=1, scaling="none")
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
     >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0), policy.due()
-    (Verdict(action='gather', reason='it is 1 of 2 that make an update', scale=1.0), None)
+    (Verdict(action=<Action.GATHER: 'gather'>, reason='it is 1 of 2 that make an update', scale=1.0), None)
     >>> _ = policy.push(Key("replica 1", 0, 2), 0, 8, 0); policy.due()
     Update(samples=16, weight=0.5, parts=(), reason='2 pushes make an update')
     """
@@ -170,7 +180,9 @@ class Softsync(_Members):
         """Gather every push: its staleness is final, as the next update takes it."""
         self._gathered += 1
         self._samples += samples
-        return Verdict("gather", f"it is {self._gathered} of {self._wanted} that make an update", self._scaling(staleness) if self._scaling else 1.0)
+        return Verdict(
+            Action.GATHER, f"it is {self._gathered} of {self._wanted} that make an update", self._scaling(staleness) if self._scaling else 1.0
+        )
 
     @property
     def _wanted(self) -> int:
@@ -192,7 +204,7 @@ class Bounded(_Members):
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
     >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0), policy.push(Key("replica 0", 0, 2), 1, 8, 0)
     >>> policy.fetch("replica 0", 1).action, policy.fetch("replica 0", 2).reason
-    ('answer', 'tick 2 may begin when all are at tick 1 or later (--staleness 1); the slowest is at 0')
+    (<Action.ANSWER: 'answer'>, 'tick 2 may begin when all are at tick 1 or later (--staleness 1); the slowest is at 0')
     """
 
     def __init__(self, bound: int, scaling: str) -> None:
@@ -218,7 +230,7 @@ class Bounded(_Members):
         if self.floor >= needed or who not in self.members:
             return ANSWER
         where = f"the slowest is at {self.floor}"
-        return Verdict("hold", f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}")
+        return Verdict(Action.HOLD, f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}")
 
     def slowest(self) -> list[str]:
         """Those that are no further than all."""
@@ -234,7 +246,7 @@ class Stage(Policy):
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Hold the fetch for an evaluation that is still to come."""
-        return ANSWER if tick <= self.floor else Verdict("hold", f"evaluation {tick} has not begun")
+        return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")
 
 
 def policy_of(settings: Settings) -> Policy:

@@ -9,7 +9,8 @@ The rules of the file:
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal, NamedTuple
+from enum import StrEnum
+from typing import NamedTuple
 
 from distbelief.errors import RemoteProtocolError
 
@@ -21,14 +22,22 @@ DROPPED = 4
 """How many of a replica's dropped pushes are known: it has no more than two that are not acknowledged."""
 
 
-class Verdict(NamedTuple):
+class Taking(StrEnum):
+    """What may be done with a push."""
+
+    APPLY = "apply"
+    ACKNOWLEDGE = "acknowledge"
+    REFUSE = "refuse"
+
+
+class Judgement(NamedTuple):
     """What to do with a push, and the sentence that says why."""
 
-    action: Literal["apply", "acknowledge", "refuse"]
+    taking: Taking
     reason: str
 
 
-APPLY = Verdict("apply", "the next push of this replica")
+APPLY = Judgement(Taking.APPLY, "the next push of this replica")
 
 
 class Ledger:
@@ -53,7 +62,7 @@ class Ledger:
             RemoteProtocolError: a number that no clock has.
 
         >>> ledger = Ledger()
-        >>> ledger.judge("replica 0", 0, 1).action, ledger.resume("replica 0", 0, 3), ledger.judge("replica 0", 0, 4).action
+        >>> ledger.judge("replica 0", 0, 1).taking.value, ledger.resume("replica 0", 0, 3), ledger.judge("replica 0", 0, 4).taking.value
         ('apply', 2, 'apply')
         """
         if not 0 <= clock <= SAMPLES_LIMIT:
@@ -65,7 +74,7 @@ class Ledger:
         self.clocks[who] = (incarnation, max(last, clock))
         return max(0, clock - last)
 
-    def judge(self, who: str, incarnation: int, clock: int) -> Verdict:
+    def judge(self, who: str, incarnation: int, clock: int) -> Judgement:
         """Decide on a push and, where it is to be applied, note it.
 
         Raises:
@@ -73,12 +82,12 @@ class Ledger:
         """
         known, last = self.clocks.get(who, (incarnation, 0))
         if incarnation < known:
-            return Verdict("refuse", f"{who} incarnation {incarnation} was replaced by {known}")
+            return Judgement(Taking.REFUSE, f"{who} incarnation {incarnation} was replaced by {known}")
         if incarnation > known:
             last = 0
         if clock == last + 1:
             self.clocks[who] = (incarnation, clock)
             return APPLY
         if clock <= last:
-            return Verdict("acknowledge", f"push {clock} of {who} was applied before")
+            return Judgement(Taking.ACKNOWLEDGE, f"push {clock} of {who} was applied before")
         raise RemoteProtocolError(f"{who} sent push {clock} after push {last}: a push in between is missing")

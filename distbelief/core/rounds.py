@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from distbelief.core import roles
-from distbelief.core.consistency import ANSWER, Drop, Key, Policy, Update, Verdict
+from distbelief.core.consistency import ANSWER, Action, Drop, Key, Policy, Update, Verdict
 from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.settings import Settings
 
-HELD = Verdict("hold", "its own push is in no round yet")
+HELD = Verdict(Action.HOLD, "its own push is in no round yet")
 
 
 class History:
@@ -60,7 +60,7 @@ class Rounds(Policy):
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
     >>> key = Key("replica 0", 0, 1)
     >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()
-    ('hold', None, 'round 0 has 1 of 2 gradients', ['replica 1'])
+    (<Action.HOLD: 'hold'>, None, 'round 0 has 1 of 2 gradients', ['replica 1'])
     >>> _ = policy.push(Key("replica 1", 0, 1), 0, 4, 0); policy.due().samples
     12
     """
@@ -147,7 +147,7 @@ class Rounds(Policy):
         if who in self._owing and who not in self._dead:  # a next life fetches before it takes part, and owes nothing for the last
             return HELD
         if self.floor < tick:
-            return Verdict("hold", f"{tick} rounds must be made first, {self.floor} are")
+            return Verdict(Action.HOLD, f"{tick} rounds must be made first, {self.floor} are")
         return ANSWER
 
     def due(self, short: bool = False) -> Update | Drop | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from distbelief.core.consistency import Key, Policy, Update
 from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
+from distbelief.core.conversations.mirroring import CopyUse
 from distbelief.core.effects import Effect, Send
 from distbelief.core.messages import Version
 from distbelief.server.mirror import Mirror
@@ -33,7 +34,7 @@ class Making(NamedTuple):
         if mirror.place is None:
             return []
         keys = tuple(key for key, _ in self.taken)
-        return mirror.copy("sum", held.sum(), keys, self.stale, self.due.samples, self.factor, self.due.weight, floor, norms)
+        return mirror.copy(CopyUse.SUM, held.sum(), keys, self.stale, self.due.samples, self.factor, self.due.weight, floor, norms)
 
     def acknowledged(self, version: Version) -> list[Effect]:
         """Tell those whose pushes are in it."""

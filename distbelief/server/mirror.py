@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from distbelief.core.consistency import Key
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.conversations.mirroring import Confirmed, Copied, StatePart, Told, Whole
+from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, StatePart, Told, Whole
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.messages import Message, Place
@@ -104,7 +104,7 @@ class Mirror:
 
     def copy(
         self,
-        what: Literal["apply", "gather", "sum"],
+        what: CopyUse,
         payload: Payload,
         keys: tuple[Key, ...],
         staleness: tuple[int, ...],

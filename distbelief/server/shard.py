@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from distbelief.core import events, messages, records, roles
-from distbelief.core.consistency import Drop, Key, Policy, Update, policy_of
+from distbelief.core.consistency import Action, Drop, Key, Policy, Update, policy_of
 from distbelief.core.conversations import agreement, attendance, checkpointing, initialising, membership, mirroring, pushing
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
-from distbelief.core.ledger import SAMPLES_LIMIT, Ledger
+from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, Taking
 from distbelief.core.messages import Version
 from distbelief.core.norms import Exchange
 from distbelief.core.protocol import SERVED, heard_by
@@ -169,12 +169,12 @@ class Shard:
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
-        if noted.action == "refuse":
+        if noted.taking is Taking.REFUSE:
             return []
         told: list[Effect] = []
         freed: list[Effect] = []
         key = Key(sender, event.incarnation, event.clock)
-        if noted.action == "apply":
+        if noted.taking is Taking.APPLY:
             incarnation, updates = self.version
             staleness = updates - self._based(event.version)
             if staleness < 0:
@@ -183,21 +183,23 @@ class Shard:
             floor, factor = self.policy.floor, self._rate(self.samples)
             if self._asks:
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
-                if verdict.action == "hold":
+                if verdict.action is Action.HOLD:
                     self._pushes[key] = event, payload
                     return self._settle()
-                if verdict.action == "gather":
+                if verdict.action is Action.GATHER:
                     held.gather(sender, event.slot, payload, verdict.scale, average=False)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
-                    told = self._mirror.copy("gather", payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor)
+                    told = self._mirror.copy(
+                        mirroring.CopyUse.GATHER, payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor
+                    )
                     return [*told, *self._mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-            told = self._mirror.copy("apply", payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
+            told = self._mirror.copy(mirroring.CopyUse.APPLY, payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
             if self.policy.floor > floor:
                 freed = self._let_go()
         elif key in self._pushes or (self._making and self._making.has(key)):
@@ -205,7 +207,7 @@ class Shard:
         else:
             self.policy.taken(sender, event.tick)
             freed = self._let_go()
-        dropped = noted.action == "acknowledge" and self.ledger.dropped(sender, event.incarnation, event.clock)
+        dropped = noted.taking is Taking.ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*told, *self._mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _based(self, version: Version) -> int:
@@ -223,7 +225,7 @@ class Shard:
 
     def _may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
-        return self._making is None and self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action == "answer"
+        return self._making is None and self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action is Action.ANSWER
 
     def _settle(self, short: bool = False) -> list[Effect]:
         """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""

@@ -125,10 +125,10 @@ class Standby:
     def _copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> list[Effect]:
         if not self._whole or payload is None or len(event.keys) != len(event.staleness):
             raise RemoteProtocolError(f"{self.role} was sent a push before the state that it changes, or no push")
-        if event.what == "apply":
+        if event.what is mirroring.CopyUse.APPLY:
             self._held.apply(sender, event.slot, payload, event.factor)
             self._updated(event.samples)
-        elif event.what == "gather":
+        elif event.what is mirroring.CopyUse.GATHER:
             self._held.gather(sender, event.slot, payload, event.factor, average=False)
             self._gathered, self._gathered_samples = self._gathered + 1, self._gathered_samples + event.samples
         else:

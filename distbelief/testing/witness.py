@@ -153,7 +153,7 @@ class Witness:
         if isinstance(message, mirroring.Copied):
             keys = [(self._name(key.who, key.incarnation), key.clock) for key in message.keys]
             gathered += keys
-            if message.what != "gather":
+            if message.what is not mirroring.CopyUse.GATHER:
                 updates.append(keys)
                 gathered.clear()
         elif message.step is not None:

@@ -147,11 +147,11 @@ def test_a_push_is_applied_at_most_once_and_in_order_whatever_comes(pushes: list
             gaps.append((error, clock, sum((w, i) == (who, incarnation) for w, i, _ in applied)))
             continue
         assert verdict.reason
-        if verdict.action == "apply":
+        if verdict.taking == "apply":
             assert incarnation >= newest.get(who, 0)
             newest[who] = incarnation
             applied.append((who, incarnation, clock))
-        elif verdict.action == "acknowledge":
+        elif verdict.taking == "acknowledge":
             assert (who, incarnation, clock) in applied
         else:
             assert incarnation < newest[who]

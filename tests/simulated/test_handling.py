@@ -13,7 +13,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import Piece
-from distbelief.core.conversations.mirroring import Copied, Took
+from distbelief.core.conversations.mirroring import Copied, CopyUse, Took
 from distbelief.core.conversations.operations import Contribute, Operate
 from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Phantom
@@ -53,8 +53,8 @@ FETCHED = Fetched(0, 0, 100, AT)
         (Downpour(), Fetch(0, 0, 100), None, 0),
         (Downpour(), FETCHED, HUNDRED, 0),  # it has landed
         (Sandblaster(), Contribute(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
-        (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, "apply", (), (), 1, 1.0), HUNDRED, 4),
-        (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, "gather", (), (), 1, 1.0), HUNDRED, 2),
+        (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, CopyUse.APPLY, (), (), 1, 1.0), HUNDRED, 4),
+        (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, CopyUse.GATHER, (), (), 1, 1.0), HUNDRED, 2),
         (Sandblaster(), Took(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
         (Allreduce(), Piece(0, 0, 0, 0, 0, True), HUNDRED, 2),
         (Allreduce(), Piece(0, 0, 0, 0, 0, False), HUNDRED, 2),

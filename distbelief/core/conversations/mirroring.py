@@ -8,7 +8,7 @@ numbered is confirmed by `Confirmed`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 
@@ -120,12 +120,20 @@ class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
     summing: Summing | None = None
 
 
+class CopyUse(StrEnum):
+    """What a standby is to do with a copy of a gradient."""
+
+    APPLY = "apply"
+    GATHER = "gather"
+    SUM = "sum"
+
+
 class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it makes with `weight`."""
 
     life: int
     number: int
-    what: Literal["apply", "gather", "sum"]
+    what: CopyUse
     keys: tuple[Key, ...]
     staleness: tuple[int, ...]
     samples: int

@@ -48,7 +48,7 @@ MUTANTS = [
     Mutant(
         "a-push-of-the-dead-is-judged-like-any", ONCE, "core/ledger.py",
         '        if incarnation < known:\n'
-        '            return Verdict("refuse", f"{who} incarnation {incarnation} was replaced by {known}")\n',
+        '            return Judgement(Taking.REFUSE, f"{who} incarnation {incarnation} was replaced by {known}")\n',
         "",
         ("tests/machines/test_shard.py::test_a_push_of_the_dead_is_neither_applied_nor_acknowledged",),
     ),
