@@ -17,6 +17,7 @@ from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Position
 from distbelief.core.records import Record as RecordOf
 from distbelief.core.settings import Plan
+from distbelief.core.timers import AnyTimer
 
 
 class Payload(Protocol):
@@ -127,10 +128,10 @@ class Connect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
-    """Say `Woke(what)` in so many seconds."""
+    """Say `Woke(timer)` in so many seconds."""
 
     seconds: float
-    what: str
+    timer: AnyTimer
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ import msgspec
 
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
+from distbelief.core.timers import AnyTimer
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +44,7 @@ class Lent(msgspec.Struct, frozen=True, gc=False):
 class Woke(msgspec.Struct, frozen=True, gc=False):
     """From the clock beside a machine: the time of a `Wake` has come."""
 
-    what: str
+    timer: AnyTimer
 
 
 TELLERS: Mapping[type, Kind] = {Saved: Kind.STORE, Loaded: Kind.STORE, Woke: Kind.CLOCK, Lent: Kind.CARRIER}

@@ -38,10 +38,11 @@ class Journal:
 
     >>> import io
     >>> from distbelief.core.conversations.checkpointing import Go
+    >>> from distbelief.core.timers import CheckpointDue
     >>> files = io.BytesIO(), io.BytesIO()
-    >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1, events.Woke("now"))
+    >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1, events.Woke(CheckpointDue()))
     >>> again = Journal(*files); again.memory, list(again.entries())
-    (b'all', [Entry(sender='clock', life=-1, event=Woke(what='now'))])
+    (b'all', [Entry(sender='clock', life=-1, event=Woke(timer=CheckpointDue()))])
     """
 
     def __init__(self, *files: BinaryIO) -> None:

@@ -36,6 +36,7 @@ from distbelief.core.effects import (
 from distbelief.core.portions import Portion
 from distbelief.core.rations import round_of
 from distbelief.core.settings import Plan
+from distbelief.core.timers import BucketDue
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
 from distbelief.replica.pieces import Pieces, schedule_of
@@ -294,7 +295,7 @@ class Allreduce:
         ready = self._moments(computed)
         for number, moment in enumerate(ready):
             if moment > ready[0]:
-                yield Wake(moment - ready[0], f"{self._group} {self.rounds} {number}")
+                yield Wake(moment - ready[0], BucketDue(self._group, self.rounds, number))
             else:
                 yield from pieces.begin(number)
         while not pieces.done:
@@ -302,9 +303,9 @@ class Allreduce:
             if isinstance(arrival.event, grouping.Piece) and arrival.event.group == self._group:
                 yield from pieces.take(arrival.sender, arrival.event)
             elif isinstance(arrival.event, events.Woke):
-                group, rounds, number = map(int, arrival.event.what.split())
-                if (group, rounds) == (self._group, self.rounds):
-                    yield from pieces.begin(number)
+                timer = arrival.event.timer
+                if isinstance(timer, BucketDue) and (timer.group, timer.round) == (self._group, self.rounds):
+                    yield from pieces.begin(timer.bucket)
             else:
                 yield from self._take(arrival)
 

@@ -266,7 +266,7 @@ class Driver:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
 
     def _wake(self, player: Player, wake: Wake) -> None:
-        self.clock.call_later(wake.seconds, lambda what: self._handle(player, Arrival(CLOCK, events.Woke(what))), wake.what)
+        self.clock.call_later(wake.seconds, lambda timer: self._handle(player, Arrival(CLOCK, events.Woke(timer))), wake.timer)
 
     def _write(self, player: Player, effect: Save | Commit | Discard) -> events.Saved:
         """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
@@ -383,7 +383,7 @@ class Driver:
         if isinstance(effect, Load):
             return self._load(player, effect)
         if isinstance(effect, Wake):
-            return self.clock.call_later(effect.seconds, lambda what: self._arrive(player, Arrival(CLOCK, events.Woke(what))), effect.what)
+            return self.clock.call_later(effect.seconds, lambda timer: self._arrive(player, Arrival(CLOCK, events.Woke(timer))), effect.timer)
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
 
     def _end(self, player: Player) -> None:

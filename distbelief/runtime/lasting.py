@@ -211,8 +211,7 @@ class Host:
 
     def _remember(self) -> bytes:
         sessions = [[role, life, one.heard, one.said, list(map(wire.encode, one.kept))] for role, (life, one) in self._sessions.items()]
-        wakes = [[wake.seconds, wake.what] for wake in self.wakes]
-        return msgspec.msgpack.encode([memory.remember(self._machine, self._kinds), sessions, self._over, self.records, wakes])
+        return msgspec.msgpack.encode([memory.remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes])
 
     def _recall(self, held: bytes) -> None:
         machine, sessions, self._over, self.records, wakes = msgspec.msgpack.decode(held)
@@ -221,7 +220,7 @@ class Host:
             session = self._session(role, life)
             session.heard, session.said = heard, said
             session.kept.extend(wire.decode(frame[wire.PREFIX.size :]) for frame in kept)
-        self.wakes = [Wake(*wake) for wake in wakes]
+        self.wakes = msgspec.convert(wakes, list[Wake])
 
     def _count(self, sender: str, life: int, event: Event) -> None:
         """Know that the coordinator was told something, now or in the life before."""
@@ -232,7 +231,7 @@ class Host:
                 self._sessions.pop(sender, None)
                 self._awaited.pop(sender, None)
         elif isinstance(event, Woke):
-            self.wakes.remove(next(wake for wake in self.wakes if wake.what == event.what))
+            self.wakes.remove(next(wake for wake in self.wakes if wake.timer == event.timer))
         elif life >= 0:
             self._session(sender, life).heard += 1
 

@@ -21,11 +21,11 @@ from distbelief.core.protocol import GROUPED, heard_by
 from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
+from distbelief.core.timers import CheckpointDue
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
 from distbelief.server.grouping import Grouping
 from distbelief.server.machine import Answering, Answers
-from distbelief.server.saving import TIME
 
 AHEAD = 2
 """Rations that a group has at a time."""
@@ -299,7 +299,7 @@ class Conductor(Answering):
             self._want_checkpoint()
         if seconds and self._pushes and not self._armed and self._may(GroupMay.DEAL):
             self._armed = True
-            return [Wake(seconds, TIME)]
+            return [Wake(seconds, CheckpointDue())]
         return []
 
     def _want_checkpoint(self) -> None:

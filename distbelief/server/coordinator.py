@@ -277,8 +277,8 @@ class Coordinator(Answering):
         return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self._may(May.DEAL) else []), *self._write()]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
-        self._muster.woke(event.what)
-        due = self._saving.woke(event.what) and self.data is not None and self.data.pushes and self._may(May.DEAL)
+        self._muster.woke(event.timer)
+        due = self._saving.woke(event.timer) and self.data is not None and self.data.pushes and self._may(May.DEAL)
         return (self._greet() if self._may(May.WELCOME) else []) + (self._save() if due else self._write())
 
     def _write(self) -> list[Effect]:

@@ -12,6 +12,7 @@ from distbelief.core.effects import Effect, Record, Send, Wake
 from distbelief.core.messages import Place
 from distbelief.core.records import Succeeded, Vacant
 from distbelief.core.settings import Plan
+from distbelief.core.timers import AnyTimer, DoubtOver
 from distbelief.errors import RemoteProtocolError
 
 DOUBT_SECONDS = 1.0
@@ -64,11 +65,11 @@ class Muster:
         """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is waited for."""
         doubted = {(role, life) for role, life in lost if role in self._places and self._places[role].incarnation == life} - self._doubted
         self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
-        return [Wake(DOUBT_SECONDS, _doubt(one)) for one in sorted(doubted & self._doubted)]
+        return [Wake(DOUBT_SECONDS, DoubtOver(*one)) for one in sorted(doubted & self._doubted)]
 
-    def woke(self, what: str) -> None:
+    def woke(self, timer: AnyTimer) -> None:
         """It has been waited for long enough: the shard lives, and it was the link that broke."""
-        self._doubted = {one for one in self._doubted if _doubt(one) != what}
+        self._doubted = {one for one in self._doubted if DoubtOver(*one) != timer}
 
     def grant(self, role: str, incarnation: int) -> Record:
         """Have a shard begin a life, in the place of any before."""
@@ -180,7 +181,3 @@ class Muster:
     def places(self) -> tuple[Place, ...]:
         """Where each of them is, in their order; all must be there."""
         return tuple(self._places[role] for role in self.roles)
-
-
-def _doubt(one: tuple[str, int]) -> str:
-    return f"doubt of {one[0]} {one[1]}"

@@ -16,13 +16,12 @@ from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointSt
 from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan, Settings
+from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.dealing import Work
 
 HOLD_SECONDS = 2.0
 """How long replicas push nothing, at most, while one of them has not said that all it pushed is applied."""
-
-TIME = "time for a checkpoint"
 
 
 class Saving:
@@ -57,7 +56,7 @@ class Saving:
         seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
         arm = bool(seconds and data.pushes and not self._armed)
         self._armed |= arm
-        return [Wake(seconds, TIME)] if arm else [], 0 < pushes <= data.pushes
+        return [Wake(seconds, CheckpointDue())] if arm else [], 0 < pushes <= data.pushes
 
     def begin(self, data: Work, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
@@ -66,15 +65,11 @@ class Saving:
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
         asked: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
-        return [*asked, Wake(HOLD_SECONDS, self._patience)] if members else []
+        return [*asked, Wake(HOLD_SECONDS, HoldOver(self._holds))] if members else []
 
     def hold(self, role: str) -> Send:
         """Have one replica push nothing more."""
         return Send(role, checkpointing.Hold(self._holds))
-
-    @property
-    def _patience(self) -> str:
-        return f"hold {self._holds}"
 
     def held(self, role: str, number: int = -1) -> list[Effect]:
         """A replica has nothing on its way any more, or (-1) is gone."""
@@ -82,13 +77,14 @@ class Saving:
             self._holding.discard(role)
         return []
 
-    def woke(self, what: str) -> bool:
+    def woke(self, timer: AnyTimer) -> bool:
         """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the former."""
-        if what == TIME:
+        due = isinstance(timer, CheckpointDue)
+        if due:
             self._armed = False
-        elif what == self._patience:
+        elif timer == HoldOver(self._holds):
             self._patient = False
-        return what == TIME
+        return due
 
     def _move(self, stage: CheckpointStage) -> None:
         self.stage = CHECKPOINT.move(self.stage, stage)

@@ -16,6 +16,7 @@ from distbelief.core.memory import recall, remember
 from distbelief.core.messages import Place, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.session import Session
+from distbelief.core.timers import DoubtOver, HoldOver
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
 from distbelief.record.journal import Entry, Journal
@@ -76,7 +77,7 @@ def opened(files: tuple[io.BytesIO, io.BytesIO]) -> Journal:
     return Journal(*(io.BytesIO(file.getvalue()) for file in files))
 
 
-EVENTS = (Go(), Lost("it ended", 3), Saved(2, "", "/run/2"), Woke("time"))
+EVENTS = (Go(), Lost("it ended", 3), Saved(2, "", "/run/2"), Woke(HoldOver(3)))
 
 
 def written(memory: bytes) -> tuple[io.BytesIO, io.BytesIO]:
@@ -111,8 +112,8 @@ def test_a_writer_may_die_at_any_byte_and_the_next_goes_on_after_what_is_whole()
             lengths.add(len(entries))
         else:
             assert entries == [Entry("replica 9", 1, Go())], "the journal before is whole"
-        again.note("clock", -1, Woke("after"))
-        assert list(Journal(*kept).entries()) == [*entries, Entry("clock", -1, Woke("after"))]
+        again.note("clock", -1, Woke(DoubtOver("shard 1", 2)))
+        assert list(Journal(*kept).entries()) == [*entries, Entry("clock", -1, Woke(DoubtOver("shard 1", 2)))]
     assert lengths == set(range(len(EVENTS) + 1))
 
 

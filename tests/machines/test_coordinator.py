@@ -18,6 +18,7 @@ from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Settings
+from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.coordinator import Coordinator
 
@@ -219,12 +220,12 @@ def rounds(**options: Any) -> Office:
 def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for_ever() -> None:
     office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     office.tell("replica 0", progress(steps=1)).tell("replica 1", progress(steps=1))
-    assert [effect.what for effect in office.effects if isinstance(effect, Wake)] == ["hold 1"]
+    assert [effect.timer for effect in office.effects if isinstance(effect, Wake)] == [HoldOver(1)]
     assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"], "nobody holds a minibatch"
     office = rounds().tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
     office.tell("replica 0", progress(wants=True), progress(steps=1)).tell("replica 1", progress(steps=1))
     assert office.said(checkpointing.Snapshot) == []
-    assert office.tell("clock", events.Woke("hold 1")).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+    assert office.tell("clock", events.Woke(HoldOver(1))).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
 
 
 def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:
@@ -236,7 +237,7 @@ def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:
     office.tell("shard 1", events.Lost("killed", 0), membership.Here(1), initialising.Restored(loaded=True))
     epoch(office)
     assert office.said(checkpointing.Hold, "replica 0") == [checkpointing.Hold(2)]
-    office.tell("clock", events.Woke("hold 1")).tell("replica 0", checkpointing.Held(1))
+    office.tell("clock", events.Woke(HoldOver(1))).tell("replica 0", checkpointing.Held(1))
     assert office.said(checkpointing.Snapshot) == []
     assert office.tell("replica 0", checkpointing.Held(2)).said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
 

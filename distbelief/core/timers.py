@@ -1,0 +1,39 @@
+"""Timers: what a role may ask the clock to tell it, when a time has come."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Timer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What has come, when it has."""
+
+
+class CheckpointDue(Timer, frozen=True, array_like=True, tag=True):
+    """Time for a checkpoint."""
+
+
+class HoldOver(Timer, frozen=True, array_like=True, tag=True):
+    """Replicas have held their pushes for long enough: what has not said that it does is not waited for."""
+
+    number: int
+    """How many times pushes were held so far."""
+
+
+class DoubtOver(Timer, frozen=True, array_like=True, tag=True):
+    """A shard that somebody has lost, and of whose death nobody has heard since, lives."""
+
+    shard: str
+    life: int
+
+
+class BucketDue(Timer, frozen=True, array_like=True, tag=True):
+    """The gradients of a bucket are there, of a step that is simulated as it goes."""
+
+    group: int
+    round: int
+    bucket: int
+
+
+AnyTimer = CheckpointDue | HoldOver | DoubtOver | BucketDue
+"""Every timer."""
