@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from distbelief.cluster.sitting import View
     from distbelief.core.optimizer import optim
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
+    from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.runtime.loop import join
     from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
-    from distbelief.transport.hook import Reduce, comm_hook
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import Outage, Weather
 
@@ -43,7 +43,7 @@ _PLACES = {
     "Hosts": "transport.processors",
     "Outage": "transport.virtual",
     "Weather": "transport.virtual",
-    **dict.fromkeys(("Reduce", "comm_hook"), "transport.hook"),
+    **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "cluster.evaluate",
     "Job": "job",
     **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),

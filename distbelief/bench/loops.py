@@ -18,10 +18,10 @@ from torch import nn
 from distbelief.bench.peers import Peer, Peers, lend
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
+from distbelief.fabric.hook import Reduce, comm_hook
 from distbelief.server import optimizers
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import Trainer, build_model
-from distbelief.transport.hook import Reduce, comm_hook
 
 WARM = 5
 """Steps before the clock starts."""

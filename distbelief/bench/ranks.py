@@ -14,10 +14,12 @@ import torch.distributed as dist
 
 from distbelief.bench import lines
 from distbelief.core.buckets import Bucket
+from distbelief.fabric.lines import Lines
+from distbelief.fabric.player import WHOLE
+from distbelief.fabric.player import play as run
+from distbelief.fabric.shared_memory import SharedMemory
+from distbelief.fabric.window import Window, open_window
 from distbelief.schedules.allreduce import by_host, schedule
-from distbelief.transport.memory import Memory
-from distbelief.transport.process_group import Player
-from distbelief.transport.window import Window, open_window
 
 SECONDS = 120.0
 LEAD_SECONDS = 0.05
@@ -41,11 +43,11 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
     if where:
         lines.first()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
-    player, window = Player(rank, ranks, torch.device("cpu")), open_window(rank, ranks, None)
+    ends, window = Lines(rank, ranks, torch.device("cpu")), open_window(rank, ranks, None)
     place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
     groups = 0
     connection.send_bytes(b"ready")
-    shared: dict[int, Memory] = {}
+    shared: dict[int, SharedMemory] = {}
     vectors: dict[int, torch.Tensor] = {}
     while True:
         how, size_, times_ = connection.recv_bytes().decode().split("|")
@@ -53,18 +55,18 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
             break
         size, times = int(size_), int(times_)
         if size not in vectors:
-            own = Memory(place, rank, ranks, "direct")
+            own = SharedMemory(place, rank, ranks, "direct")
             own.open(size, [Bucket(0, size, "float32")])
             shared[size], vectors[size] = own, torch.zeros(size // 4)
         dist.barrier()
         groups += 1
         if how == "place":
             shared[size].meet(groups, range(ranks))
-        act = _act(how, size, ranks, rank, player, window, shared[size], vectors[size])
+        act = _act(how, size, ends, window, shared[size], vectors[size])
         dist.barrier()
         taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
         connection.send_bytes(" ".join(map(str, taken)).encode())
-    player.leave()
+    ends.leave()
     dist.barrier()
     dist.destroy_process_group()
     connection.send_bytes(b"over")
@@ -88,26 +90,25 @@ def _together(act: Callable[[], object]) -> float:
     return time.monotonic() - moment
 
 
-def _act(
-    how: str, size: int, ranks: int, rank: int, player: Player, window: Window | None, memory: Memory, own: torch.Tensor
-) -> Callable[[], object]:
+def _act(how: str, size: int, ends: Lines, window: Window | None, memory: SharedMemory, own: torch.Tensor) -> Callable[[], object]:
     """What is measured."""
     if how == "native":
         return lambda: dist.all_reduce(own)
     if how == "copy":
         assert window is not None, "the ranks are processes of one host"
-        return partial(window.add_up, own)
+        return partial(run, window, own, WHOLE)
     if how == "place":
 
         def add_up() -> None:
             memory.ready(0)
-            memory.reduce(0, lambda: False)
+            while not memory.reduce():
+                pass
 
         return add_up
     if how == "latency":
-        return lambda: _swap(own.view(torch.uint8), rank, ranks)
-    made = schedule(how, ranks, size // 4, by_host(ranks, 2) if how == "hierarchical" else ())
-    return lambda: player.play(own, made)
+        return lambda: _swap(own.view(torch.uint8), ends.rank, ends.ranks)
+    made = schedule(how, ends.ranks, size // 4, by_host(ends.ranks, 2) if how == "hierarchical" else ())
+    return partial(run, ends, own, made.steps_of(ends.rank))
 
 
 def _swap(tensor: torch.Tensor, rank: int, ranks: int) -> None:

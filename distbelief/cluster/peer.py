@@ -14,6 +14,8 @@ from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
+from distbelief.fabric.process_group import ProcessGroup
+from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.record.restore import Store
 from distbelief.replica.allreduce import Allreduce
 from distbelief.runtime.whole import TorchWhole
@@ -21,8 +23,6 @@ from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, check_measure, measure, placed
 from distbelief.transport.base import Arena
-from distbelief.transport.memory import Memory
-from distbelief.transport.process_group import ProcessGroup
 
 Compute = Callable[[Batch], Computed]
 SIOCGIFADDR = 0x8915
@@ -72,9 +72,9 @@ class Peer:
         """Take one's place in a group."""
         return self._carrier.form(group, told)
 
-    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
-        """Add up the gradients of a round."""
-        return self._carrier.reduce(round, told)
+    def reduce(self) -> bool | None:
+        """Go on adding up the gradients of a round."""
+        return self._carrier.reduce()
 
 
 class Scripted:
@@ -95,12 +95,12 @@ class Scripted:
         """Take one's place in a group."""
         return self._carrier.form(group, told)
 
-    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
-        """Add up the gradients of a round."""
-        return self._carrier.reduce(round, told)
+    def reduce(self) -> bool | None:
+        """Go on adding up the gradients of a round."""
+        return self._carrier.reduce()
 
 
-Carrier = Memory | ProcessGroup
+Carrier = SharedMemory | ProcessGroup
 
 
 def store_of(carrier: Carrier) -> str:
@@ -113,7 +113,7 @@ def carrier(spec: Spec, role: str) -> Carrier:
     settings, index = spec.settings, roles.index_of(role)
     if spec.transport == "shared":
         descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
-        return Memory(descriptor, index, settings.replicas, settings.algorithm, settings.per_host)
+        return SharedMemory(descriptor, index, settings.replicas, settings.algorithm, settings.per_host)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)

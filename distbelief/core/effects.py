@@ -79,8 +79,6 @@ class Form(msgspec.Struct, frozen=True, gc=False):
 class Reduce(msgspec.Struct, frozen=True, gc=False):
     """Have the worker add up the gradients of a round; answered by whether it could, before something arrived."""
 
-    round: int
-
 
 class Update(msgspec.Struct, frozen=True, gc=False):
     """Have the worker update the parameters, which it shares with others, with the gradient of the last minibatch, of so many samples; answered by

@@ -37,9 +37,10 @@ from distbelief.core.portions import Portion
 from distbelief.core.rations import round_of
 from distbelief.core.settings import Plan
 from distbelief.core.timers import BucketDue
+from distbelief.fabric.base import schedule_of
+from distbelief.fabric.messages import Messages
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
-from distbelief.replica.pieces import Pieces, schedule_of
 from distbelief.replica.whole import Whole
 from distbelief.replica.work import check_loss
 from distbelief.schedules.schedule import Schedule
@@ -131,7 +132,7 @@ class Allreduce:
         if self._group < 0:
             return "for a group to be formed"
         who = [role for role in self._members if role != self.role] if self._awaits else []
-        who = self._pieces.waits_for() if not self._reduces else who
+        who = self._messages.waits_for() if not self._reduces else who
         if who:
             return f"for {self._awaits or 'gradients'} from {', '.join(who[:NAMED])}{' and others' if len(who) > NAMED else ''}"
         return "for work from the coordinator"
@@ -157,8 +158,9 @@ class Allreduce:
         needy = {i for i, member in enumerate(told.members) if member.needs}
         partners = needy if rank == told.source else {told.source} if rank in needy else set()
         if not self._reduces:
-            self._pieces = Pieces(told.group, self._members, rank, self._buckets, [*map(self._schedule, self._buckets)], self.whole)
-            partners |= self._pieces.partners
+            schedules = [*map(self._schedule, self._buckets)]
+            self._messages = Messages(told.group, self._members, rank, self._buckets, schedules, self.whole)
+            partners |= self._messages.partners
         yield from self._meet(told, partners - {rank})
         if told.checkpoint and rank == told.source:
             loaded: events.Loaded = yield Load(told.checkpoint, plan, 0)
@@ -282,30 +284,33 @@ class Allreduce:
         """Add up the gradients of the round."""
         if self._reduces:
             self._awaits = "gradients"
-            if not (yield Reduce(self.rounds)):
+            if not (yield Reduce()):
                 yield from self._break("its gradients could not be added up")
             self._awaits = ""
             return
-        pieces = self._pieces
-        pieces.next_round(self.rounds)
+        pieces = self._messages
+        pieces.begin_round(self.rounds)
         early, self._early = self._early, []
         for sender, piece in early:
             if piece.group == self._group:  # those of groups before were on their way when these broke up
-                pieces.take(sender, piece)
+                pieces.receive(sender, piece)
         ready = self._moments(computed)
         for number, moment in enumerate(ready):
             if moment > ready[0]:
                 yield Wake(moment - ready[0], BucketDue(self._group, self.rounds, number))
             else:
-                yield from pieces.begin(number)
-        while not pieces.done:
+                pieces.ready(number)
+                yield from pieces.outgoing()
+        while not pieces.reduce():
             arrival: Arrival = yield RECEIVE
             if isinstance(arrival.event, grouping.Piece) and arrival.event.group == self._group:
-                yield from pieces.take(arrival.sender, arrival.event)
+                pieces.receive(arrival.sender, arrival.event)
+                yield from pieces.outgoing()
             elif isinstance(arrival.event, events.Woke):
                 timer = arrival.event.timer
                 if isinstance(timer, BucketDue) and (timer.group, timer.round) == (self._group, self.rounds):
-                    yield from pieces.begin(timer.bucket)
+                    pieces.ready(timer.bucket)
+                    yield from pieces.outgoing()
             else:
                 yield from self._take(arrival)
 
@@ -328,8 +333,8 @@ class Allreduce:
     def _report(self) -> Send:
         sent, received = 0, 0
         if not self._reduces:
-            sent, received = self._pieces.sent, self._pieces.received
-            self._pieces.sent = self._pieces.received = 0
+            sent, received = self._messages.sent, self._messages.received
+            self._messages.sent = self._messages.received = 0
         told = grouping.Rounds(self._group, self.rounds, self._loss, self._losses, sent, received)
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         return Send(roles.COORDINATOR, told)

@@ -25,7 +25,7 @@ class Clock(Protocol):
         """Let the next thing happen: something arrives, or the time comes for something that was to be called later."""
 
     def glance(self) -> None:
-        """Let what has arrived be delivered, and wait for nothing."""
+        """Let what has arrived be delivered and what is due be called, and wait for nothing."""
 
 
 Coming = list[tuple[float, int, Callable[[Any], None], Any]]
@@ -58,8 +58,11 @@ class WallClock:
             function(argument)
 
     def glance(self) -> None:
-        """Deliver what has arrived."""
+        """Deliver what has arrived, and call what is due."""
         self.endpoint.poll(0)
+        while self._coming and self._coming[0][0] <= self.now():
+            _, _, function, argument = heapq.heappop(self._coming)
+            function(argument)
 
 
 class VirtualClock:

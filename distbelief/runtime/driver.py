@@ -38,7 +38,7 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, Host
-from distbelief.runtime.player import Player, Reducer, Store, Updater, Worker, stay
+from distbelief.runtime.player import Player, Store, Updater, Worker, stay
 from distbelief.transport.base import Endpoint
 
 FAREWELL_SECONDS = 1.0
@@ -59,18 +59,15 @@ class Driver:
         self.coordinator = ""
         """Where it listens."""
         self._players: dict[str, Player] = {}
+        self._reducing: list[Player] = []
+        """Stories whose workers reduce: they are asked again and again, and links are carried in between."""
         self._ready: deque[Player] = deque()
         """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled while it delivers."""
 
     def add_machine(
-        self,
-        role: str,
-        machine: Machine,
-        endpoint: Endpoint,
-        store: Store | None = None,
-        become: Callable[[str, int, Any], None] | None = None,
-        host: Host | None = None,
-    ) -> None:
+        self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None,
+        become: Callable[[str, int, Any], None] | None = None, host: Host | None = None,
+    ) -> None:  # fmt: skip
         """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a machine that it has made."""
         player = self._add(role, endpoint)
         player.machine, player.store, player.become = machine, store, become or stay
@@ -165,6 +162,8 @@ class Driver:
             if ready:
                 player = ready.popleft()
                 self._advance(player, player.inbox.popleft())
+            elif self._reducing:
+                self._reduce()
             else:
                 self.clock.turn()
 
@@ -175,9 +174,7 @@ class Driver:
     def waiting_since(self, role: str) -> float | None:
         """The time at which a story began to wait; None for one that does not, and for machines."""
         player = self._players.get(role)
-        if player is not None and player.stalled is not None:
-            return player.stalled
-        return player.since if player is not None and player.waits else None
+        return player.waiting_since if player is not None else None
 
     def tell(self, role: str, sender: str, event: events.Event) -> None:
         """Tell a role something that came by no transport, such as the supervisor's word."""
@@ -336,6 +333,10 @@ class Driver:
                     player.waits, player.since = True, self.clock.now()
                     return
                 answer = player.inbox.popleft()
+            elif kind is Reduce:
+                endpoint.flush()
+                self._reducing.append(player)
+                return
             elif kind is Compute:
                 assert player.worker is not None
                 endpoint.flush()
@@ -348,6 +349,15 @@ class Driver:
                     return
             else:
                 answer = self._answer(player, effect)
+
+    def _reduce(self) -> None:
+        """Go on with the reductions."""
+        for player in tuple(self._reducing):
+            plays = self._players.get(player.role) is player
+            done = player.reduce(self.clock.glance, self.clock.now) if plays else False
+            if done is not None:
+                self._reducing.remove(player)
+                self._advance(player, done)
 
     def _update(self, player: Player, effect: Update) -> bool | None:
         """Have the worker update what it shares."""
@@ -369,12 +379,8 @@ class Driver:
             return self._connect(player, effect)
         if isinstance(effect, RecordEffect):
             return self._sink(self.clock.now(), player.role, effect.record)
-        if isinstance(effect, Form | Reduce):
-            assert isinstance(player.worker, Reducer)
-            told = player.asking(self.clock.now)
-            done = player.worker.form(effect.group, told) if isinstance(effect, Form) else player.worker.reduce(effect.round, told)
-            player.stalled = None
-            return done
+        if isinstance(effect, Form):
+            return player.form(effect.group, self.clock.now)
         if isinstance(effect, Begin):
             assert isinstance(player.worker, Updater)
             return player.worker.begin(effect.arrays, effect.facts)

@@ -260,10 +260,10 @@ class Replica:
         assert self._part is not None
         return self._part.form(group, told)
 
-    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
-        """Add up the gradients of a round."""
+    def reduce(self) -> bool | None:
+        """Go on adding up the gradients of a round."""
         assert self._part is not None
-        return self._part.reduce(round, told)
+        return self._part.reduce()
 
     def measure(self) -> Measured:
         """A replica measures nothing."""

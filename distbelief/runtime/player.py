@@ -42,8 +42,12 @@ class Reducer(Protocol):
         """Take one's place in a group; False where that cannot be done, or as soon as `told` says that something has arrived."""
         ...
 
-    def reduce(self, round: int, told: Callable[[], bool]) -> bool:
-        """Add up the gradients of a round; False where that cannot be done, or as soon as `told` says that something has arrived."""
+    def reduce(self) -> bool | None:
+        """Go on adding up the gradients of a round, for a moment.
+
+        Returns:
+            True when it is done, False where it cannot be, None where others are waited for.
+        """
         ...
 
 
@@ -100,6 +104,13 @@ class Player:
         self.known = 0
         """Records that it had made in its past, and that are written down."""
 
+    @property
+    def waiting_since(self) -> float | None:
+        """When its story began to wait; None where it does not."""
+        if self.stalled is not None:
+            return self.stalled
+        return self.since if self.waits else None
+
     def asking(self, now: Callable[[], float]) -> Callable[[], bool]:
         """What a worker that waits asks again and again; from the first time on the story waits, for whoever looks."""
 
@@ -114,7 +125,34 @@ class Player:
         """Whether a story that is busy has been told something that it must know now."""
         if isinstance(self.endpoint, NetworkEndpoint):
             self.endpoint.poll(0)
+        return self._interrupted()
+
+    def _interrupted(self) -> bool:
         return any(isinstance(arrival.event, INTERRUPTS) for arrival in self.inbox)
+
+    def form(self, group: Assemble, now: Callable[[], float]) -> bool:
+        """Have the worker take its place in a group; False also where the story was told something that it must know now."""
+        assert isinstance(self.worker, Reducer)
+        formed = self.worker.form(group, self.asking(now))
+        self.stalled = None
+        return formed
+
+    def reduce(self, glance: Callable[[], None], now: Callable[[], float]) -> bool | None:
+        """Have the worker go on with a reduction for a moment.
+
+        Returns:
+            The answer to the story, False also where it was told something that it must know now; None where it waits.
+        """
+        assert isinstance(self.worker, Reducer)
+        done = self.worker.reduce()
+        if done is None:
+            if self.stalled is None:
+                self.stalled = now()
+            glance()
+            if not self._interrupted():
+                return None
+        self.stalled = None
+        return bool(done)
 
 
 def stay(role: str, _incarnation: int, _machine: Any) -> None:

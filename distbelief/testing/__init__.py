@@ -6,7 +6,8 @@ Nothing that is shipped imports this.
 from __future__ import annotations
 
 from distbelief.testing.checkers import Checker, Replay, Rules, attach
+from distbelief.testing.fabrics import Side, check_fabric
 from distbelief.testing.simulations import Observed, Trace
 from distbelief.testing.transports import Pair, check_transport
 
-__all__ = ["Checker", "Observed", "Pair", "Replay", "Rules", "Trace", "attach", "check_transport"]
+__all__ = ["Checker", "Observed", "Pair", "Replay", "Rules", "Side", "Trace", "attach", "check_fabric", "check_transport"]

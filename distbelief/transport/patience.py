@@ -1,10 +1,10 @@
-"""How one waits: an endpoint looks for a moment before it sleeps, as long as that pays; who waits for a count in shared memory rests in between."""
+"""How an endpoint waits: it looks for a moment before it sleeps, as long as that pays."""
 
 from __future__ import annotations
 
 import os
 import select
-from time import monotonic, sleep
+from time import monotonic
 
 LOOK_SECONDS = 300e-6
 """How long to look before sleeping. Waking a process on another core takes 20 to 50 us, which a short message does not."""
@@ -12,12 +12,6 @@ CROWDED_SECONDS = 20e-6
 """A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""
 REST_LIMIT = 63
 """Most waits that sleep at once after looks were in vain."""
-SPIN_SECONDS = 200e-6
-"""How long who waits for a count looks again at once, before he sleeps between two looks."""
-NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
-"""His shortest sleep, and the longest."""
-NAP_SHARE = 1 / 16
-"""Of how long he has waited, for how long he sleeps."""
 _EVENTS = 128  # links served by one wait; the kernel goes round among the ready ones
 
 
@@ -50,11 +44,3 @@ class Patience:
                 break
         self._rest = self._resting = min(2 * self._rest + 1, REST_LIMIT)
         return poll(timeout, _EVENTS)
-
-
-def rest(waited: float) -> None:
-    """Give the core away between two looks at a count, for which one has waited so many seconds."""
-    if waited < SPIN_SECONDS:
-        os.sched_yield()
-    else:
-        sleep(min(max(waited * NAP_SHARE, NAP_SECONDS), NAPS_SECONDS))

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections import deque
+from time import monotonic
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ from hypothesis import strategies as st
 from distbelief.core.buckets import Bucket
 from distbelief.core.conversations import grouping
 from distbelief.core.effects import Send
-from distbelief.replica.pieces import Pieces, schedule_of
+from distbelief.fabric.base import schedule_of
+from distbelief.fabric.messages import Messages
+from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.replica.whole import PhantomWhole
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT
-from distbelief.transport.memory import Memory
 
+SECONDS = 10.0
+"""Most that a moment may take on a machine that does something else."""
 NAMES = [*FLAT, "hierarchical", *(f"hierarchical:{inner}" for inner in FLAT)]
 
 
@@ -47,7 +51,7 @@ def test_pieces_that_arrive_in_any_order_are_summed(name: str, ranks: int, lengt
     found = [Bucket(28, 4 * (length + 7), "float32"), Bucket(0, 28, "float32")]
     members = [f"replica {rank}" for rank in range(ranks)]
     schedules = [schedule_of(bucket, name, ranks, per_host) for bucket in found]
-    players = [Pieces(0, members, rank, found, schedules, vectors[rank]) for rank in range(ranks)]
+    players = [Messages(0, members, rank, found, schedules, vectors[rank]) for rank in range(ranks)]
     for number in range(2):
         links: dict[tuple[str, str], deque[grouping.Piece]] = {}
 
@@ -57,18 +61,20 @@ def test_pieces_that_arrive_in_any_order_are_summed(name: str, ranks: int, lengt
                 links.setdefault((members[rank], send.to), deque()).append(send.message)
 
         for player in players:
-            player.next_round(number)
+            player.begin_round(number)
         begins = [(rank, bucket) for rank in range(ranks) for bucket in range(2)]
         chance.shuffle(begins)
         while begins or any(links.values()):
             if begins and (chance.random() < 0.3 or not any(links.values())):
                 rank, bucket = begins.pop()
-                take(rank, players[rank].begin(bucket))
+                players[rank].ready(bucket)
+                take(rank, players[rank].outgoing())
             else:
                 (sender, to), waiting = chance.choice([item for item in links.items() if item[1]])
                 rank = members.index(to)
-                take(rank, players[rank].take(sender, waiting.popleft()))
-        assert all(player.done for player in players)
+                players[rank].receive(sender, waiting.popleft())
+                take(rank, players[rank].outgoing())
+        assert all(player.reduce() for player in players)
         expected = torch.stack(first).double().sum(0) * ranks**number
         assert all(torch.equal(one.values, vectors[0].values) for one in vectors)
         torch.testing.assert_close(vectors[0].values.double(), expected, rtol=1e-4, atol=1e-4)
@@ -86,7 +92,7 @@ def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
 
     def play(rank: int) -> None:
         try:
-            part = Memory(memory, rank, ranks, name, per_host=2)
+            part = SharedMemory(memory, rank, ranks, name, per_host=2)
             slot, total = part.open(8 * length + 3, found)
             for group, count in ((0, ranks), (1, max(1, ranks - 1))):
                 gate.wait()
@@ -98,7 +104,9 @@ def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
                     slot[8 * length :].fill_(10 * rank + number)
                     for bucket in range(3):
                         part.ready(bucket)
-                    assert part.reduce(number, lambda: bool(errors))
+                    while (done := part.reduce()) is None:
+                        assert not errors
+                    assert done
                     assert total[8 * length :].tolist() == [number] * 3  # of the first rank
                     sums[rank].append(total[: 8 * length].view(torch.float64).clone())
         except BaseException as error:
@@ -121,12 +129,15 @@ def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
             assert torch.equal(got, torch.stack(values[:count]).sum(0) * (number % 3 + 1))
 
 
-def test_who_is_told_something_stops_waiting() -> None:
+def test_who_waits_for_another_is_not_kept() -> None:
     memory = os.memfd_create("test")
     for name in ("native", "ring"):
-        part = Memory(memory, 0, 2, name)
+        part = SharedMemory(memory, 0, 2, name)
         part.open(64, [Bucket(0, 64, "float32")])
         part.meet(0, [0, 1])
         part.ready(0)
-        assert not part.reduce(0, lambda: True)
+        began = monotonic()
+        for _ in range(9):
+            assert part.reduce() is None
+        assert monotonic() - began < SECONDS
     os.close(memory)

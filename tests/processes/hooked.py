@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distbelief as db
-from distbelief.transport import window
+from distbelief.fabric import window
 
 BATCH, STEPS = 6, 8
 SPECIAL = ("pairs", "apart", "half")
@@ -62,7 +62,7 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
     wrapped = [DistributedDataParallel(one, bucket_cap_mb=0.01, process_group=theirs, **options) for one in models()]
     chosen = {}
     if algorithm != "plain":
-        state = db.Reduce(algorithm, per_host=2, group=ours)
+        state = db.Reduce(algorithm, per_host=2 * algorithm.startswith(("hierarchical", "auto")), group=ours)
         chosen = state.chosen
         for one in wrapped:
             one.register_comm_hook(state, db.comm_hook)

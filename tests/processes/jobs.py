@@ -19,11 +19,11 @@ from distbelief.cluster.sitting import Sitting
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
+from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
 from distbelief.strategy import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.testing import tally
-from distbelief.transport.process_group import ProcessGroup
 
 SAMPLES, BATCH = 330, 16
 """21 minibatches an epoch; the last is smaller."""

@@ -9,10 +9,10 @@ from jobs import data
 from setproctitle import getproctitle
 from torch import nn
 
+from distbelief.fabric.process_group import ProcessGroup
+from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.schedules.schedule import Schedule
 from distbelief.tasks import Task
-from distbelief.transport.memory import Memory
-from distbelief.transport.process_group import ProcessGroup
 
 
 def note(*words: object) -> None:
@@ -35,7 +35,7 @@ class _Spied(nn.Module):
             return made
 
         Schedule.steps_of = played  # type: ignore[method-assign]
-        for carrier in (Memory, ProcessGroup):
+        for carrier in (SharedMemory, ProcessGroup):
             ready = carrier.ready
 
             def told(self: Any, bucket: int, ready: Any = ready) -> None:

@@ -25,11 +25,11 @@ from distbelief.core.messages import Place
 from distbelief.core.optimizer import optim
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, UsageError
+from distbelief.fabric import process_group
+from distbelief.fabric.process_group import ProcessGroup
 from distbelief.schedules.allreduce import ALGORITHMS
 from distbelief.strategy import Allreduce, Single, Synchronous
 from distbelief.testing import tally
-from distbelief.transport import process_group
-from distbelief.transport.process_group import ProcessGroup
 
 SECONDS = 20.0
 """Most that a job may take to fail; it takes about a second on a machine that does nothing else."""

@@ -13,8 +13,9 @@ from functools import partial, reduce
 import pytest
 import torch
 
-from distbelief.transport import window
-from distbelief.transport.window import Window
+from distbelief.fabric import window
+from distbelief.fabric.player import WHOLE, play
+from distbelief.fabric.window import Window
 
 SECONDS = 60.0
 CHUNK = 4096
@@ -44,8 +45,12 @@ def all_at_once(acts: list[Callable[[], object]]) -> None:
             done.result(SECONDS)
 
 
+def add(side: Window, vector: torch.Tensor) -> None:
+    play(side, vector, WHOLE)
+
+
 def add_up(sides: list[Window], vectors: list[torch.Tensor]) -> None:
-    all_at_once([partial(side.add_up, vector) for side, vector in zip(sides, vectors, strict=True)])
+    all_at_once([partial(add, side, vector) for side, vector in zip(sides, vectors, strict=True)])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
@@ -68,7 +73,7 @@ def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
 
     def play(side: Window, own: list[torch.Tensor]) -> None:
         for vector in own:
-            side.add_up(vector)
+            add(side, vector)
 
     all_at_once([partial(play, side, own) for side, own in zip(sides, vectors, strict=True)])
     for own in vectors:
@@ -86,9 +91,9 @@ def test_no_chunk_is_written_over_before_the_other_has_had_it(make: Make, monkey
             waits.set()
         return looks()
 
-    def puts_off(number: int, *more: object) -> None:
+    def puts_off(number: int, *more: object) -> Iterator[bool]:
         assert number or waits.wait(SECONDS)
-        late(number, *more)
+        yield from late(number, *more)
 
     monkeypatch.setattr(first, "_lost", lost)
     monkeypatch.setattr(second, act, puts_off)
@@ -112,7 +117,7 @@ def test_who_waits_for_one_that_leaves_is_told(make: Make) -> None:
 
     def waits(side: Window) -> None:
         with pytest.raises(RuntimeError) as error:
-            side.add_up(torch.ones(9))
+            add(side, torch.ones(9))
         told.append(str(error.value))
 
     threads = [threading.Thread(target=waits, args=(side,)) for side in sides[:2]]
@@ -127,7 +132,7 @@ def test_who_waits_for_one_that_leaves_is_told(make: Make) -> None:
 def test_who_leaves_waits_no_more(make: Make) -> None:
     sides = make(2)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(sides[0].add_up, torch.ones(9))
+        waiting = pool.submit(add, sides[0], torch.ones(9))
         sides[0].leave()
         with pytest.raises(RuntimeError, match="rank 0 has left"):
             waiting.result(SECONDS)
@@ -143,9 +148,9 @@ def test_what_one_counted_before_it_left_counts(make: Make, monkeypatch: pytest.
 
     monkeypatch.setattr(second, "_lost", counts_and_leaves)
     second._tell(window.WRITTEN, 1)
-    second._wait(window.WRITTEN, 1)
+    assert not [*second._wait(window.WRITTEN, 1)]
     with pytest.raises(RuntimeError, match="rank 0 has left"):
-        second._wait(window.WRITTEN, 2)
+        [*second._wait(window.WRITTEN, 2)]
 
 
 @pytest.mark.parametrize(("one", "other"), [(10, 14), (10, 0), (10, 5000)])
@@ -154,7 +159,7 @@ def test_ranks_that_add_up_something_else_are_told(make: Make, one: int, other: 
 
     def adds(side: Window, length: int) -> None:
         with pytest.raises(RuntimeError) as error:
-            side.add_up(torch.ones(length))
+            add(side, torch.ones(length))
         told.append(str(error.value))
         side.leave()
 
@@ -176,7 +181,7 @@ def test_a_process_that_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     try:  # nobody waits for it yet, so that its number is still its own
         side = Window(0, 2, memory, [os.getpid(), ended.pid])
         with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
-            side.add_up(torch.ones(9))
+            add(side, torch.ones(9))
     finally:
         os.close(memory)
         ended.wait(SECONDS)

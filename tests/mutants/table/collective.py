@@ -12,6 +12,7 @@ PROVED = "Each algorithm is an all-reduce"
 ONE_MEMORY = "`hogwild` and `locking` with one replica"
 LOCK = "A lock whose holder dies is free at once"
 ROWS = "A sparse gradient's update writes to its rows only"
+FABRICS = "Every fabric of a schedule adds up"
 HOOK = "A script with DDP and `comm_hook`"
 SEQUENTIAL = "`allreduce` on N replicas is sequential SGD"
 EXACTLY_ONE = "In `allreduce` every minibatch is in exactly one update"
@@ -71,12 +72,36 @@ MUTANTS = [
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
     ),
     Mutant(
-        "whole-sums-are-added-to-parts-of-them", SEQUENTIAL, "replica/pieces.py",
-        "here[self.members[transfer.source], start], transfer.adds)", "here[self.members[transfer.source], start], True)",
+        "whole-sums-are-added-to-parts-of-them", SEQUENTIAL, "fabric/messages.py",
+        "here[key], move.adds)", "here[key], True)",
         (
             f"{ALL}::test_n_replicas_are_sequential_sgd_on_the_union",
             "tests/machines/test_reductions.py::test_pieces_that_arrive_in_any_order_are_summed",
         ), 15,
+    ),
+    Mutant(
+        "who-reads-last-is-not-waited-for", FABRICS, "fabric/shared_memory.py",
+        "(*(made.steps_of(self._rank) if made else WHOLE), END)", "(*(made.steps_of(self._rank) if made else WHOLE),)",
+        ("tests/machines/test_fabrics.py::test_shared_memory_is_a_fabric[3]",), 15,
+    ),
+    Mutant(
+        "what-leaves-is-written-over-before-it-is-read", FABRICS, "fabric/shared_memory.py",
+        "        if not self._reached(plan.read):\n            return False\n", "",
+        ("tests/machines/test_fabrics.py::test_shared_memory_is_a_fabric[3]",), 15,
+    ),
+    Mutant(
+        "a-step-is-taken-before-all-has-come", FABRICS, "fabric/messages.py",
+        "        if len(here) < len(step.receives):\n            return False\n",
+        "        if step.receives and not here:\n            return False\n",
+        (
+            "tests/machines/test_fabrics.py::test_messages_are_a_fabric[3]",
+            "tests/machines/test_reductions.py::test_pieces_that_arrive_in_any_order_are_summed",
+        ), 15,
+    ),
+    Mutant(
+        "timers-stand-still-while-a-reduction-runs", FABRICS, "runtime/player.py",
+        "            glance()\n", "            self.told()\n",
+        ("tests/machines/test_reducing.py::test_timers_and_other_roles_go_on_while_a_reduction_waits",),
     ),
     Mutant(
         "the-second-half-of-a-ring-begins-with-another-part", PROVED, "schedules/allreduce.py",
@@ -109,13 +134,13 @@ MUTANTS = [
         (f"{PROOFS}::test_the_cheapest_changes_with_the_length",),
     ),
     Mutant(
-        "a-sum-is-written-over-before-all-have-read-it", HOOK, "transport/window.py",
-        "        self._wait(READ, number + 1 - DEPTH)\n", "",
+        "a-sum-is-written-over-before-all-have-read-it", HOOK, "fabric/window.py",
+        "        yield from self._wait(READ, number + 1 - DEPTH)\n", "",
         ("tests/processes/test_window.py::test_no_chunk_is_written_over_before_the_other_has_had_it[_read-2]",),
     ),
     Mutant(
-        "a-gradient-is-written-over-before-all-have-added-it", HOOK, "transport/window.py",
-        "        self._wait(ADDED, number + 1 - DEPTH)  # what was there has been added up\n", "",
+        "a-gradient-is-written-over-before-all-have-added-it", HOOK, "fabric/window.py",
+        "        yield from self._wait(ADDED, number + 1 - DEPTH)  # what was there has been added up\n", "",
         ("tests/processes/test_window.py::test_no_chunk_is_written_over_before_the_other_has_had_it[_add-1]",),
     ),
     Mutant(

@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant(
         "a-meeting-hears-of-nothing",
         "`allreduce --transport tcp`: whoever waits",
-        "transport/process_group.py",
+        "fabric/process_group.py",
         "if told() or time.monotonic() > give_up:",
         "if time.monotonic() > give_up:",
         ("tests/processes/test_allreduce.py::test_a_meeting_ends_as_soon_as_another_group_is_named",),
@@ -140,9 +140,9 @@ MUTANTS = [
     Mutant(
         "links-of-a-group-open-for-an-hour",
         "`allreduce --transport tcp`: whoever waits",
-        "transport/process_group.py",
-        "rank=own, world_size=ranks, timeout=timedelta(seconds=MEET_SECONDS)",
-        "rank=own, world_size=ranks, timeout=timedelta(seconds=STEP_SECONDS)",
+        "fabric/process_group.py",
+        "patience = timedelta(seconds=MEET_SECONDS)",
+        "patience = timedelta(seconds=STEP_SECONDS)",
         ("tests/processes/test_allreduce.py::test_a_meeting_with_one_who_died_as_he_came_ends_within_seconds",),
         hangs=True,
     ),

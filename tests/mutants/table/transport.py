@@ -290,7 +290,7 @@ MUTANTS = [
     Mutant(
         "gradients-of-ddp-are-summed",
         HOOK,
-        "transport/hook.py",
+        "fabric/hook.py",
         "        tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be too large\n",
         "",
         ("tests/processes/test_hook.py::test_a_ring_of_two_ranks_gives_the_mean_of_their_gradients",),
@@ -299,7 +299,7 @@ MUTANTS = [
     Mutant(
         "each-rank-adds-its-own-gradient-first",
         HOOK,
-        "transport/window.py",
+        "fabric/window.py",
         "parts = [*chunk.parts[: self._rank], own, *chunk.parts[self._rank + 1 :]]",
         "parts = [own, *chunk.parts[: self._rank], *chunk.parts[self._rank + 1 :]]",
         ("tests/processes/test_window.py::test_all_ranks_hold_the_sum_in_the_order_of_the_ranks",),
@@ -307,7 +307,7 @@ MUTANTS = [
     Mutant(
         "nobody-looks-whether-a-rank-has-ended",
         HOOK,
-        "transport/window.py",
+        "fabric/window.py",
         "for descriptor, _ in self._poll.poll(0):",
         "for descriptor, _ in []:",
         ("tests/processes/test_window.py::test_a_process_that_has_ended_is_seen",),

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
+from distbelief.fabric.lines import Choice, Lines
+from distbelief.fabric.thread import ReductionThread
+from distbelief.fabric.window import Window, open_window
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.schedules.schedule import Schedule
-from distbelief.transport.process_group import Choice, Player
-from distbelief.transport.window import Window, open_window
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 """What sends and receives tensors of a device."""
@@ -23,25 +24,27 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 class Reduce:
     """How DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
 
-    All ranks make it at the same place in the script, after `init_process_group`: it makes a process group of its own, so that what it sends
-    never meets what the script sends. Processes of one host that can share memory need send nothing; with auto they do so, and all others measure
-    their lines at the first backward pass, and agree.
+    All ranks make it at the same place in the script, after `init_process_group`: it makes a process group of its own,
+    so that what it sends never meets what the script sends. Processes of one host that can share memory need send
+    nothing; with auto they do so, and all others measure their lines at the first backward pass, and agree.
 
     Args:
-        algorithm: shared (through shared memory, on one host), ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
-            (hierarchical:tree: with tree between hosts), native (gloo's or NCCL's own), or auto: shared where that can be, else the cheapest for
-            each bucket's length by what is measured.
+        algorithm: shared (through shared memory, on one host), ring, butterfly, halving-doubling, tree, naive, direct,
+            hierarchical (hierarchical:tree: with tree between hosts), native (gloo's or NCCL's own), or auto: shared
+            where that can be, else the cheapest for each bucket's length by what is measured.
         per_host: ranks that follow each other on one host, for hierarchical and for auto; 0 for all.
-        group: of the ranks of the model, and used for nothing else, where these are not all: `torch.distributed.new_group(ranks)`.
+        group: of the ranks of the model, and used for nothing else, where these are not all:
+            `torch.distributed.new_group(ranks)`.
 
     Raises:
-        UsageError: an unknown algorithm, with the nearest known one; a `per_host` that is negative, or that it does not ask for; no process
-            group, or one that this process is not in.
+        UsageError: an unknown algorithm, with the nearest known one; a `per_host` that is negative, or that it does not
+            ask for; no process group, or one that this process is not in.
 
     >>> import tempfile, torch, torch.distributed as dist, distbelief as db
     >>> from torch.nn.parallel import DistributedDataParallel
     >>> store = tempfile.NamedTemporaryFile()
-    >>> dist.init_process_group("gloo", init_method=f"file://{store.name}", rank=0, world_size=1)  # torchrun says all of this
+    >>> here = {"init_method": f"file://{store.name}", "rank": 0, "world_size": 1}  # torchrun says all of this
+    >>> dist.init_process_group("gloo", **here)
     >>> model = DistributedDataParallel(torch.nn.Linear(2, 1))
     >>> model.register_comm_hook(db.Reduce(), db.comm_hook)
     >>> model(torch.ones(3, 2)).sum().backward()
@@ -62,71 +65,84 @@ class Reduce:
         self._algorithm, self._per_host = algorithm, per_host
         self._group: dist.ProcessGroup | None = dist.new_group() if group is None else group
         self.ranks = dist.get_world_size(self._group)
-        self._player: Player | None = None
+        self._thread: ReductionThread | None = None
         self._window: Window | None = None
         self.chosen: dict[tuple[int, int], Schedule | Window | None] = {}
-        """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks; None is the library's own way."""
+        """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks.
+
+        None is the library's own way.
+        """
         self._failed = ""
 
     def start(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin to average a contiguous 1-D tensor in place over all ranks, which begin theirs in the same order; the future has it, or the error.
+        """Begin to average a contiguous 1-D tensor in place over all ranks, which begin theirs in the same order.
+
+        Returns:
+            What will have it, or the error.
 
         Raises:
-            UsageError: a device that the group cannot send from, or another than before; no memory that all ranks could share; ranks that differ.
+            UsageError: a device that the group cannot send from, or another than before; no memory that all ranks could
+                share; ranks that differ.
         """
-        if self._player is None:
+        if self._thread is None:
             self._begin(tensor.device)
         if self._failed:
             lost: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]  # torch takes any exception, and says it is the value
+            # torch takes any exception, and says it is the value
+            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]
             return lost
-        assert self._player is not None
-        if tensor.device != self._player.device:
-            raise UsageError(f"gradients on {tensor.device}, and before on {self._player.device}: make a Reduce for each device")
+        assert self._thread is not None
+        before = self._thread.lines.device
+        if tensor.device != before:
+            raise UsageError(f"gradients on {tensor.device}, and before on {before}: make a Reduce for each device")
         key = tensor.numel(), tensor.itemsize
         if key not in self.chosen:
             self.chosen[key] = self._window or self._choice.of(*key)
         tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be too large
-        return self._player.start(tensor, self.chosen[key]).then(self._told)
+        return self._thread.start(tensor, self.chosen[key]).then(self._told)
 
     def _begin(self, device: torch.device) -> None:
         if self._algorithm == Window.algorithm and device.type != "cpu":
-            raise UsageError(f"{Window.algorithm}: the gradients are on {device}, and go through memory that CPUs share; use auto")
+            told = f"the gradients are on {device}, and go through memory that CPUs share"
+            raise UsageError(f"{Window.algorithm}: {told}; use auto")
         config = dict(pair.split(":") for pair in dist.get_backend_config(self._group).split(","))
         if (backend := config.get(device.type)) != BACKENDS.get(device.type, ""):
             raise UsageError(
                 f"gradients on {device} and the backend {backend}: nothing is sent point to point so; "
                 "init_process_group('cpu:gloo,cuda:nccl') takes gloo for CPUs and NCCL for GPUs"
             )
-        player = self._player = Player(dist.get_rank(self._group), self.ranks, device, self._group)
-        weakref.finalize(self, player.leave)  # also at the end of the process
+        lines = Lines(dist.get_rank(self._group), self.ranks, device, self._group)
+        thread = self._thread = ReductionThread(lines)
+        weakref.finalize(self, thread.leave)  # also at the end of the process
         refused = ""
         try:
-            refused = self._agree(player)
+            refused = self._agree(lines)
         except (RuntimeError, OSError) as error:
             traceback.clear_frames(error.__traceback__)
             self._fail(str(error))
         if refused:
-            player.leave()
-            self._player = None
+            thread.leave()
+            self._thread = None
             raise UsageError(refused)
 
-    def _agree(self, player: Player) -> str:
+    def _agree(self, lines: Lines) -> str:
         """Choose with the others how to add up; says why that cannot be, on all ranks alike."""
         if self.ranks > 1:
             number = crc32(f"{self._algorithm} {self._per_host}".encode())
-            both = torch.tensor([number, -number], device=player.device)
+            both = torch.tensor([number, -number], device=lines.device)
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
             if both[0] != -both[1]:
-                return f"the ranks were told to add up in different ways, this one: {self._algorithm}, per_host {self._per_host}; tell all the same"
-            if self._algorithm in ("auto", Window.algorithm) and player.device.type == "cpu":
-                self._window = open_window(player.rank, self.ranks, self._group)
+                told = f"{self._algorithm}, per_host {self._per_host}"
+                return f"the ranks were told to add up in different ways, this one: {told}; tell all the same"
+            if self._algorithm in ("auto", Window.algorithm) and lines.device.type == "cpu":
+                self._window = open_window(lines.rank, self.ranks, self._group)
             if self._window:
                 weakref.finalize(self, self._window.leave)
                 return ""
             if self._algorithm == Window.algorithm:
-                return f"{Window.algorithm}: the {self.ranks} ranks are not processes of one host that can share memory; use auto"
-        self._choice = Choice(player, self._algorithm, self._per_host)
+                apart = f"the {self.ranks} ranks are not processes of one host that can share memory"
+                return f"{Window.algorithm}: {apart}; use auto"
+        self._choice = Choice(lines, self._algorithm, self._per_host)
         return ""
 
     def _told(self, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -138,20 +154,23 @@ class Reduce:
 
     def _fail(self, why: str) -> None:
         """Tell the others by leaving the group: who waits for this rank is not to wait until its process ends."""
-        assert self._player is not None
-        self._failed = (
-            self._failed or f"{self._algorithm} among {self.ranks} ranks: a rank is gone, or not reached from rank {self._player.rank}: {why}"
-        )
+        assert self._thread is not None
+        lines = self._thread.lines
+        gone = f"a rank is gone, or not reached from rank {lines.rank}"
+        self._failed = self._failed or f"{self._algorithm} among {self.ranks} ranks: {gone}: {why}"
         group, self._group = self._group, None
         if self._window:
             self._window.leave()
-        self._player.leave()
-        if group is not None and self._player.device.type == "cpu":  # a peer of NCCL that waits is ended by its own watchdog
+        self._thread.leave()
+        if group is not None and lines.device.type == "cpu":  # a peer of NCCL that waits is ended by its own watchdog
             dist.destroy_process_group(group)
 
 
-def comm_hook(state: Reduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]  # torch's stubs lack it
-    """What DDP calls with each bucket of gradients: `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
+def comm_hook(
+    state: Reduce,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's stubs lack it
+) -> torch.futures.Future[torch.Tensor]:
+    """What DDP calls with each bucket: `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
 
     Args:
         state: how they are added up.

@@ -1,8 +1,10 @@
-"""All-reduce between the processes of one host, of tensors that lie anywhere: they pass through a window of shared memory, chunk by chunk.
+"""All-reduce between the processes of one host, of tensors that lie anywhere: through a window of shared memory.
 
-Of each chunk every rank writes the parts that others add up, adds up its own part of it as soon as all have written theirs, and reads the parts that
-others have added up. It writes the next chunk before it adds, and reads one that was added before: who is a little late is not waited for, and what
-one core has just written another reads before it has left the caches. The order of the sum is that of the ranks, so all of them hold the same bits.
+It is a lowering of `direct`, chunk by chunk. Of each chunk every rank writes the parts that others add up, adds up its
+own part of it as soon as all have written theirs, and reads the parts that others have added up. It writes the next
+chunk before it adds, and reads one that was added before: who is a little late is not waited for, and what one core has
+just written another reads before it has left the caches. The order of the sum is that of the ranks, so all of them hold
+the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import select
 import time
 import weakref
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +24,10 @@ import torch
 import torch.distributed as dist
 
 from distbelief.core.layout import Range
+from distbelief.fabric.shared_memory import in_order
+from distbelief.fabric.waiting import SPIN_SECONDS, rest
 from distbelief.schedules.allreduce import cut
-from distbelief.transport.memory import in_order
-from distbelief.transport.patience import rest
+from distbelief.schedules.schedule import RankStep
 
 CHUNK = 1 << 20
 """Bytes of a tensor that pass at a time, where there are few ranks."""
@@ -77,8 +81,10 @@ class Window:
         os.ftruncate(memory, flags + size)
         mapping = mmap.mmap(memory, flags + size)
         self._counts = memoryview(mapping)[:flags].cast("q")
-        self._room = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=flags).view(DEPTH, ranks + 1, self._chunk)
+        room = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=flags)
+        self._room = room.view(DEPTH, ranks + 1, self._chunk)
         self._done, self._process = 0, os.getpid()
+        self._passing: Iterator[bool] = iter(())
         self._chunks: dict[tuple[torch.dtype, int], list[_Chunk]] = {}
         self._watched: dict[int, int] = {}
         self._poll = select.poll()
@@ -88,36 +94,45 @@ class Window:
             self._watched[descriptor] = other
             self._poll.register(descriptor, select.POLLIN)
 
-    def add_up(self, tensor: torch.Tensor) -> None:
-        """Add up a contiguous 1-D tensor in place; all ranks do so with one of its length and dtype.
+    def post(self, vector: torch.Tensor, step: RankStep) -> None:
+        """Begin with a contiguous 1-D tensor, added up in place; all ranks do so with one of its length and dtype."""
+        self._passing = self._pass(vector)
+
+    def take(self, vector: torch.Tensor, step: RankStep) -> bool:
+        """Add it up as far as it goes, after a rest where others are waited for; whether it is added up.
 
         Raises:
             RuntimeError: a rank is gone, or adds up something else.
         """
+        return next(self._passing, True)
+
+    def _pass(self, tensor: torch.Tensor) -> Iterator[bool]:
+        """Pass a tensor through the window, and say False at each rest."""
         pieces, first = tensor.split(self._chunk // tensor.itemsize), self._done
         self._kind = tensor.numel() << 8 | tensor.itemsize
         self._tell(KIND, self._kind)
         chunks = [self._places(piece)[(first + i) % DEPTH] for i, piece in enumerate(pieces)]
         for i in range(len(pieces) + 2):
             if i < len(pieces):
-                self._write(first + i, pieces[i], chunks[i])
+                yield from self._write(first + i, pieces[i], chunks[i])
             if 0 <= i - 1 < len(pieces):
-                self._add(first + i - 1, pieces[i - 1], chunks[i - 1])
+                yield from self._add(first + i - 1, pieces[i - 1], chunks[i - 1])
             if 0 <= i - 2 < len(pieces):
-                self._read(first + i - 2, pieces[i - 2], chunks[i - 2])
+                yield from self._read(first + i - 2, pieces[i - 2], chunks[i - 2])
         self._done += len(pieces)
 
-    def _write(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
-        self._wait(ADDED, number + 1 - DEPTH)  # what was there has been added up
+    def _write(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> Iterator[bool]:
+        yield from self._wait(ADDED, number + 1 - DEPTH)  # what was there has been added up
         for part, place in chunk.writes:
             place.copy_(piece[part])
         self._tell(WRITTEN, number + 1)
 
-    def _add(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
-        self._wait(READ, number + 1 - DEPTH)
-        self._wait(WRITTEN, number + 1)
+    def _add(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> Iterator[bool]:
+        yield from self._wait(READ, number + 1 - DEPTH)
+        yield from self._wait(WRITTEN, number + 1)
         if odd := [rank for rank in range(self._ranks) if self._count(rank, KIND) != self._kind]:
-            told = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank in (self._rank, odd[0]) for kind in [self._count(rank, KIND)])
+            kinds = [(rank, self._count(rank, KIND)) for rank in (self._rank, odd[0])]
+            told = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank, kind in kinds)
             raise RuntimeError(f"the ranks add up different vectors: {', '.join(told)}")
         own = piece[chunk.own]
         parts = [*chunk.parts[: self._rank], own, *chunk.parts[self._rank + 1 :]]
@@ -127,8 +142,8 @@ class Window:
         self._tell(ADDED, number + 1)
         own.copy_(chunk.total)
 
-    def _read(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
-        self._wait(ADDED, number + 1)
+    def _read(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> Iterator[bool]:
+        yield from self._wait(ADDED, number + 1)
         for part, place in chunk.reads:
             piece[part].copy_(place)
         self._tell(READ, number + 1)
@@ -151,7 +166,8 @@ class Window:
             ]
         return self._chunks[key]
 
-    # counts: each has one writer and only grows; what it speaks of is written before it, which x86-64 processors let others see in that order
+    # counts: each has one writer and only grows; what it speaks of is written before it, which x86-64 processors let
+    # others see in that order
 
     def _tell(self, what: int, count: int) -> None:
         self._counts[(len(COUNTS) * self._rank + what) * LINE // 8] = count
@@ -159,8 +175,8 @@ class Window:
     def _count(self, rank: int, what: int) -> int:
         return self._counts[(len(COUNTS) * rank + what) * LINE // 8]
 
-    def _wait(self, what: int, count: int) -> None:
-        """Wait until all ranks have counted so far."""
+    def _wait(self, what: int, count: int) -> Iterator[bool]:
+        """Wait until all ranks have counted so far; False after each rest that is longer than a look."""
         for rank in range(self._ranks):
             at, counts = (len(COUNTS) * rank + what) * LINE // 8, self._counts
             if counts[at] >= count:
@@ -174,6 +190,8 @@ class Window:
                 if lost or waited > PATIENCE_SECONDS:
                     raise RuntimeError(lost or f"rank {rank} has not come within {PATIENCE_SECONDS:g} s")
                 rest(waited)
+                if waited >= SPIN_SECONDS:
+                    yield False
 
     def _lost(self) -> str:
         """Which rank has ended or left; "" for none."""
@@ -191,7 +209,9 @@ class Window:
 
 
 def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Window | None:
-    """A window between all ranks of a group, which all ask for at once; None, on all of them, where they cannot share memory.
+    """A window between all ranks of a group, which all ask for at once.
+
+    None, on all of them, where they cannot share memory.
 
     Raises:
         RuntimeError: a rank is gone.
@@ -224,7 +244,10 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
 
 
 def _here() -> int:
-    """A number that processes have in common which see each other's ids and memory: of one start of a machine, and one container; -1 for none."""
+    """A number that processes have in common which see each other's ids and memory; -1 for none.
+
+    It is that of one start of a machine, and one container.
+    """
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:

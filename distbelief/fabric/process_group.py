@@ -1,0 +1,135 @@
+"""All-reduce by torch.distributed, across hosts and on GPUs: one replica's part in the groups of a job."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from distbelief.core import roles
+from distbelief.core.buckets import Bucket
+from distbelief.core.conversations.grouping import Assemble
+from distbelief.errors import JobFailed
+from distbelief.fabric.lines import Choice, Lines
+from distbelief.fabric.thread import ReductionThread
+from distbelief.schedules.allreduce import broadcast
+
+LOOK_SECONDS = 2e-3
+"""How often who waits for the others to meet looks whether they are there."""
+REST_SECONDS = 50e-6
+"""How long who waits for the thread sleeps at a time."""
+MEET_SECONDS = 15.0
+"""How long the members of a group may take to find its store, and to open their links once all are at the store:
+nothing can break that off."""
+STEP_SECONDS = 3600.0
+"""How long one may wait for a gradient of another who lives, or for him to come to the store of a group; a death is
+noticed at once."""
+
+Told = Callable[[], bool]
+
+
+class ProcessGroup:
+    """One replica's part in the groups of a job.
+
+    Args:
+        index: of this replica.
+        device: where its model is.
+        algorithm: how gradients are added up.
+        per_host: ranks that are on one host.
+        host: at which the others reach this process.
+    """
+
+    def __init__(self, index: int, device: torch.device, algorithm: str, per_host: int, host: str) -> None:
+        self._device, self._algorithm, self._per_host = device, algorithm, per_host
+        self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        self.store = f"{host}|{self._meeting.port}"
+        """Where a group meets whose first member this is."""
+        self._thread: ReductionThread | None = None
+        self._index = index
+
+    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One vector, in which the sum takes the place of the gradient."""
+        self._buckets = list(found)
+        self._vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
+        return self._vector, self._vector
+
+    def form(self, group: Assemble, told: Told) -> bool:
+        """Meet the others at the store of the first, in the place of the group before.
+
+        False where they do not come, or as soon as `told` says that something has arrived.
+        """
+        self.close()
+        ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
+        host, _, port = group.members[0].store.partition("|")
+        try:
+            # the store would try to reach one who is dead again and again
+            socket.create_connection((host, int(port)), MEET_SECONDS).close()
+            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS), use_libuv=True)
+            named = PrefixStore(f"group {group.group}", store)
+            if not self._gather(named, own, ranks, told):
+                return False
+            backend = "nccl" if self._device.type == "cuda" else "gloo"
+            patience = timedelta(seconds=MEET_SECONDS)
+            dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=patience)
+            _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
+            lines = Lines(own, ranks, self._device, seconds=STEP_SECONDS)
+            self._thread = ReductionThread(lines)
+            choice = Choice(lines, self._algorithm, self._per_host)
+            self._schedules = [choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets]
+        except (OSError, RuntimeError, ValueError):
+            return False
+        self._begin_round()
+        return True
+
+    @staticmethod
+    def _gather(store: Store, own: int, ranks: int, told: Told) -> bool:
+        """Wait until all are at the store.
+
+        What opens links there would wait for one who has died on his way, and hear of nothing.
+        """
+        store.set(f"here {own}", "")
+        there, give_up = [f"here {rank}" for rank in range(ranks)], time.monotonic() + STEP_SECONDS
+        while not store.check(there):
+            if told() or time.monotonic() > give_up:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def _begin_round(self) -> None:
+        self._ready = [False] * len(self._buckets)
+        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+
+    def ready(self, bucket: int) -> None:
+        """The gradient of a bucket is there; buckets are reduced in their order, the same on all ranks."""
+        self._ready[bucket] = True
+        while self._thread and len(self._futures) < len(self._buckets) and self._ready[len(self._futures)]:
+            number = len(self._futures)
+            self._futures.append(self._thread.start(self._views[number], self._schedules[number]))
+
+    def reduce(self) -> bool | None:
+        """Whether all is reduced; False where a member is gone, and None, after a rest, where others are waited for."""
+        for future in self._futures:
+            if not future.done():
+                time.sleep(REST_SECONDS)
+                return None
+            try:
+                future.value()
+            except (RuntimeError, JobFailed):
+                return False
+        self._begin_round()
+        return True
+
+    def close(self) -> None:
+        """Leave the group."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.leave()
+        if dist.is_initialized():
+            dist.destroy_process_group()

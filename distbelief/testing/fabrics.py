@@ -1,0 +1,199 @@
+"""The conformance suite of fabrics: what `distbelief.fabric.base` promises, checked by all ranks of a group at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import NamedTuple
+
+import torch
+
+from distbelief.core.buckets import Bucket
+from distbelief.fabric.base import Fabric
+
+PATIENCE_SECONDS = 60.0
+"""How long a round may take."""
+MOMENT_SECONDS = 5.0
+"""How long a call may take that waits for nobody, on a machine that does something else."""
+ROUNDS = 4
+LOOKS = 9
+"""How often is looked whether a round goes on without a rank."""
+GUARD = 64
+"""Bytes between two vectors, which nobody may write to."""
+LONG = 700_000
+"""Elements of a vector that is longer than any part in which it may be moved."""
+
+
+class Side(NamedTuple):
+    """One rank's side of a fabric, opened."""
+
+    fabric: Fabric
+    slot: torch.Tensor
+    """Bytes, in which this rank writes what it brings."""
+    total: torch.Tensor
+    """Bytes, in which it finds what all have; it may be the slot."""
+    leave: Callable[[], None] | None = None
+    """Ends this side, where the others notice that; None where who drives the fabric has to."""
+
+
+Open = Callable[[str, int, Sequence[Bucket]], Side]
+"""Opens a side: by which algorithm vectors are added up, and how many bytes hold which vectors. Many, one after another."""
+
+
+def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str], broadcasts: bool = True) -> None:
+    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, each in a thread or a process of its own.
+
+    Args:
+        open_side: opens a fresh side for this rank.
+        rank: of the caller.
+        ranks: how many there are.
+        meet: waits until all ranks have called it.
+        algorithms: by which the fabric adds up.
+        broadcasts: whether it also has vectors of which all take the first rank's.
+
+    Raises:
+        AssertionError: a promise was broken; the message says which.
+    """
+    for algorithm in algorithms:
+        _Check(open_side, rank, ranks, meet, algorithm, broadcasts).play()
+
+
+class _Check:
+    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and what all take from the first rank."""
+
+    def __init__(self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str, broadcasts: bool) -> None:
+        self.rank, self.ranks, self.meet, self.algorithm = rank, ranks, meet, algorithm
+        lengths = [(1003, "float64"), (1, "float64"), (517, "float32"), (517, "float64"), (LONG, "float32")]
+        self.buckets, start = list[Bucket](), GUARD
+        for length, dtype in lengths:
+            size = length * (8 if dtype == "float64" else 4)
+            self.buckets.append(Bucket(start, start + size, dtype))
+            start += -(-size // GUARD) * GUARD + GUARD
+        if broadcasts:
+            self.buckets.append(Bucket(start, start + 5, "uint8", adds=False))
+            start += 2 * GUARD
+        self.size = start
+        self.side = open_side(algorithm, start, self.buckets)
+        for vector in (self.side.slot, self.side.total):
+            assert (vector.dtype, vector.numel()) == (torch.uint8, start), f"a vector is {start} bytes: {vector}"
+
+    def play(self) -> None:
+        """All rounds, in each of which another rank is late; then the first leaves."""
+        for vector in (self.side.slot, self.side.total):
+            self._guard(vector)
+        found: list[torch.Tensor] = []
+        for number in range(ROUNDS):
+            late = number % self.ranks == self.rank
+            if not late:
+                self._bring(number, found)
+                self._look(number)
+            self.meet()
+            if late:
+                self._stays(found)
+                self._bring(number, found)
+            self._wait_for_true(number)
+            before, found = found, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
+            self._check_guards()
+            if self.side.total is not self.side.slot:
+                self.side.slot.fill_(255)  # it is this rank's again: who still reads it has garbage
+                self._guard(self.side.slot)
+            self._holds(number, before, found)
+        self.meet()
+        self._stays(found)
+        if self.side.leave is not None and self.ranks > 1:
+            self._last_leaves()
+
+    def _bring(self, number: int, found: list[torch.Tensor]) -> None:
+        """Write what this rank brings to a round, and make it ready in an order of its own."""
+        for bucket, brought in zip(self.buckets, self._brought(number, self.rank, found), strict=True):
+            self._view(self.side.slot, bucket).copy_(brought)
+        order = torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(97 * number + self.rank))
+        for bucket in order.tolist():
+            self._quickly(partial(self.side.fabric.ready, bucket), "ready")
+
+    def _brought(self, number: int, rank: int, found: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a rank brings; but for the bits that it found, the same whoever asks."""
+        chance = torch.Generator().manual_seed(1000 * number + rank)
+        whole = [torch.randint(-1000, 1000, (length,), generator=chance).double() for length in (1003, 1)]
+        loose = torch.randn(517, generator=chance)
+        bits = found[2].view(torch.int32).double() if found else torch.zeros(517, dtype=torch.float64)
+        long = torch.randint(-1000, 1000, (1,), generator=chance).float() + torch.arange(LONG) % 1000
+        first = torch.full((5,), 10 * rank + number, dtype=torch.uint8)
+        return [*whole, loose, bits, long, first][: len(self.buckets)]
+
+    def _look(self, number: int) -> None:
+        """Nobody is waited for, and nothing is said to be there before it is."""
+        for _ in range(LOOKS):
+            done = self._quickly(self.side.fabric.reduce, "reduce")
+            assert done is None, f"{self._at(number)} says {done} while a rank has brought nothing yet"
+
+    def _wait_for_true(self, number: int) -> None:
+        end = monotonic() + PATIENCE_SECONDS
+        while (done := self._quickly(self.side.fabric.reduce, "reduce")) is None:
+            assert monotonic() < end, f"{self._at(number)} is not done within {PATIENCE_SECONDS:g} s"
+        assert done, f"{self._at(number)} says that a rank is gone, and all are there"
+
+    def _holds(self, number: int, before: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+        """Every vector holds what its postcondition says."""
+        everybody = [self._brought(number, rank, before) for rank in range(self.ranks)]
+        for at, bucket in enumerate(self.buckets):
+            wanted = torch.stack([brought[at] for brought in everybody]).double().sum(0) if bucket.adds else everybody[0][at]
+            what = f"{self._at(number)}, vector {at}"
+            if at == 2:
+                torch.testing.assert_close(found[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all")
+            elif at == 3:
+                assert torch.equal(found[at], wanted), f"{what}: two ranks had other bits of vector 2 in the round before"
+            else:
+                assert torch.equal(found[at].double(), wanted.double()), f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {found[at]}"
+
+    def _stays(self, found: list[torch.Tensor]) -> None:
+        """What was found is there until this rank has brought something new."""
+        for at, (bucket, kept) in enumerate(zip(self.buckets, found, strict=bool(found))):
+            now = self._view(self.side.total, bucket)
+            assert torch.equal(now.view(torch.uint8), kept.view(torch.uint8)), (
+                f"{self.algorithm}: vector {at} is another, and its rank has brought nothing new"
+            )
+
+    def _last_leaves(self) -> None:
+        """Who waits for a rank that leaves is told."""
+        assert self.side.leave is not None
+        if self.rank != self.ranks - 1:
+            self._bring(ROUNDS, [])
+        self.meet()
+        if self.rank == self.ranks - 1:
+            self.side.leave()
+        else:
+            end = monotonic() + PATIENCE_SECONDS
+            while (done := self.side.fabric.reduce()) is None:
+                assert monotonic() < end, f"{self.algorithm}: nobody is told that a rank has left"
+            assert not done, f"{self.algorithm}: a round is done without a rank that has left"
+            self.side.leave()  # so that who waits for this one is told too
+        self.meet()
+
+    def _quickly(self, act: Callable[[], bool | None] | Callable[[], None], what: str) -> bool | None:
+        began = monotonic()
+        done = act()
+        assert monotonic() - began < MOMENT_SECONDS, f"{self.algorithm}: {what} waited for another rank"
+        return done
+
+    # what nobody may write to
+
+    def _between(self) -> list[slice]:
+        edges = [0, *(edge for bucket in self.buckets for edge in (bucket.start, bucket.stop)), self.size]
+        return [slice(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)]
+
+    def _guard(self, vector: torch.Tensor) -> None:
+        for between in self._between():
+            vector[between] = 77
+
+    def _check_guards(self) -> None:
+        for name, vector in (("slot", self.side.slot), ("total", self.side.total)):
+            for between in self._between():
+                assert bool((vector[between] == 77).all()), f"{self.algorithm}: it wrote to bytes {between} of the {name}, which are no vector's"
+
+    def _view(self, vector: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        return vector[bucket.start : bucket.stop].view(getattr(torch, bucket.dtype))
+
+    def _at(self, number: int) -> str:
+        return f"{self.algorithm}, round {number}, rank {self.rank}"

@@ -1,0 +1,44 @@
+"""One process of a group that is held to what fabrics promise: grouped.py RANK RANKS PORT ALGORITHM..., of a store at a port."""
+
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import count
+
+import torch
+from torch.distributed import TCPStore
+
+from distbelief.core.buckets import Bucket
+from distbelief.core.conversations.grouping import Assemble, Member
+from distbelief.core.layout import Tensor, lay_out
+from distbelief.core.messages import Place
+from distbelief.core.settings import Plan, Settings
+from distbelief.fabric.process_group import ProcessGroup
+from distbelief.testing import Side, check_fabric
+
+SECONDS = 60.0
+
+if __name__ == "__main__":
+    rank, ranks, port = map(int, sys.argv[1:4])
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=SECONDS))
+    meetings, groups = count(), count()
+
+    def meet() -> None:
+        """Wait until all are here."""
+        number = next(meetings)
+        store.set(f"{number} {rank}", "")
+        store.wait([f"{number} {other}" for other in range(ranks)])
+
+    def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
+        """A group of all, formed anew for each algorithm."""
+        one, group = ProcessGroup(rank, torch.device("cpu"), algorithm, 2 * algorithm.startswith("hierarchical"), "127.0.0.1"), next(groups)
+        store.set(f"store {group} {rank}", one.store)
+        stores = [store.get(f"store {group} {other}").decode() for other in range(ranks)]
+        members = tuple(Member(f"replica {i}", Place("", 0), False, name) for i, name in enumerate(stores))
+        slot, total = one.open(size, found)
+        plan = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
+        assert one.form(Assemble(group, plan, members, 0, 0, 0, ""), lambda: False)
+        return Side(one, slot, total, one.close)
+
+    check_fabric(side, rank, ranks, meet, sys.argv[4:])
+    meet()

@@ -1,0 +1,96 @@
+"""Fabrics that need processes, or what they share, keep their promises: a window, as DDP's hook has it, and a process group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import in_threads
+from torch.distributed import TCPStore
+
+from distbelief.core.buckets import Bucket
+from distbelief.fabric.lines import Lines
+from distbelief.fabric.thread import ReductionThread
+from distbelief.fabric.window import Window
+from distbelief.testing import Side, check_fabric
+
+SECONDS = 100.0
+SCRIPT = Path(__file__).with_name("grouped.py")
+
+
+class Threaded:
+    """A window and the thread that plays over it, as a fabric: vectors go through it in their order."""
+
+    def __init__(self, window: Window, rank: int, ranks: int, slot: torch.Tensor, found: Sequence[Bucket]) -> None:
+        self._window, self._thread = window, ReductionThread(Lines(rank, ranks, torch.device("cpu")))
+        self._views = [slot[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ready, self._futures = set[int](), list[torch.futures.Future[torch.Tensor]]()
+
+    def ready(self, bucket: int) -> None:
+        self._ready.add(bucket)
+        while len(self._futures) in self._ready:
+            self._futures.append(self._thread.start(self._views[len(self._futures)], self._window))
+
+    def reduce(self) -> bool | None:
+        if not all(future.done() for future in self._futures):
+            return None
+        try:
+            for future in self._futures:
+                future.value()
+        except RuntimeError as error:
+            error.__traceback__ = None  # the future holds it, and whatever its frames hold
+            return False
+        self._begin()
+        return True
+
+    def leave(self) -> None:
+        self._window.leave()
+        self._thread.leave()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
+    memory, sides = os.memfd_create("test window"), list[Threaded]()
+
+    def rank(own: int, meet: Callable[[], object]) -> None:
+        def side(_: str, size: int, found: Sequence[Bucket]) -> Side:
+            slot = torch.zeros(size, dtype=torch.uint8)
+            sides.append(Threaded(Window(own, ranks, memory, [os.getpid()] * ranks), own, ranks, slot, found))
+            return Side(sides[-1], slot, slot, sides[-1].leave)
+
+        check_fabric(side, own, ranks, meet, ["shared"], broadcasts=False)  # type: ignore[arg-type]
+
+    try:
+        in_threads(ranks, rank)
+    finally:
+        for one in sides:
+            one.leave()
+        os.close(memory)
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize(("ranks", "algorithms"), [(2, ("ring", "native")), (3, ("naive", "hierarchical", "butterfly"))])
+def test_a_process_group_is_a_fabric(ranks: int, algorithms: tuple[str, ...]) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    words = [str(ranks), str(store.port), *algorithms]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [
+        subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *words], env=environment, text=True, stderr=subprocess.PIPE)
+        for rank in range(ranks)
+    ]
+    try:
+        for one in started:
+            _, said = one.communicate(timeout=SECONDS)
+            assert one.returncode == 0, said
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
