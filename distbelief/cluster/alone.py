@@ -10,9 +10,11 @@ import torch
 
 from distbelief.cluster.handling import Labour
 from distbelief.cluster.pace import Stopwatch
+from distbelief.cluster.place import NEVER, Said
 from distbelief.cluster.simulation import model_of, task_of, without_loss
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.sitting import Sitting
+from distbelief.cluster.supervisor import Supervisor
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
@@ -40,6 +42,7 @@ class Alone:
         stopped: Callable[[], str | None], phantom: bool,
     ) -> None:  # fmt: skip
         self._job, self._sitting, self._clock, self._phantom = job, sitting, clock, phantom
+        self.supervisor = Supervisor(0, deadlines=NEVER)
         task, folder = task_of(job), sitting.folder
         run = str(folder.path) if folder is not None and not phantom else ""
         kind = _Phantom if phantom else _Timed
@@ -47,6 +50,7 @@ class Alone:
 
     def _note(self, record: Record) -> None:
         self._sitting.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
+        self.supervisor.handle(self._clock.now(), Said(roles.SINGLE, 0, record))
 
     def run(self) -> None:
         """Train to the end."""

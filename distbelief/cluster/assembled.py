@@ -25,10 +25,11 @@ from distbelief.transport.virtual import HEADER, VirtualEndpoint
 class Assembled(Simulation):
     """A simulation whose replicas reduce their gradients among themselves; `peers` are their stories."""
 
-    def _cast_servers(self) -> None:
+    def _cast(self) -> None:
         self.peers: dict[str, Allreduce] = {}
+        super()._cast()
 
-    def _add_replica(self, index: int, incarnation: int = 0) -> None:
+    def _add_replica(self, index: int, incarnation: int) -> None:
         role, samples = roles.replica(index), len(self._data)
         stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
         worker: _Worker | _Phantom

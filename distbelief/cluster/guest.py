@@ -16,9 +16,13 @@ import msgspec
 
 from distbelief import errors
 from distbelief.cluster import forkserver, signals
-from distbelief.cluster.channel import Channel, Failed, Interrupt, Listening, Noted, Over, Word
+from distbelief.cluster.child import Child
 from distbelief.cluster.gate import Knock, Part, Sorry, Ticket, knock, read_ticket
-from distbelief.core import records
+from distbelief.cluster.place import NEVER, Effect, Event, Interruption, Said, carry_out
+from distbelief.cluster.processes import Processes
+from distbelief.cluster.supervisor import Supervisor
+from distbelief.cluster.words import Failed, Listening, Noted, Word
+from distbelief.core import effects, records
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.transport.secure import check_user
 
@@ -45,9 +49,6 @@ class Guest:
     device: str = "cpu"
     threads: int = 1
     tell: Any = print
-    _over: bool = False
-    _leaving: bool = False
-    _failure: errors.DistbeliefError | None = None
 
     def run(self) -> None:
         """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished first.
@@ -60,94 +61,104 @@ class Guest:
         ticket = read_ticket(self.ticket)
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():
-            word = Knock(ticket.job, ticket.secret, script=bool(self.script))
-            part = self._ask(ticket, word, woken)
-            while not self._live(part, woken, door):
-                if part.incarnation >= part.restarts:
-                    raise JobFailed(f"{part.role} died in each of its {part.restarts + 1} lives: look for the reason above, or in this machine's log")
-                self.tell(f"{part.role} died; another takes its place")
-                part = self._ask(ticket, msgspec.structs.replace(word, role=part.role, incarnation=part.incarnation), woken)
+            _Stay(self, ticket, woken, door).run()
 
-    def _ask(self, ticket: Ticket, word: Knock, woken: Connection) -> Part:
+
+class _Stay:
+    """One guest while it takes part: its supervisor, its process, and the part that it was given."""
+
+    def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, door: socket.socket | None) -> None:
+        self._guest, self._ticket, self._woken, self._door = guest, ticket, woken, door
+        self._knock = Knock(ticket.job, ticket.secret, script=bool(guest.script))
+        self._processes = Processes(self._spec, self._take, self._happens)
+
+    def run(self) -> None:
+        """Take part until the supervisor starts no life any more."""
+        self._part = self._ask()
+        self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
+        forkserver.start()  # with torch: who is refused has not waited for that
+        try:
+            for effect in self._supervisor.begin([self._part.role]):
+                self._do(effect)
+            while self._processes.children and self._supervisor.failure is None:
+                self._watch()
+        finally:
+            self._processes.close()
+        if self._supervisor.failure is not None:
+            raise self._supervisor.failure
+
+    def _ask(self) -> Part:
         """Knock until there is a part."""
         give_up = time.monotonic() + WAIT_SECONDS
-        while isinstance(answer := knock(ticket, word), Sorry):
+        while isinstance(answer := knock(self._ticket, self._knock), Sorry):
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
-            if woken.poll(PAUSE):
+            if self._woken.poll(PAUSE):
                 raise Interrupted("interrupted before the job had a part to give")
-        self.tell(f"joined as {answer.role}")
+        self._guest.tell(f"joined as {answer.role}")
+        self._knock = msgspec.structs.replace(self._knock, role=answer.role, incarnation=answer.incarnation)
         return answer
 
-    def _live(self, part: Part, woken: Connection, door: socket.socket | None) -> bool:
-        """One life, in a process of its own; whether it ended as it should."""
-        from distbelief.cluster.process import main
+    def start(self, role: str, incarnation: int) -> None:
+        """Begin a life of the replica: the first is given already, the job is asked for another."""
+        if incarnation > self._part.incarnation:
+            self._part = self._ask()
+        self._processes.start(role, incarnation)
+        self._processes.tell(role, Listening(self._part.coordinator))
 
-        forkserver.start()  # with torch: who is refused has not waited for that
-        process, ours = forkserver.fork(part.role, main, part.role, part.incarnation, self._spec(part))
-        channel, self._over, self._failure = Channel(ours), False, None
-        channel.say(Listening(part.coordinator))
-        hears = True
-        try:
-            while process.is_alive():
-                waiting: list[Any] = [process.sentinel, woken, *([ours] if hears else []), *([door] if door else [])]
-                ready = set(map(id, multiprocessing.connection.wait(waiting)))
-                if id(woken) in ready or (door and id(door) in ready and _is_ours(door)):
-                    self._leave(channel, woken if id(woken) in ready else None)
-                if id(ours) in ready:
-                    hears = channel.hear_all(self._take)
-            if hears:
-                channel.hear_all(self._take)
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            process.join()
-            ours.close()
-        failure: errors.DistbeliefError | None = self._failure
-        if isinstance(failure, JobFailed) and not self._leaving:  # its link to somebody is gone: it may begin another life
-            self.tell(str(failure))
-        elif failure is not None:
-            raise failure
-        return process.exitcode == 0 and self._over
+    def end(self, role: str, incarnation: int) -> None:
+        """End a life of the replica at once; nothing, where it has ended already."""
+        self._processes.end(role, incarnation)
 
-    def _spec(self, part: Part) -> bytes:
+    def tell(self, role: str, word: Word) -> None:
+        """Say a word to the replica; nothing, where it has ended."""
+        self._processes.tell(role, word)
+
+    def _watch(self) -> None:
+        """Wait for words, the end of the process, signals, and who asks this guest to leave."""
+        door = self._door
+        waiting = [self._woken, *([door] if door else []), *self._processes.waitables]
+        ready = set(map(id, multiprocessing.connection.wait(waiting)))
+        if id(self._woken) in ready:
+            self._happens(Interruption(self._woken.recv_bytes().decode()))
+        elif door and id(door) in ready and _is_ours(door) and not self._supervisor.ending:
+            self._happens(Interruption("distbelief leave"))
+        self._processes.look(ready)
+
+    def _take(self, child: Child, word: Word) -> None:
+        if isinstance(word, Failed):
+            self._happens(Said(child.role, child.incarnation, word))
+        elif isinstance(word, Noted) and isinstance(word.record, records.Note):
+            self._guest.tell(word.record.text)
+
+    def _happens(self, event: Event) -> None:
+        for effect in self._supervisor.handle(time.monotonic(), event):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, effects.Record) and isinstance(effect.record, records.Note):
+            self._guest.tell(effect.record.text)
+        else:
+            carry_out(self, effect)
+
+    def _spec(self, role: str, incarnation: int) -> bytes:
         """What the process must know: the job's part of it, and this machine's."""
         from distbelief.cluster.spec import Spec
 
-        theirs = msgspec.msgpack.decode(part.spec, type=Spec)
+        theirs, guest = msgspec.msgpack.decode(self._part.spec, type=Spec), self._guest
         own = msgspec.structs.replace(
             theirs,
-            data_dir=self.data_dir,
-            device=self.device,
-            threads=self.threads,
+            data_dir=guest.data_dir,
+            device=guest.device,
+            threads=guest.threads,
             supervisor=os.getpid(),
             forkserver=forkserver.pid(),
             path=[os.getcwd(), *sys.path],
             directory=os.getcwd(),
             environment=dict(os.environb),
-            script=self.script,
+            script=guest.script,
         )
         return msgspec.msgpack.encode(own)
-
-    def _leave(self, channel: Channel, woken: Connection | None) -> None:
-        if woken is not None:
-            woken.recv_bytes()
-            if self._leaving:
-                raise Interrupted("interrupted twice: ended at once, and what this replica held is dealt to others")
-        self._leaving = True
-        self.tell("leaving, once what has begun is applied")
-        channel.say(Interrupt("this replica was asked to leave"))
-
-    def _take(self, word: Word) -> None:
-        if isinstance(word, Over):
-            self._over = True
-        elif isinstance(word, Failed):
-            self._failure = getattr(errors, word.kind, JobFailed)(word.text)
-            if word.trace and self._failure:
-                self._failure.add_note(word.trace)
-        elif isinstance(word, Noted) and isinstance(word.record, records.Note):
-            self.tell(word.record.text)
 
 
 def leave(path: str) -> int:

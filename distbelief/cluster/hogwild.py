@@ -42,7 +42,7 @@ class Racing(Simulation):
         self.locks, self.peers = Queues(), dict[str, _Peer]()
         super()._cast()
 
-    def _add_replica(self, index: int, incarnation: int = 0) -> None:
+    def _add_replica(self, index: int, incarnation: int) -> None:
         role = roles.replica(index)
         endpoint = self._endpoint(role, incarnation)
         peer = self.peers[role] = (_Phantom if self.cluster.phantom else _Computing)(self, role, endpoint)
@@ -51,8 +51,8 @@ class Racing(Simulation):
     def _watcher(self, flat: FlatModule) -> Worker:
         return _Reader(self, flat)
 
-    def _kill(self, role: str) -> None:
-        super()._kill(role)
+    def _crash(self, role: str) -> None:
+        super()._crash(role)
         if role in self.peers:
             self.peers[role].dead = True
             for other in self.locks.bury(role):

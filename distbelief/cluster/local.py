@@ -124,8 +124,8 @@ class Local(Checked):
         began = time.monotonic()
         settings = self.settings(job)
         _allow_files(settings)
+        from distbelief.cluster.running import Running
         from distbelief.cluster.sitting import Sitting, evaluates
-        from distbelief.cluster.supervisor import Supervisor
         from distbelief.tasks import available, resolve
 
         if not job.reference:
@@ -140,7 +140,7 @@ class Local(Checked):
         if settings.shards > MANY:
             _check_cut(task, settings)
         with signals.waitable() as woken:
-            return Supervisor(self, job, settings, Sitting(job, settings, view, began), evaluated).run(woken)
+            return Running(self, job, settings, Sitting(job, settings, view, began), evaluated).run(woken)
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> dict[str, Any]:
         """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
@@ -174,11 +174,11 @@ class Local(Checked):
             raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
         if not job.strategy.served:
             raise UsageError(f"strategy {job.strategy.name} has no replicas to run a script in; run it with python itself")
+        from distbelief.cluster.running import Running
         from distbelief.cluster.sitting import Sitting
-        from distbelief.cluster.supervisor import Supervisor
 
         with signals.waitable() as woken:
-            return Supervisor(self, job, settings, Sitting(job, settings, view, began), False, script).run(woken)
+            return Running(self, job, settings, Sitting(job, settings, view, began), False, script).run(woken)
 
     def _check_ports(self, last: str) -> None:
         """Refuse ports that there are not, by the option that named the first of them.

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from distbelief.cluster import cast
-from distbelief.cluster.channel import Ask, Channel, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
+from distbelief.cluster.channel import Channel
 from distbelief.cluster.local import listen_at
 from distbelief.cluster.mapped import MappedReplica, Reader
 from distbelief.cluster.pace import Padding
@@ -27,6 +27,7 @@ from distbelief.cluster.served import Compute, ServedWorker, common_memory
 from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
+from distbelief.cluster.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed

@@ -21,15 +21,15 @@ from distbelief.cluster.handling import Handling, Labour
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.signals import WORDS
-from distbelief.cluster.simulation import Simulation, task_of
+from distbelief.cluster.simulation import Simulation, server_roles, task_of
 from distbelief.cluster.sitting import Sitting, View, evaluates
 from distbelief.core import roles
 from distbelief.core.descent import Descent
-from distbelief.core.outcomes import Outcome, cause_of
+from distbelief.core.outcomes import cause_of
 from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import Checked, CheckedStruct, admit, shown
-from distbelief.errors import Interrupted, JobFailed, UsageError
+from distbelief.errors import Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
 from distbelief.schedules.allreduce import check_hosts
@@ -104,10 +104,13 @@ class Simulated(Checked):
             if job.strategy.served:
                 simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
                 sitting.live.ask = lambda: _tell_shards(simulation, sitting)
+                supervisor = simulation.supervisor
                 simulation.run()
             else:
                 stopwatch, labour = self.pace.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
-                Alone(job, settings, stopwatch, labour, sitting, clock, stopped, self.phantom).run()
+                alone = Alone(job, settings, stopwatch, labour, sitting, clock, stopped, self.phantom)
+                supervisor = alone.supervisor
+                alone.run()
             sitting.keep_folder(clock.now())
         except BaseException as error:
             twice = isinstance(error, KeyboardInterrupt)
@@ -117,11 +120,12 @@ class Simulated(Checked):
             if twice:
                 raise told from None
             raise
+        failure, record = supervisor.conclude()
+        if record is not None:
+            sitting.record(clock.now(), roles.SUPERVISOR, record)
         result = sitting.finish()
-        if result["outcome"] == Outcome.FAILED:
-            raise JobFailed(result["reason"])
-        if result["outcome"] == Outcome.INTERRUPTED and not sitting.begun:
-            raise Interrupted("interrupted before the job began")
+        if failure is not None:
+            raise failure
         return {**result, "events": clock.events}
 
     def described(self) -> dict[str, Any]:
@@ -238,9 +242,7 @@ def stage(job: Job, settings: Settings, cluster: Simulated, sink: Callable[[floa
 
 def job_roles(settings: Settings) -> list[str]:
     """The replicas of a job, its shards, and their standbys."""
-    shards = 0 if settings.among_themselves or settings.mapped else settings.shards
-    standbys = map(roles.standby, range(shards * settings.standby))
-    return [*map(roles.replica, range(settings.replicas)), *map(roles.shard, range(shards)), *standbys]
+    return [*map(roles.replica, range(settings.replicas)), *server_roles(settings)]
 
 
 def _told(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""One run of a simulated cluster: its roles, its network and its clock, and the deaths that are planned for it."""
+"""One run of a simulated cluster, a place in virtual time: its roles, its network and its clock, and the deaths that are planned for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from torch import nn
 
 from distbelief.cluster import cast
 from distbelief.cluster.handling import INSTANT, Labour
+from distbelief.cluster.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.cluster.sitting import Sitting, evaluates
+from distbelief.cluster.supervisor import Supervisor
 from distbelief.cluster.timed import TimedPhantom, TimedWorker, Watcher, with_data
+from distbelief.cluster.words import Died, Interrupt, Listening, Word
 from distbelief.core import events, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Story
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
-from distbelief.core.records import Finished, Iterated, Record, Stepped, Succeeded, Vacant
+from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
 from distbelief.record.journal import Journal
@@ -46,6 +49,9 @@ from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 if TYPE_CHECKING:
     from distbelief.cluster.simulated import Simulated
 
+TOLD = (Started, Rewound, Ending, Succeeded, Vacant, Finished)
+"""Records that the supervisor is told of."""
+
 
 def task_of(job: Job) -> Task:
     """The task that a job names or holds."""
@@ -58,6 +64,12 @@ def model_of(job: Job, task: Task) -> nn.Module:
     if job.init_from:
         model.load_state_dict(load_weights(job.init_from, layout_of(model)))
     return model
+
+
+def server_roles(settings: Settings) -> list[str]:
+    """The shards of a job, and their standbys."""
+    shards = 0 if settings.among_themselves or settings.mapped else settings.shards
+    return [*map(roles.shard, range(shards)), *map(roles.standby, range(shards * settings.standby))]
 
 
 def without_loss(record: Record) -> Record:
@@ -90,16 +102,12 @@ class Simulation:
         """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(crash.role == roles.COORDINATOR for crash in self.cluster.crashes)
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
+        self.supervisor = Supervisor(settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds)
+        self.network.left = self._left
         self.task = task_of(self.job)
         self._data = load(self.task, "training")
-        self._over = False
-        self._ended: dict[str, int] = {}
-        """The last life of each role that was killed."""
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()
-        self._interrupt = ""
-        self._granted: dict[str, int] = {}
-        self._succeeding: dict[str, Succeeded] = {}
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         self._cast()
         self._plan_crashes()
@@ -113,19 +121,24 @@ class Simulation:
                 if self.driver.plays(role):
                     self.driver.begin(role)
             self._play(lambda: self.stopped() is None)
-            if reason := self.stopped():
-                self._interrupt = reason
-                self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, membership.Stop(reason))
+            if (reason := self.stopped()) and not self.supervisor.over:
+                self._do(self.supervisor.handle(self.clock.time, Interruption(reason)))
                 self._play(lambda: True)
         finally:
             torch.set_num_threads(threads)
+        if self.supervisor.failure is not None:
+            raise self.supervisor.failure
 
     def _play(self, condition: Callable[[], bool]) -> None:
         """Take turns while a condition holds and somebody is played, or is about to come again."""
-        self.driver.run_while(condition)
-        while not self._over and self.clock.pending and condition():
+
+        def goes_on() -> bool:
+            return self.supervisor.failure is None and condition()
+
+        self.driver.run_while(goes_on)
+        while not self.supervisor.over and self.clock.pending and goes_on():
             self.clock.turn()
-            self.driver.run_while(condition)
+            self.driver.run_while(goes_on)
 
     def _stories(self) -> list[str]:
         return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
@@ -133,16 +146,10 @@ class Simulation:
     def _record(self, moment: float, role: str, record: Record) -> None:
         self.sink(moment, role, without_loss(record) if self.cluster.phantom else record)
         self._known += role == roles.COORDINATOR
+        if isinstance(record, TOLD):
+            self._happens(Said(role, 0, record))
         if isinstance(record, Finished):
-            self._over = True
             self.clock.call_later(0.0, self._dismiss, None)
-        elif isinstance(record, Succeeded):
-            if self.network.endpoints[record.standby].closed:
-                self._tell_lost(record.role, record.incarnation)
-            else:
-                self._succeeding[record.standby] = record
-        elif isinstance(record, Vacant):
-            self.clock.call_later(0.0, self._fill, record)
 
     def _dismiss(self, _: None) -> None:
         """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
@@ -152,56 +159,39 @@ class Simulation:
     def _cast(self) -> None:
         sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
         self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
-        self._add_coordinator()
         self.shards: list[Shard] = []
-        self._cast_servers()
-        for i in range(self.settings.replicas):
-            self._add_replica(i)
-        if self.evaluates and not self.settings.among_themselves:
-            self._add_evaluator()
+        self._do(self.supervisor.begin(self._roles()))
 
-    def _add_evaluator(self) -> None:
+    def _roles(self) -> list[str]:
+        """Everybody, in the order in which they are started."""
+        replicas = map(roles.replica, range(self.settings.replicas))
+        measures = self.evaluates and not self.settings.among_themselves
+        return [roles.COORDINATOR, *server_roles(self.settings), *replicas, *[roles.EVALUATOR] * measures]
+
+    def _add_evaluator(self, incarnation: int) -> None:
         evaluated = self._flat(self._model())
         check_measure(self.task, evaluated.module)
-        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), self._endpoint(roles.EVALUATOR), self._watcher(evaluated))
+        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), self._endpoint(roles.EVALUATOR, incarnation), self._watcher(evaluated))
 
     def _watcher(self, flat: FlatModule) -> Worker:
         """Who measures for the evaluator."""
         return Watcher(self.task, flat)
 
-    def _cast_servers(self) -> None:
-        for i in range(0 if self.settings.mapped else self.settings.shards):
-            self._add_shard(i)
-        for i in range(self.settings.shards * self.settings.standby):
-            self._add_standby(i)
-
-    def _add_coordinator(self, incarnation: int = 0) -> None:
+    def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
         sitting, endpoint = self.sitting, self._endpoint(roles.COORDINATOR, incarnation)
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
         self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
         host = Host(endpoint, self.coordinator, cast.memory_of(self.coordinator), Journal(*self._journal), self._watched) if self._revives else None
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
+        if incarnation:
+            self.driver.replay(roles.COORDINATOR, self._known)
+        self._do(self.supervisor.handle(self.clock.time, Said(roles.COORDINATOR, incarnation, Listening(""))))
 
     @property
     def _watched(self) -> Collection[str]:
         """The roles whose deaths the coordinator is told of: all."""
         return self.network.endpoints.keys()
-
-    def _revive(self, incarnation: int) -> None:
-        """Have the coordinator come again; whoever started it tells it who has died meanwhile, and to stop if it was to."""
-        if self._over:
-            return
-        self._add_coordinator(incarnation)
-        self.driver.replay(roles.COORDINATOR, self._known)
-        for role, life in self._ended.items():
-            if role != roles.COORDINATOR:
-                self._tell_lost(role, life)
-        for role in self._stories():
-            if roles.is_replica(role) and not self.driver.plays(role) and self._ended.get(role) != self.network.endpoints[role].incarnation:
-                self.driver.tell(roles.COORDINATOR, role, membership.Leave(for_good=True))
-        if self._interrupt:
-            self.driver.tell(roles.COORDINATOR, roles.SUPERVISOR, membership.Stop(self._interrupt))
 
     def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of one life of a role, whose messages take their time; the evaluator is outside of all time."""
@@ -219,7 +209,7 @@ class Simulation:
     def _model(self) -> nn.Module:
         return model_of(self.job, self.task)
 
-    def _add_shard(self, index: int, incarnation: int = 0) -> None:
+    def _add_shard(self, index: int, incarnation: int) -> None:
         role = roles.shard(index)
         shard, endpoint = cast.shard(self.settings, index, self._slice, incarnation), self._endpoint(role, incarnation)
         self._play_shard(role, shard, endpoint)
@@ -235,7 +225,7 @@ class Simulation:
             self.driver.link(role)
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation))
 
-    def _add_standby(self, index: int, incarnation: int = 0) -> None:
+    def _add_standby(self, index: int, incarnation: int) -> None:
         role = roles.standby(index)
         endpoint = self._endpoint(role, incarnation)
         self.driver.add_machine(role, cast.standby(self.settings, index, self._slice, incarnation), endpoint, become=self._become)
@@ -243,17 +233,15 @@ class Simulation:
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
         """Have a standby's machine play its shard; should that be there still, it has no say any more."""
-        if not self.network.endpoints[role].closed:
-            self._kill(role)
-        self._settle(roles.standby_of(role))
+        self._happens(Moved(roles.standby_of(role)))
 
         def play(_: None) -> None:
-            if not self._over:
+            if not self.supervisor.over:
                 self._play_shard(role, shard, self._endpoint(role, incarnation))
 
         self.clock.call_later(0.0, play, None)
 
-    def _add_replica(self, index: int, incarnation: int = 0) -> None:
+    def _add_replica(self, index: int, incarnation: int) -> None:
         role, samples = roles.replica(index), len(self._data)
         stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
         vectors: Vectors
@@ -302,59 +290,77 @@ class Simulation:
         if due:
             self.network.before_send = strike
 
+    # what the supervisor asks for, and what it is told
+
+    def start(self, role: str, incarnation: int) -> None:
+        """Begin a life of a role."""
+        one = roles.parse(role)
+        match one.kind:
+            case roles.Kind.COORDINATOR:
+                self._add_coordinator(incarnation)
+            case roles.Kind.EVALUATOR:
+                self._add_evaluator(incarnation)
+            case roles.Kind.REPLICA:
+                self._add_replica(one.index, incarnation)
+            case roles.Kind.SHARD:
+                self._add_shard(one.index, incarnation)
+            case roles.Kind.STANDBY:
+                self._add_standby(one.index, incarnation)
+        if incarnation and role in self._stories():
+            self.driver.begin(role)
+
+    def end(self, role: str, incarnation: int) -> None:
+        """End a life of a role at once; nothing, where it has ended already."""
+        endpoint = self.network.endpoints[role]
+        if endpoint.incarnation == incarnation and not endpoint.ended:
+            self._crash(role)
+
+    def tell(self, role: str, word: Word) -> None:
+        """Say a word to a role; of a death, the coordinator hears by its link where it has one."""
+        if isinstance(word, Interrupt):
+            self.driver.tell(role, roles.SUPERVISOR, membership.Stop(word.reason))
+        elif isinstance(word, Died) and word.role == roles.COORDINATOR:
+            self.driver.despair(role)
+        elif isinstance(word, Died) and not self._is_heard(word):
+            lost = events.Lost(word.reason or f"{word.role} ended before it joined", word.incarnation)
+            self.driver.tell(role, word.role, word.event if word.left else lost)
+
     def kill(self, role: str) -> None:
         """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet."""
         if not self.network.endpoints[role].ended:
-            self._kill(role)
-            incarnation = self.network.endpoints[role].incarnation
-            if (heir := self._succeeding.get(role)) is not None:
-                self._tell_lost(heir.role, heir.incarnation)
-                self._settle(role)
-            elif not self._is_heard(self.network.endpoints[role]):
-                self._tell_lost(role, incarnation)
-            if role == roles.COORDINATOR and self._revives and incarnation < self.settings.restarts:
-                self.clock.call_later(self.cluster.restart_seconds, self._revive, incarnation + 1)
-            if roles.is_replica(role) and incarnation < self.settings.restarts:
-                self.clock.call_later(self.cluster.restart_seconds, self._restart, role)
+            self._crash(role)
 
-    def _is_heard(self, endpoint: VirtualEndpoint) -> bool:
-        """Whether the coordinator has a link to a role, or will have before it hears of its end."""
-        current = self.network.endpoints[roles.COORDINATOR].incarnation
-        return roles.COORDINATOR in endpoint.last and endpoint.life_of(roles.COORDINATOR) == current
-
-    def _tell_lost(self, role: str, incarnation: int) -> None:
-        lost = events.Lost(f"{role} ended before it joined", incarnation)
-        self.clock.call_later(0.0, lambda _: self.driver.tell(roles.COORDINATOR, role, lost), None)
-
-    def _settle(self, standby: str) -> None:
-        """A standby has become its shard, or never will: its own place may be taken."""
-        del self._succeeding[standby]
-        if (life := self._granted.get(standby, -1)) > self.network.endpoints[standby].incarnation:
-            self.clock.call_later(self.cluster.restart_seconds, self._replace, Vacant(standby, life))
-
-    def _kill(self, role: str) -> None:
+    def _crash(self, role: str) -> None:
+        incarnation = self.network.endpoints[role].incarnation
         self.killed.append(role)
         if role == roles.COORDINATOR and self._revives:
             self.driver.remove(role)
-        self._ended[role] = self.network.endpoints[role].incarnation
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
+        self._happens(Ended(role, incarnation, killed=True))
 
-    def _restart(self, role: str) -> None:
-        if not self._over:
-            self._add_replica(roles.index_of(role), self.network.endpoints[role].incarnation + 1)
-            self.driver.begin(role)
+    def _left(self, role: str, incarnation: int) -> None:
+        """A role has ended by itself; a standby that becomes its shard has not."""
+        if not self.supervisor.moves(role):
+            self._happens(Ended(role, incarnation, done=True))
 
-    def _fill(self, record: Vacant) -> None:
-        """Begin a life of a shard that is to be; a life before it that is still there ends first."""
-        self._granted[record.role] = record.incarnation
-        if record.role in self._succeeding:
-            return
-        if not self.network.endpoints[record.role].closed:
-            self._kill(record.role)
-        self.clock.call_later(self.cluster.restart_seconds, self._replace, record)
+    def _happens(self, event: Event) -> None:
+        """Tell the supervisor, and do what it asks for at this moment, once everybody has done what is to be done now."""
+        if asked := self.supervisor.handle(self.clock.time, event):
+            self.clock.call_later(0.0, self._do, asked)
 
-    def _replace(self, record: Vacant) -> None:
-        if not self._over and self._granted[record.role] == record.incarnation:
-            add = self._add_shard if roles.kind(record.role) is roles.Kind.SHARD else self._add_standby
-            add(roles.index_of(record.role), record.incarnation)
+    def _do(self, asked: list[Effect]) -> None:
+        for effect in asked:
+            if isinstance(effect, TickLater):
+                self.clock.call_later(effect.seconds, self._tick, None)
+            else:
+                carry_out(self, effect)
+
+    def _tick(self, _: None) -> None:
+        self._do(self.supervisor.handle(self.clock.time, Tick()))
+
+    def _is_heard(self, died: Died) -> bool:
+        """Whether the coordinator has a link to a life of a role, or will have before it hears of its end."""
+        endpoint, current = self.network.endpoints[died.role], self.network.endpoints[roles.COORDINATOR].incarnation
+        linked = roles.COORDINATOR in endpoint.last and endpoint.life_of(roles.COORDINATOR) == current
+        return linked and endpoint.incarnation == died.incarnation

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from distbelief.cluster.channel import Standing
+from distbelief.cluster.words import Standing
 from distbelief.core import roles
 from distbelief.errors import JobFailed
 from distbelief.record.folder import RunFolder

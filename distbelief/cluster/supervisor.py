@@ -1,399 +1,400 @@
-"""The supervisor of a local job: it starts the processes from a forkserver, watches them, and ends them all, however the job ends."""
+"""The supervisor: a machine that decides who of a job is started, started again, ended and told what, and how the end of the job is called.
+
+A place (processes of this machine, a simulation, the machine of a guest) does what it asks for, and tells it what has happened. It reads no clock:
+every event comes with its moment. The coordinator alone says which lives shards and standbys are to have; of all others this decides.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import time
-from collections.abc import Iterable
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from collections.abc import Iterable, Iterator, Mapping
 
 from distbelief import errors
-from distbelief.cluster import forkserver, signals, status
-from distbelief.cluster.channel import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
-from distbelief.cluster.child import Child
-from distbelief.cluster.gate import Guests, Knock, Part, Sorry
-from distbelief.cluster.obituary import Obituary
-from distbelief.cluster.spec import tell, tell_guest
-from distbelief.core import records, roles
+from distbelief.cluster.explanation import Explanation
+from distbelief.cluster.place import (
+    Deadlines,
+    Effect,
+    Ended,
+    Event,
+    Interruption,
+    Kill,
+    Moved,
+    Said,
+    Start,
+    Tell,
+    Tick,
+    TickLater,
+    Unable,
+)
+from distbelief.cluster.words import Died, Explain, Failed, Interrupt, Listening
+from distbelief.core import effects, records, roles
 from distbelief.core.outcomes import Outcome
-from distbelief.core.settings import Settings
-from distbelief.errors import Interrupted, JobFailed
-from distbelief.job import Job
-from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
+from distbelief.errors import DistbeliefError, Interrupted, JobFailed
 
-if TYPE_CHECKING:
-    from distbelief.cluster.authority import Authority
-    from distbelief.cluster.gate import Gate
-    from distbelief.cluster.local import Local
-    from distbelief.cluster.sitting import Sitting
 
-PATIENCE = 30.0
-"""Seconds that a replica may take to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
-CLOSING = 600.0
-"""Seconds that an interrupted job may take to write its checkpoint."""
-GRACE = 1.0
-"""Seconds that a process whose descriptors are closed may take to be gone."""
-SILENCE = 20.0
-"""Seconds without a word from anybody after which the supervisor says for whom it waits."""
-TICK = 1.0
-"""Seconds between two looks at the clock and at the processes."""
+class _Life:
+    """One life of a role that is there."""
+
+    def __init__(self, role: str, incarnation: int) -> None:
+        self.role, self.incarnation = role, incarnation
+        self.name = role, incarnation
+        """What the place knows it by."""
+        self.left = False
+        """It has left the job in peace: what its script does after that takes as long as it takes."""
+        self.stopped_at: float | None = None
+        self.said = ""
+        """Its last words, where these tell only of somebody else who is gone."""
+        self.why = ""
+        """Why it was killed."""
 
 
 class Supervisor:
-    """Starts the processes of a job, hands their words on, and ends them all, however the job ends."""
+    """Decides who is started and ended; `handle` takes an event and answers with what is to be done.
 
-    def __init__(self, cluster: Local, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None) -> None:
-        self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
-        self.children: dict[str, Child] = {}
-        self.failure: errors.DistbeliefError | None = None
+    Args:
+        restarts: how often each role is started anew.
+        explanation: of how the job ends.
+        lasts: whether the coordinator comes again, where it was killed.
+        deadlines: how long it waits for others.
+        pause: seconds from an end to the beginning of the next life.
+        script: whether replicas run scripts of the user's, which may do much between two steps, and after the last.
+        guest: whether all that it starts is one replica, which takes part in a job of another machine.
+
+    >>> supervisor = Supervisor(restarts=1)
+    >>> supervisor.begin(["coordinator", "replica 0"])
+    [Start(role='coordinator', incarnation=0), Start(role='replica 0', incarnation=0)]
+    >>> told = supervisor.handle(0.0, Said("coordinator", 0, Listening("")))
+    >>> for effect in supervisor.handle(1.0, Ended("replica 0", 0, "killed", killed=True)): print(effect)
+    Tell(role='coordinator', word=Died(role='replica 0', reason='killed', incarnation=0, left=False))
+    Start(role='replica 0', incarnation=1)
+    Tell(role='replica 0', word=Listening(address=''))
+    """
+
+    def __init__(
+        self, restarts: int, explanation: Explanation | None = None, *, lasts: bool = False, deadlines: Deadlines | None = None,
+        pause: float = 0.0, script: bool = False, guest: bool = False,
+    ) -> None:  # fmt: skip
+        self._restarts, self._lasts, self._pause, self._script, self._guest = restarts, lasts, pause, script, guest
+        self.deadlines = deadlines or Deadlines()
+        self.explanation = explanation or Explanation()
+        self.failure: DistbeliefError | None = None
+        """Why the job is to be ended at once."""
         self.finished: records.Finished | None = None
-        self.known = Obituary(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
-        self.listening = self.started = False
-        self._heard, self._looked = time.monotonic(), 0.0
-        self._leave_by = self._end_by = float("inf")
-        self._interrupts: list[str] = []
-        """What each signal that came is called."""
-        self._script = script or []
-        self._coordinator: Listening | None = None
-        self._address = ""
-        """Where the coordinator listens, or did last."""
-        self._ending = False
+        """How the job has ended, as the coordinator says."""
+        self.started = self.ending = False
+        self.listening: Listening | None = None
+        """Where the coordinator listens; None before it does, and while it is about to come again."""
+        self._listened = False
+        self._here: dict[str, list[_Life]] = {}
+        self._gone: dict[str, Died] = {}
+        """The last end of each role."""
         self._wanted: dict[str, int] = {}
-        """Lives that are to begin, once the ones before have ended."""
-        self._certifier: Authority | None = None
-        self._gate: Gate | None = None
-        self._guests = Guests(settings.replicas, settings.restarts)
-        self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
-        shared = settings.read_in_place or settings.mapped or (settings.among_themselves and cluster.carrier == "shared")
-        self._memory = os.memfd_create("distbelief parameters") if shared else -1
-        self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 if job.strategy.served and settings.restarts else 0))
-        self._known = 0
-        """Records that the coordinator's lives have made."""
-        self._ended: dict[str, Died] = {}
-        """The last life of each role that has ended."""
+        """Lives that are to begin, once those before have ended."""
+        self._due: dict[str, float] = {}
+        """When they are to."""
+        self._moving: dict[str, _Life] = {}
+        """By standby: who is its shard as soon as it has heard so."""
+        self._interrupts: list[str] = []
+        self._heard = 0.0
+        self._leave_by = self._end_by = float("inf")
 
-    def run(self, woken: Connection) -> dict[str, Any]:
-        """Start, watch and end the job; a word on `woken` is a signal that came."""
-        try:
-            self._start(woken)
-            while self.children and self.failure is None:
-                self._watch(woken)
-        except BaseException:
-            self.sitting.finish()
-            raise
-        finally:
-            self._end_all()
-            self.desk.close()
-            if self._gate:
-                self._gate.close()
-            for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
-                os.close(descriptor)
-        return self._conclude()
+    # what there is
 
-    def _conclude(self) -> dict[str, Any]:
-        """The result; or the one error that says why there is none."""
-        self._keep_folder()
-        finished = self.finished
-        self.failure = self.failure or self.known.error(finished, self.started)
-        if self.failure is not None and (finished is None or finished.outcome is not Outcome.FAILED):
-            told = records.Finished.of(self.known.cause(self.failure), str(self.failure))
-            self.sitting.record(time.monotonic(), roles.SUPERVISOR, told)
-        result = self.sitting.finish()
-        if self.failure is not None:
-            raise self.failure
-        return result
+    @property
+    def over(self) -> bool:
+        """Whether nobody is to be started any more."""
+        return self.failure is not None or self.finished is not None
 
-    # starting
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is there."""
+        return not self._here
 
-    def _start(self, woken: Connection) -> None:
-        """Start every process."""
-        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
-        self._certifier = self.cluster.authority(self._told.job)
-        if self.cluster.listen and self.sitting.folder:
-            self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
-            told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
-            self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
-        forkserver.start()
-        for role in self._roles():
-            if self.failure or (self.children and woken.poll()):
-                return  # a Ctrl-C is acted on before the rest is started
-            self._start_process(role, 0)
+    def _lives(self) -> Iterator[_Life]:
+        return (life for lives in self._here.values() for life in lives)
 
-    def _start_process(self, role: str, incarnation: int) -> None:
-        """Start the process of a role; where the machine refuses, the job fails."""
-        if how := forkserver.how_it_ended():
-            self.failure = self.known.failed(how)
-            return
-        try:
-            process, ours = self._forked(role, incarnation)
-        except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
-            self.failure = self.known.failed(
-                f"{role}: its process cannot be started beside {len(self.children)} others ({error or type(error).__name__}); have fewer --replicas"
-                " or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
-            )
-            return
-        child = self.children[role] = Child(role, incarnation, process, ours)
-        if self._coordinator:
-            child.channel.say(self._coordinator)
+    def _latest(self, role: str) -> _Life | None:
+        return self._here[role][-1] if role in self._here else None
 
-    def _forked(self, role: str, incarnation: int) -> tuple[Any, Connection]:
-        """A process that plays a role, and our end of the channel to it."""
-        from distbelief.cluster.process import main  # with torch
+    def last_died(self, role: str) -> int:
+        """Which life of a role died, of those the last; -1 where none did."""
+        died = self._gone.get(role)
+        return -1 if died is None or died.left else died.incarnation
 
-        own = msgspec.structs.replace(self._told, forkserver=forkserver.pid())
-        if role == roles.COORDINATOR and incarnation:
-            own = msgspec.structs.replace(own, listen=self._address, known=self._known)
-        if self._certifier:
-            heir = self._certifier.issue(roles.shard_of(role)) if roles.kind(role) is roles.Kind.STANDBY else None
-            own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
-        return forkserver.fork(role, main, role, incarnation, msgspec.msgpack.encode(own))
+    def moves(self, standby: str) -> bool:
+        """Whether a standby is about to play its shard."""
+        return standby in self._moving
 
-    def _roles(self) -> list[str]:
-        strategy = self.job.strategy
-        return [*strategy.cast(), *([roles.EVALUATOR] if self.evaluates and strategy.served and not self.settings.among_themselves else [])]
+    @property
+    def refusal(self) -> tuple[str, bool] | None:
+        """Why no guest may join now, and whether one may soon; None where one may."""
+        if self.listening is None or not self.started:
+            return "it has not begun, or its coordinator is about to come again", True
+        return ("the job is ending", False) if self.ending or self.finished is not None else None
 
-    def _admit(self, knock: Knock) -> Part | Sorry:
-        """What a guest is told who holds the ticket; called by threads of the gate."""
-        if (listening := self._coordinator) is None or not self.started:
-            return Sorry("it has not begun, or its coordinator is about to come again", soon=True)
-        if self._ending or self.finished is not None:
-            return Sorry("the job is ending")
-        if knock.script != bool(self._script):
-            scripts = f"every replica runs a script, {os.path.basename(self._script[0])}: name your copy of it" if self._script else ""
-            return Sorry(scripts or "it trains a task, not a script: name none")
-        given = self._guests.give(knock)
-        if isinstance(given, Sorry):
-            return given
-        identity = self._certifier.issue(given[0]) if self._certifier else None
-        return Part(*given, listening.address, self.settings.restarts, msgspec.msgpack.encode(tell_guest(self._told, identity)))
+    def _needs(self, role: str) -> bool:
+        """Whether the job cannot go on until another takes the place of a role."""
+        return self._guest or role in (roles.COORDINATOR, roles.SINGLE)
 
-    # watching
+    def conclude(self) -> tuple[DistbeliefError | None, records.Finished | None]:
+        """How the job has ended: the error that says why it has failed, if it has; and what is to be recorded of that, if nobody has yet."""
+        self.failure = self.failure or self.explanation.error(self.finished, self.started)
+        if self.failure is None or (self.finished is not None and self.finished.outcome is Outcome.FAILED):
+            return self.failure, None
+        return self.failure, records.Finished.of(self.explanation.cause(self.failure), str(self.failure))
 
-    def _watch(self, woken: Connection) -> None:
-        """Wait for words, deaths and signals, and act on them."""
-        waiting: list[Any] = [woken, *(child.process.sentinel for child in self.children.values())]
-        waiting += [self.desk.listener] if self.desk.listener else []
-        waiting += [child.channel.connection for child in self.children.values() if child.open]
-        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.desk.due))))
-        if id(woken) in ready:
-            self._interrupt(woken.recv_bytes().decode())
-        for child in list(self.children.values()):
-            if self.children.get(child.role) is child and id(child.channel.connection) in ready:
-                child.open = child.channel.hear_all(lambda word, child=child: self._take(child, word))  # type: ignore[misc]
-        for child in list(self.children.values()):
-            if self.children.get(child.role) is child and not child.process.is_alive():
-                self._bury(child)
-        self.desk.serve(id(self.desk.listener) in ready)
-        self._look(time.monotonic())
+    # what happens
 
-    def _ask(self) -> int:
-        """Ask every process how it stands; returns how many were asked."""
-        for child in self.children.values():
-            child.channel.say(Ask())
-        return len(self.children)
+    def begin(self, cast: Iterable[str]) -> list[Effect]:
+        """Start the first life of every role."""
+        return [effect for role in cast for effect in self._start(role, 0)]
 
-    def _state(self, said: Iterable[Standing]) -> dict[str, Any]:
-        children = [(child.role, child.process.pid, child.incarnation) for child in self.children.values()]
-        return status.state(children, said, self.sitting.recorder.summary)
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take one event, at a moment in seconds, and say what is to be done."""
+        match event:
+            case Said():
+                self._heard = now
+                return self._said(now, event)
+            case Ended():
+                return self._ended(now, event)
+            case Tick():
+                return self._tick(now, event.stopped)
+            case Moved():
+                return self._moved(now, event.standby)
+            case Interruption():
+                return self._interrupted(now, event.why)
+            case Unable():
+                bare = type(event.error) is JobFailed
+                self.failure = self.failure or (self.explanation.failed(str(event.error)) if bare else event.error)
+        return []
 
-    def _look(self, now: float) -> None:
-        """Kill whoever holds the job up for too long, and say for whom it waits."""
-        if now < self._looked + TICK:
-            return
-        self._looked = now
-        self._keep_folder()
-        if self.started and self.sitting.live.curious:
-            for child in self.children.values():
-                if roles.kind(child.role) is roles.Kind.SHARD:
-                    child.channel.say(Ask())
-        for child in self.children.values():
-            if now > self._end_by:
-                self._kill(child, "the job was over and it did not end")
-            elif now > self._leave_by and roles.is_replica(child.role) and not child.left:
-                self._kill(child, f"it did not leave within {PATIENCE:.0f} s of being asked to, and was killed")
-            elif not signals.is_stopped(child.process.pid):
-                child.stopped_at = None
-            elif child.stopped_at is None:
-                child.stopped_at = now
-            elif (child.spare or self._journal) and now > child.stopped_at + PATIENCE:
-                self._kill(child, f"it was stopped (SIGSTOP) for {PATIENCE:.0f} s, and was killed")
-        if now > self._heard + SILENCE and self.children:
-            self._heard = now
-            stopped = [f"{c.role} is stopped, `kill -CONT {c.process.pid}` lets it go on" for c in self.children.values() if c.stopped_at]
-            told = "; ".join([f"nothing was heard for {SILENCE:.0f} s; still running: {', '.join(self.children)}", *stopped])
-            self.sitting.record(now, "supervisor", records.Note(told))
-            if roles.COORDINATOR in self.children:
-                self.children[roles.COORDINATOR].channel.say(Explain())
+    def _said(self, now: float, said: Said) -> list[Effect]:
+        what = said.what
+        match what:
+            case Listening():
+                return self._listens(said, what)
+            case Failed():
+                return self._failed(said, what)
+            case records.Started() | records.Rewound():
+                self.started = True
+                self.ending, self._leave_by = False, float("inf")
+            case records.Checkpointed(error=""):
+                self.explanation.checkpoint = what.number
+            case records.Gone(died=False):
+                for life in self._here.get(what.role, ()):
+                    life.left = True
+            case records.Ending():
+                self.ending = True
+                if not self._script:
+                    self._leave_by = min(self._leave_by, now + self.deadlines.ending)
+            case records.Succeeded():
+                return self._succeeds(what)
+            case records.Vacant():
+                self._wanted[what.role] = what.incarnation
+                return self._fill(now, what.role)
+            case records.Finished():
+                self.finished = what
+                if not self._script or what.outcome not in (Outcome.DONE, Outcome.LEFT):
+                    self._end_by = now + self.deadlines.ending
+        return []
 
-    def _keep_folder(self) -> None:
-        """See to it that the run folder is there; without one the job fails."""
-        try:
-            if self.sitting.keep_folder(time.monotonic()):
-                self.known.checkpoint = 0
-        except errors.UsageError as error:
-            self.failure = self.failure or error
+    def _listens(self, said: Said, word: Listening) -> list[Effect]:
+        """Tell everybody where the coordinator listens, and it who is gone; and to end the job, if it was to."""
+        self.listening, self._listened = word, True
+        told: list[Effect] = [Tell(role, word) for role in self._here]
+        told += [Tell(said.role, died) for died in self._gone.values()]
+        if self._interrupts:
+            told.append(Tell(said.role, Interrupt(self._interrupts[0])))
+        return told
 
-    def _kill(self, child: Child, why: str) -> None:
-        if not child.why:
-            child.why = why
-            child.process.kill()
+    def _failed(self, said: Said, word: Failed) -> list[Effect]:
+        """One that tells only of somebody else who is gone may come again, and whoever that is says why; any other error ends the job."""
+        if word.kind == JobFailed.__name__:
+            self.explanation.hearsay = self.explanation.hearsay or word.text
+            for life in self._here.get(said.role, ()):
+                if life.incarnation == said.incarnation:
+                    life.said = word.text
+        elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
+            self.failure = getattr(errors, word.kind, JobFailed)(word.text)
+            if word.trace and self.failure is not None:
+                self.failure.add_note(word.trace)
+        return []
 
-    def _take(self, child: Child, word: Word) -> None:
-        if not isinstance(word, Standing):  # which answers us, and is no sign that the job goes on
-            self._heard = time.monotonic()
-        if isinstance(word, Noted):
-            self._known += word.role == roles.COORDINATOR
-            self.sitting.record(word.moment, word.role, word.record)
-            self._note(word.record)
-        elif isinstance(word, Standing):
-            self.desk.take(word)
-            self.sitting.live.stands(word.role, word.facts)
-        elif isinstance(word, Over):
-            child.over = True
-        elif isinstance(word, Listening):
-            self.listening, self._coordinator, self._address = True, word, word.address
-            for other in self.children.values():
-                other.channel.say(word)
-            for died in self._ended.values() if child.incarnation else ():
-                child.channel.say(died)
-            if self._interrupts:
-                child.channel.say(Interrupt(self._interrupts[0]))
-        elif isinstance(word, Failed):
-            kind = getattr(errors, word.kind, JobFailed)
-            if word.kind == JobFailed.__name__:  # only tells of somebody who is gone: whoever that is says why
-                self.known.rumour, child.said = self.known.rumour or word.text, word.text
-            elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
-                self.failure = kind(word.text)
-                if word.trace:
-                    self.failure.add_note(word.trace)
+    # ends and beginnings
 
-    def _note(self, record: records.Any) -> None:
-        """Learn from a record how the job stands."""
-        now = time.monotonic()
-        if isinstance(record, records.Started | records.Rewound):
-            self.started = True
-            self._ending, self._leave_by = False, float("inf")
-        elif isinstance(record, records.Checkpointed) and not record.error:
-            self.known.checkpoint = record.number
-        elif isinstance(record, records.Gone) and not record.died and record.role in self.children:
-            self.children[record.role].left = True
-        elif isinstance(record, records.Ending):
-            self._ending = True
-            if not self._script:  # a script may do much between two steps
-                self._leave_by = min(self._leave_by, now + PATIENCE)
-        elif isinstance(record, records.Succeeded):
-            self._succeed(record)
-        elif isinstance(record, records.Vacant):
-            self._wanted[record.role] = record.incarnation
-            self._fill(record.role)
-        elif isinstance(record, records.Finished):
-            self.finished = record
-            if not self._script or record.outcome not in (Outcome.DONE, Outcome.LEFT):
-                self._end_by = now + PATIENCE
+    def _start(self, role: str, incarnation: int) -> list[Effect]:
+        self._here.setdefault(role, []).append(_Life(role, incarnation))
+        return [Start(role, incarnation), *([Tell(role, self.listening)] if self.listening else [])]
 
-    def _bury(self, child: Child) -> None:
-        """A process has ended: hear its last words, and tell the coordinator, or fail."""
-        if child.open:
-            child.channel.hear_all(lambda word: self._take(child, word))
-        child.process.join()
-        status = child.process.exitcode
-        if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
-            self.failure = self.known.failed(how)
-            return
-        child.channel.connection.close()
-        del self.children[child.role]
-        if child.role == roles.COORDINATOR and self.finished:
-            for other in self.children.values():
-                other.channel.say(Died(child.role, "the job is over", child.incarnation))
-        if status == 0 and child.over and (child.role != roles.COORDINATOR or self.finished):
-            self._ended[child.role] = Died(child.role, "it was done", child.incarnation, left=True)
-            return
-        how = f"its process was killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with status {status}"
-        if (status < 0 or not self.known.rumour) and child.role not in self._wanted and child.spare:
-            self.known.deaths[child.role] = child.why or how
+    def _take_away(self, role: str, incarnation: int) -> _Life | None:
+        """The life that a place calls so, which is there no more."""
+        for life in list(self._lives()):
+            if life.name == (role, incarnation):
+                self._here[life.role].remove(life)
+                if not self._here[life.role]:
+                    del self._here[life.role]
+                return life
+        return None
+
+    def _ended(self, now: float, ended: Ended) -> list[Effect]:
+        """Tell the coordinator, and begin another life, or fail; a standby that was to be its shard was that."""
+        life = self._take_away(ended.role, ended.incarnation)
+        if life is None:
+            return []
+        told: list[Effect] = []
+        if self._moving.get(ended.role) is life:
+            del self._moving[ended.role]
+            told += self._fill(now, ended.role)
+        if life.role == roles.COORDINATOR and self.finished:
+            died = Died(life.role, "the job is over", life.incarnation)
+            told += [Tell(role, died) for role in self._here]
+        if ended.done and (life.role != roles.COORDINATOR or self.finished):
+            self._gone[life.role] = Died(life.role, "it was done", life.incarnation, left=True)
+            return told
+        return told + self._died(now, life, ended)
+
+    def _died(self, now: float, life: _Life, ended: Ended) -> list[Effect]:
+        known, role, how = self.explanation, life.role, life.why or ended.how
+        hearsay = known.hearsay and not ended.killed
+        if how and not hearsay and role not in self._wanted and not self._needs(role):
+            known.deaths[role] = how
         if self.finished is not None:
-            return
-        if self.known.repeats(child.role, child.said) and not self.started:
-            self.failure = self.failure or self.known.failed(child.said)  # another life would say it again
-        if child.spare:
-            self._tell(Died(child.role, child.why or f"{how}: {child.said}".removesuffix(": "), child.incarnation))
-            leaves = self._ending and roles.is_replica(child.role)
-            if roles.kind(child.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY) and child.incarnation < self.settings.restarts and not leaves:
-                self._wanted[child.role] = child.incarnation + 1  # of shards the coordinator says what is to be
-            self._fill(child.role)
-        elif self.failure is None and not self._revive(child, how):
-            self.known.deaths[child.role] = child.why or how
-            self.failure = self.known.gone(child.role)
+            return []
+        if known.repeats(role, life.said) and not self.started:
+            self.failure = self.failure or known.failed(life.said)  # another life would say it again
+        again = self._comes_again(now, life, ended)
+        if again:
+            self._wanted[role] = life.incarnation + 1
+        if not self._needs(role):
+            reason = life.why or f"{how}: {life.said}".removeprefix(": ").removesuffix(": ")
+            return [*self._tell_of(Died(role, reason, life.incarnation)), *self._fill(now, role)]
+        if again:
+            self.listening = None
+        elif self.failure is None:
+            self._give_up(life, how)
+        return [*self._notes_of(life, how, again), *self._fill(now, role)]
 
-    def _succeed(self, record: records.Succeeded) -> None:
-        """A standby is its shard from now on; should the shard itself be there still, it has no say any more."""
-        if (former := self.children.get(record.role)) is not None:
-            former.process.kill()
-            former.process.join()
-            self._bury(former)
-        if (child := self.children.pop(record.standby, None)) is not None:
-            child.role, child.incarnation = record.role, record.incarnation
-            self.children[record.role] = child
-        else:
-            self._tell(Died(record.role, "its standby has died with it", record.incarnation))
-
-    def _tell(self, died: Died) -> None:
-        """Tell the coordinator of a death; one that comes again is told all."""
-        self._ended[died.role] = died
-        if roles.COORDINATOR in self.children:
-            self.children[roles.COORDINATOR].channel.say(died)
-
-    def _fill(self, role: str) -> None:
-        """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""
-        child = self.children.get(role)
-        if role not in self._wanted or self.failure is not None or self.finished is not None:
-            return
-        if child is None:
-            self._start_process(role, self._wanted.pop(role))
-        elif child.incarnation < self._wanted[role]:
-            self._kill(child, "another takes its place")
-
-    def _revive(self, coordinator: Child, how: str) -> bool:
-        """Where the coordinator was killed: start another, which goes on by its journal; whether there can be one."""
-        kept = self._journal and all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._journal)
-        if not kept or time.monotonic() > self._end_by or coordinator.process.exitcode >= 0 or coordinator.incarnation >= self.settings.restarts:
+    def _comes_again(self, now: float, life: _Life, ended: Ended) -> bool:
+        """Whether this begins the next life of a role by itself."""
+        if life.incarnation >= self._restarts or self.failure is not None:
             return False
-        told = f"{coordinator.role} is gone: {how}; another takes its place, and goes on by its journal"
-        self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
-        self._coordinator = None
-        self._start_process(coordinator.role, coordinator.incarnation + 1)
-        return True
+        if life.role in (roles.COORDINATOR, roles.SINGLE):
+            return self._lasts and ended.killed and ended.resumable and now <= self._end_by
+        leaves = self.ending and roles.is_replica(life.role)
+        return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY) and not leaves
 
-    # ending
+    def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
+        """What is recorded of a death that the coordinator does not hear of."""
+        told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
+        if self._guest:
+            told = [life.said] * bool(life.said) + [f"{life.role} died; another takes its place"] * again
+        return [effects.Record(records.Note(text)) for text in told]
 
-    def _interrupt(self, signal: str) -> None:
-        """First Ctrl-C: let the job end in peace, with a checkpoint. Second: end it now."""
-        self._interrupts.append(signal)
+    def _give_up(self, life: _Life, how: str) -> None:
+        """Fail without a role that the job needs."""
+        if not self._guest:
+            self.explanation.deaths[life.role] = how
+            self.failure = self.explanation.gone(life.role)
+        elif self.ending:
+            self.failure = JobFailed(life.said or f"{life.role} died as it was about to leave: {how}")
+        else:
+            lives = f"{life.role} died in each of its {self._restarts + 1} lives"
+            self.failure = JobFailed(f"{lives}: look for the reason above, or in this machine's log")
+
+    def _tell_of(self, died: Died) -> list[Effect]:
+        """Tell the coordinator of a death; one that does not listen yet is told when it does."""
+        self._gone[died.role] = died
+        return [Tell(roles.COORDINATOR, died)] if self.listening else []
+
+    def _fill(self, now: float, role: str) -> list[Effect]:
+        """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""
+        if role not in self._wanted or role in self._moving or self.over:
+            return []
+        if role in self._here:
+            older = [life for life in self._here[role] if life.incarnation < self._wanted[role]]
+            return [effect for life in older for effect in self._kill(life, "another takes its place")]
+        if self._pause:
+            self._due[role] = now + self._pause
+            return [TickLater(self._pause)]
+        return self._start(role, self._wanted.pop(role))
+
+    def _succeeds(self, record: records.Succeeded) -> list[Effect]:
+        """A standby is its shard from now on, and no life that was granted before."""
+        self._wanted.pop(record.role, None)
+        self._due.pop(record.role, None)
+        if (life := self._latest(record.standby)) is None:
+            return self._tell_of(Died(record.role, "its standby has died with it", record.incarnation))
+        self._take_away(*life.name)
+        life.role, life.incarnation = record.role, record.incarnation
+        self._here.setdefault(record.role, []).append(life)
+        self._moving[record.standby] = life
+        return []
+
+    def _moved(self, now: float, standby: str) -> list[Effect]:
+        """A standby plays its shard: should that be there still, it has no say any more."""
+        if (life := self._moving.pop(standby, None)) is None:
+            return []
+        life.name = life.role, life.incarnation
+        former = [one for one in self._here.get(life.role, ()) if one.incarnation < life.incarnation]
+        return [*(Kill(*one.name) for one in former), *self._fill(now, standby)]
+
+    def _kill(self, life: _Life, why: str) -> list[Effect]:
+        if life.why:
+            return []
+        life.why = why
+        return [Kill(*life.name)]
+
+    # time
+
+    def _tick(self, now: float, stopped: Mapping[str, int]) -> list[Effect]:
+        """Begin whoever is due, kill whoever holds the job up for too long, and say for whom it waits."""
+        told: list[Effect] = []
+        for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
+            del self._due[role]
+            if role not in self._here and not self.over:
+                told += self._start(role, self._wanted.pop(role))
+        for life in self._lives():
+            told += self._hold_up(now, life, life.role in stopped)
+        if now > self._heard + self.deadlines.silence and self._here:
+            self._heard = now
+            named = [f"{role} is stopped, `kill -CONT {pid}` lets it go on" for role, pid in stopped.items()]
+            waits = f"nothing was heard for {self.deadlines.silence:.0f} s; still running: {', '.join(self._here)}"
+            told.append(effects.Record(records.Note("; ".join([waits, *named]))))
+            told += [Tell(roles.COORDINATOR, Explain())] if roles.COORDINATOR in self._here else []
+        return told
+
+    def _hold_up(self, now: float, life: _Life, stopped: bool) -> list[Effect]:
+        """Kill one that was waited for too long."""
+        seconds = f"{self.deadlines.ending:.0f} s"
+        if now > self._end_by:
+            return self._kill(life, "the job was over and it did not end")
+        if now > self._leave_by and roles.is_replica(life.role) and not life.left:
+            return self._kill(life, f"it did not leave within {seconds} of being asked to, and was killed")
+        if not stopped or life.stopped_at is None:
+            life.stopped_at = now if stopped else None
+        elif (self._lasts or not self._needs(life.role)) and now > life.stopped_at + self.deadlines.ending:
+            return self._kill(life, f"it was stopped (SIGSTOP) for {seconds}, and was killed")
+        return []
+
+    def _interrupted(self, now: float, why: str) -> list[Effect]:
+        """The first time: let the job end in peace, with a checkpoint. The second: end it now."""
+        self._interrupts.append(why)
+        known, again = self.explanation, len(self._interrupts) > 1
         if self.finished is not None:
-            self._end_by = 0.0
-            return
-        if not self.listening:
-            self.failure = self.known.failed("interrupted", Interrupted) if self.known.checkpoint else Interrupted("interrupted before the job began")
-            return
-        if len(self._interrupts) > 1:
-            self.failure = self.known.failed("interrupted twice: ended at once, without a checkpoint", Interrupted)
-            return
-        now = time.monotonic()
-        self._leave_by, self._end_by = now + PATIENCE, now + CLOSING
-        if (coordinator := self.children.get(roles.COORDINATOR) or self.children.get(roles.SINGLE)) is not None:
-            coordinator.channel.say(Interrupt(signal))
-
-    def _end_all(self) -> None:
-        """Leave no process behind. They have nothing to do at such an end, and leave SIGTERM to this process."""
-        for child in self.children.values():
-            child.process.kill()
-        for child in self.children.values():
-            child.process.join()
-            child.channel.connection.close()
-        self.children.clear()
+            self._end_by = float("-inf")
+        elif self._guest and again:
+            self.failure = Interrupted("interrupted twice: ended at once, and what this replica held is dealt to others")
+        elif self._guest:
+            self.ending = True
+            asked = Interrupt("this replica was asked to leave")
+            told = effects.Record(records.Note("leaving, once what has begun is applied"))
+            return [told, *(Tell(role, asked) for role in self._here)]
+        elif not self._listened:
+            early = Interrupted("interrupted before the job began")
+            self.failure = known.failed("interrupted", Interrupted) if known.checkpoint else early
+        elif again:
+            self.failure = known.failed("interrupted twice: ended at once, without a checkpoint", Interrupted)
+        else:
+            self._leave_by, self._end_by = now + self.deadlines.ending, now + self.deadlines.closing
+            heads = [role for role in (roles.COORDINATOR, roles.SINGLE) if role in self._here]
+            return [Tell(role, Interrupt(why)) for role in heads]
+        return []

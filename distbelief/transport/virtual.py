@@ -131,6 +131,8 @@ class VirtualNetwork:
         """Called with sender, receiver and message before each message leaves: where faults are injected."""
         self.watch: Callable[[str, str, Message], None] = _nothing
         """Called as each message is delivered: where checkers stand."""
+        self.left: Callable[[str, int], None] = _nobody
+        """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
@@ -342,17 +344,22 @@ class VirtualEndpoint(Endpoint):
             return
         self.closed = True
         if self.thread.busy:
-            self.thread.do(0.0, self._end, None)
+            self.thread.do(0.0, self._leave_for_good, None)
         else:
-            self._end(None)
+            self._leave_for_good(None)
+
+    def _leave_for_good(self, _: None) -> None:
+        if not self.ended:
+            self._end()
+            self.network.left(self.role, self.incarnation)
 
     def die(self) -> None:
         """End this role as kill -9 does: what it had no time to say is not said."""
         self.thread.stop()
         self.closed = True
-        self._end(None)
+        self._end()
 
-    def _end(self, _: None) -> None:
+    def _end(self) -> None:
         if self.ended:
             return
         self.ended = True
@@ -378,3 +385,7 @@ class VirtualEndpoint(Endpoint):
 
 def _nothing(sender: str, to: str, message: Message) -> None:
     """No fault, no checker."""
+
+
+def _nobody(role: str, incarnation: int) -> None:
+    """Nobody is told of an end."""

@@ -18,7 +18,9 @@ from time import monotonic
 import jobs
 import pytest
 
-from distbelief.cluster import forkserver, local, supervisor
+from distbelief.cluster import forkserver, local, running
+from distbelief.cluster.child import Child
+from distbelief.cluster.place import Deadlines
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
@@ -136,15 +138,15 @@ def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: job
 @pytest.mark.parametrize("role", ["coordinator", "shard 0", "replica 1"])
 def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, transport: str) -> None:
     listened: list[str] = []
-    take = supervisor.Supervisor._take
+    take = running.Running._take
 
-    def kill_at_once(self: supervisor.Supervisor, child: supervisor.Child, word: object) -> None:
+    def kill_at_once(self: running.Running, child: Child, word: object) -> None:
         if not listened:
             listened.append(child.role)
             jobs.kill(role)
         take(self, child, word)
 
-    monkeypatch.setattr(supervisor.Supervisor, "_take", kill_at_once)
+    monkeypatch.setattr(running.Running, "_take", kill_at_once)
     strategy, on = Downpour(replicas=2), local.Local(transport=transport)
     assert jobs.run(tmp_path, strategy, on, epochs=2)["samples"] == 2 * jobs.SAMPLES
 
@@ -167,8 +169,8 @@ def test_another_evaluator_takes_the_place_of_a_killed_one(tmp_path: Path, watch
 
 
 def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE", 0.3)
-    monkeypatch.setattr(supervisor, "TICK", 0.05)
+    monkeypatch.setattr(running, "DEADLINES", Deadlines(ending=0.3))
+    monkeypatch.setattr(running, "TICK", 0.05)
     watch.once(records.Stepped, lambda: jobs.kill("replica 1", signal.SIGSTOP), role="replica 1")
     result = jobs.run(tmp_path, Downpour(replicas=2), epochs=EPOCHS)
     assert result["outcome"] == "done"
@@ -177,8 +179,8 @@ def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs
 
 
 def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SILENCE", 0.3)
-    monkeypatch.setattr(supervisor, "TICK", 0.05)
+    monkeypatch.setattr(running, "DEADLINES", Deadlines(silence=0.3))
+    monkeypatch.setattr(running, "TICK", 0.05)
     stopped: list[int] = []
 
     def act(record: records.Record) -> None:
@@ -194,8 +196,8 @@ def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch
 
 
 def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "PATIENCE", 0.5)
-    monkeypatch.setattr(supervisor, "TICK", 0.05)
+    monkeypatch.setattr(running, "DEADLINES", Deadlines(ending=0.5))
+    monkeypatch.setattr(running, "TICK", 0.05)
     with when_stuck(pipe, lambda _: os.kill(os.getpid(), signal.SIGINT)):
         result = jobs.run(tmp_path / "run", Downpour(replicas=2), task="jobs:stubborn", epochs=jobs.MANY)
     assert result["outcome"] == "interrupted"

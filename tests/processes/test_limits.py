@@ -11,9 +11,9 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster import supervisor
-from distbelief.cluster.channel import Failed
 from distbelief.cluster.local import Local
+from distbelief.cluster.processes import Processes
+from distbelief.cluster.words import Failed
 from distbelief.errors import JobFailed
 from distbelief.strategy import Allreduce
 
@@ -76,19 +76,19 @@ def test_a_machine_that_cannot_reach_itself_is_told_at_once(tmp_path: Path, stra
 
 
 def test_an_error_that_the_next_life_would_repeat_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forked, lives = supervisor.Supervisor._forked, []
+    forked, lives = Processes._forked, []
     say = Failed(JobFailed.__name__, "replica 1 cannot reach coordinator: there is no way")
 
-    def dies(self: supervisor.Supervisor, role: str, incarnation: int) -> object:
+    def dies(self: Processes, role: str, incarnation: int) -> object:
         process, ours = forked(self, role, incarnation)
         if role == "replica 1":
             lives.append(incarnation)
             process.kill()
         return process, ours
 
-    bury = supervisor.Supervisor._bury
-    monkeypatch.setattr(supervisor.Supervisor, "_forked", dies)
-    monkeypatch.setattr(supervisor.Supervisor, "_bury", lambda self, child: [self._take(child, say), bury(self, child)])
+    end = Processes._take_end
+    monkeypatch.setattr(Processes, "_forked", dies)
+    monkeypatch.setattr(Processes, "_take_end", lambda self, child: [self._take(child, say), end(self, child)])
     with pytest.raises(JobFailed, match=r"^replica 1 cannot reach coordinator: there is no way; "):
         jobs.run(tmp_path / "run", Allreduce(replicas=2, restarts=5), Local())
     assert lives == [0, 1]

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distbelief import errors
-from distbelief.cluster import forkserver, supervisor
+from distbelief.cluster import forkserver, running
 from distbelief.cluster.local import TRANSPORTS, Local
+from distbelief.cluster.processes import Processes
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import View
 from distbelief.core import records
@@ -203,7 +204,7 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, name: str, monke
 
 
 def test_many_shards_are_held_against_the_model_before_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor.Supervisor, "_start_process", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("a process was started"))
     before = torch.random.get_rng_state()
     with pytest.raises(errors.UsageError, match="--shards 213 is more than the model's 212 parameters; use at most that many"):
         jobs.run(tmp_path / "run", Downpour(shards=213))
@@ -213,7 +214,7 @@ def test_many_shards_are_held_against_the_model_before_a_process_is_started(tmp_
 
 def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[str] = []
-    start = supervisor.forkserver.context().Process.start
+    start = forkserver.context().Process.start
 
     def refuse(process: Any) -> None:
         began.append(process.name)
@@ -221,7 +222,7 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_pat
             raise OSError(errno.EMFILE, "Too many open files")
         start(process)
 
-    monkeypatch.setattr(supervisor.forkserver.context().Process, "start", refuse)
+    monkeypatch.setattr(forkserver.context().Process, "start", refuse)
     with pytest.raises(
         errors.JobFailed, match=r"coordinator: its process cannot be started beside 2 others \(.*open files\); .*fewer --replicas"
     ) as caught:
@@ -233,7 +234,7 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_pat
 
 @pytest.mark.parametrize("on", [Local(), Simulated()], ids=["processes", "simulated"])
 def test_staleness_is_shown_while_a_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Any) -> None:
-    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    monkeypatch.setattr(running, "TICK", 0.01)
     on.run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=40), View(quiet=False))
     lines = [line for line in capsys.readouterr().out.splitlines() if " done: " in line]
     rate = "samples/s simulated" if isinstance(on, Simulated) else "samples/s"
@@ -246,7 +247,7 @@ def test_a_run_folder_that_is_deleted_is_told_and_written_again(
     tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch, strategy: Any, how: str
 ) -> None:
     """The job was done with status 0, and left a folder that nothing could read."""
-    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    monkeypatch.setattr(running, "TICK", 0.01)
     run = tmp_path / "run"
 
     def lose() -> None:
@@ -263,7 +264,7 @@ def test_a_run_folder_that_is_deleted_is_told_and_written_again(
 
 
 def test_a_run_folder_that_cannot_be_made_again_fails_the_job(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "TICK", 0.01)
+    monkeypatch.setattr(running, "TICK", 0.01)
     (tmp_path / "runs").mkdir()
 
     def spoil() -> None:

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster import status, supervisor
+from distbelief.cluster import status
 from distbelief.cluster.local import Local
+from distbelief.cluster.processes import Processes
+from distbelief.cluster.running import Running
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import optim
@@ -150,14 +152,14 @@ def test_a_second_interruption_ends_at_once(tmp_path: Path, watch: jobs.Watch, s
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
 @pytest.mark.parametrize("before", ["_roles", "_watch", "_take"])
 def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, strategy: object) -> None:
-    method, done = getattr(supervisor.Supervisor, before), []
+    method, done = getattr(Running, before), []
 
-    def interrupted(self: supervisor.Supervisor, *rest: object) -> object:
+    def interrupted(self: Running, *rest: object) -> object:
         if not done:
             done.append(interrupt()())
         return method(self, *rest)
 
-    monkeypatch.setattr(supervisor.Supervisor, before, interrupted)
+    monkeypatch.setattr(Running, before, interrupted)
     if before == "_take" and isinstance(strategy, Single):
         assert jobs.run(tmp_path, strategy, epochs=jobs.MANY)["outcome"] == "interrupted"
     else:
@@ -166,14 +168,14 @@ def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_interruption_while_processes_are_started_starts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, started = supervisor.Supervisor._start_process, []
+    start, started = Processes.start, []
 
-    def interrupted(self: supervisor.Supervisor, role: str, incarnation: int) -> None:
+    def interrupted(self: Processes, role: str, incarnation: int) -> None:
         started.append(role)
         start(self, role, incarnation)
         interrupt()()
 
-    monkeypatch.setattr(supervisor.Supervisor, "_start_process", interrupted)
+    monkeypatch.setattr(Processes, "start", interrupted)
     with pytest.raises(JobFailed, match=r"^interrupted before the job began"):
         jobs.run(tmp_path, Downpour())
     assert len(started) == 1

@@ -566,7 +566,7 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
     for index, shard in enumerate(run.simulation.shards):
         role = f"shard {index}"
         unsettled = run.outcome == "failed" and (isinstance(strategy, Softsync) or strategy.standby)
-        dead = run.simulation._ended.get(role) == run.simulation.network.endpoints[role].incarnation
+        dead = run.simulation.supervisor.last_died(role) == run.simulation.network.endpoints[role].incarnation
         if dead or shard.waits() or unsettled:
             continue  # it died, and no other took its place yet; or half an update was gathered when the job failed
         assert shard.version.updates == len(witness.groups[role])

@@ -182,7 +182,7 @@ def test_the_next_life_of_a_guest_says_that_the_one_before_is_gone(
     plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
     """It dies while the coordinator is away, and nobody tells of it; what it held is dealt again."""
-    monkeypatch.setattr(Simulation, "_tell_lost", lambda *_: None)
+    monkeypatch.setattr(Simulation, "tell", lambda *_: None)
     run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, 14),), restart_seconds=0.3), snapshot_every="0")
     simulation = run.simulation
     kill = simulation.kill

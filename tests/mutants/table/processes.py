@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(
         "the-memory-of-a-job-stays-open",
         LEFT,
-        "cluster/supervisor.py",
+        "cluster/running.py",
         "for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):",
         "for descriptor in self._journal:",
         ("tests/processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them",),
@@ -53,9 +53,9 @@ MUTANTS = [
     Mutant(
         "who-is-left-at-the-end-is-not-killed",
         LEFT,
-        "cluster/supervisor.py",
-        "        finally:\n            self._end_all()\n",
-        "        finally:\n            if self.failure:\n                self._end_all()\n",
+        "cluster/running.py",
+        "        finally:\n            self.processes.close()\n",
+        "        finally:\n            if supervisor.failure:\n                self.processes.close()\n",
         ("tests/processes/test_deaths.py::test_an_error_of_the_supervisor_itself_leaves_nobody_behind",),
         seconds=20,
     ),
@@ -115,7 +115,7 @@ MUTANTS = [
     Mutant(
         "a-life-repeats-the-error-of-the-last",
         "What this machine limits",
-        "cluster/obituary.py",
+        "cluster/explanation.py",
         "return bool(said) and said == before",
         "return bool(said) and role == before",
         ("tests/processes/test_limits.py::test_an_error_that_the_next_life_would_repeat_is_not_waited_for",),

@@ -273,9 +273,9 @@ MUTANTS = [
     Mutant(
         "a-guest-that-is-asked-to-leave-just-ends",
         TICKET,
-        "cluster/guest.py",
-        "            if self._leaving:\n                raise Interrupted",
-        "            if not self._leaving:\n                raise Interrupted",
+        "cluster/supervisor.py",
+        "        elif self._guest and again:\n",
+        "        elif self._guest:\n",
         ("tests/processes/test_join.py::test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others[Ctrl-C]",),
         seconds=12,
     ),

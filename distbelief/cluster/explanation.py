@@ -1,43 +1,49 @@
-"""Who of a job has died and how, and what is to be told of it when the job fails."""
+"""How the end of a job is explained: who has died and how, and what the user can do."""
 
 from __future__ import annotations
 
 from distbelief.core import roles
 from distbelief.core.outcomes import Cause, Outcome, cause_of
 from distbelief.core.records import Finished
-from distbelief.errors import DistbeliefError, Interrupted, JobFailed
+from distbelief.errors import Interrupted, JobFailed
 
 
-class Obituary:
-    """The deaths of one job.
+class Explanation:
+    """What is known of the deaths of one job, and of what it can go on from.
 
     Args:
         checkpoint: number of the newest checkpoint; 0 where there is none.
         run: the run folder, "" where there is none.
     """
 
-    def __init__(self, checkpoint: int, run: str) -> None:
+    def __init__(self, checkpoint: int = 0, run: str = "") -> None:
         self.run, self.checkpoint = run, checkpoint
-        """What the job can go on from."""
-        self.rumour = ""
-        """What the first process said that told only of somebody else who is gone."""
+        self.hearsay = ""
+        """What the first role said that told only of somebody else who is gone."""
         self.deaths: dict[str, str] = {}
+        """How the last life of each role ended, of those that nobody meant to end."""
         self._last_words: dict[str, str] = {}
 
     def error(self, finished: Finished | None, started: bool) -> JobFailed | None:
         """The error for how a job has ended, or (None) for one that has never said how; None where it ended well."""
         if finished is None:
-            return self.explain(self.rumour or "the job ended without a result")
+            return self.explain(self.hearsay or "the job ended without a result")
         if finished.outcome is Outcome.FAILED:
             return self.explain(finished.reason, finished.role)
-        return None if started or finished.outcome is not Outcome.INTERRUPTED else Interrupted("interrupted before the job began")
+        never_began = finished.outcome is Outcome.INTERRUPTED and not started
+        return Interrupted("interrupted before the job began") if never_began else None
 
-    def cause(self, error: DistbeliefError) -> Cause:
+    def cause(self, error: BaseException) -> Cause:
         """Why a job failed that an error has ended."""
         return Cause.COORDINATOR_DIED if roles.COORDINATOR in self.deaths else cause_of(error)
 
     def explain(self, reason: str, role: str = "") -> JobFailed:
-        """The error for a job that failed: who is gone, and how it ended; `role` is the one whose death is the cause, where one's is."""
+        """The error for a job that failed: who is gone, and how it ended.
+
+        Args:
+            reason: why it failed.
+            role: the one whose death is the cause, where one's is.
+        """
         for one in (roles.COORDINATOR, role):
             if one in self.deaths:
                 return self.gone(one)
@@ -62,4 +68,6 @@ class Obituary:
     @property
     def remedy(self) -> str:
         """What the user can do."""
-        return f"go on from checkpoint {self.checkpoint} with --resume" if self.checkpoint else "there is no checkpoint yet to go on from: start anew"
+        if self.checkpoint:
+            return f"go on from checkpoint {self.checkpoint} with --resume"
+        return "there is no checkpoint yet to go on from: start anew"

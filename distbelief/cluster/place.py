@@ -1,0 +1,138 @@
+"""A place, where lives of roles are started and ended; and what it and its supervisor tell each other: events and effects; and how long is waited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from distbelief.cluster.words import Word
+from distbelief.core import effects, records
+from distbelief.errors import DistbeliefError
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Event: a life of a role is there no more."""
+
+    role: str
+    incarnation: int
+    how: str = ""
+    """How it ended, in words; "" where that is not to be told when the job fails."""
+    killed: bool = False
+    """Whether a signal ended it, and no error of its own."""
+    done: bool = False
+    """Whether it had played its role to the end."""
+    resumable: bool = True
+    """Whether a next life could go on where this one was: false of a coordinator whose journal is not whole."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Event: a role has said a word to whoever started it, or has recorded something."""
+
+    role: str
+    incarnation: int
+    what: Word | records.Record
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """Event: a standby that was to succeed its shard plays it now, and goes by the shard's name; its own is free."""
+
+    standby: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Event: time has passed."""
+
+    stopped: Mapping[str, int] = {}
+    """The roles whose processes are stopped by a signal, with the ids of these."""
+
+
+class Interruption(msgspec.Struct, frozen=True):
+    """Event: the person who runs the job wants it to end."""
+
+    why: str
+
+
+class Unable(msgspec.Struct, frozen=True):
+    """Event: the place cannot go on."""
+
+    error: DistbeliefError
+
+
+Event = Ended | Said | Moved | Tick | Interruption | Unable
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Effect: begin a life of a role."""
+
+    role: str
+    incarnation: int
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """Effect: end a life of a role at once."""
+
+    role: str
+    incarnation: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Effect: say a word to the latest life of a role."""
+
+    role: str
+    word: Word
+
+
+class TickLater(msgspec.Struct, frozen=True):
+    """Effect: tell the supervisor `Tick` in so many seconds."""
+
+    seconds: float
+
+
+Effect = Start | Kill | Tell | TickLater | effects.Record
+
+
+class Deadlines(msgspec.Struct, frozen=True):
+    """How long a supervisor waits, in seconds."""
+
+    ending: float = 30.0
+    """For a replica to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
+    closing: float = 600.0
+    """For an interrupted job to write its checkpoint."""
+    silence: float = 20.0
+    """For a word of anybody, before it says for whom it waits."""
+
+
+NEVER = Deadlines(float("inf"), float("inf"), float("inf"))
+"""That of a place where nobody can hang."""
+
+
+class Place(Protocol):
+    """Starts lives of roles and ends them. Its supervisor is told `Ended` once for each life, however that ended.
+
+    `distbelief.testing.check_place` holds one to that.
+    """
+
+    def start(self, role: str, incarnation: int) -> None:
+        """Begin a life of a role; where that cannot be, the supervisor is told `Unable`."""
+        ...
+
+    def end(self, role: str, incarnation: int) -> None:
+        """End a life of a role at once; nothing, where it has ended already."""
+        ...
+
+    def tell(self, role: str, word: Word) -> None:
+        """Say a word to the latest life of a role; nothing, where that has ended."""
+        ...
+
+
+def carry_out(place: Place, effect: Effect) -> None:
+    """Have a place do what its supervisor asks of it, whatever the place is."""
+    match effect:
+        case Start():
+            place.start(effect.role, effect.incarnation)
+        case Kill():
+            place.end(effect.role, effect.incarnation)
+        case Tell():
+            place.tell(effect.role, effect.word)

@@ -1,0 +1,131 @@
+"""Processes of this machine as a place: each life of a role is one, started from a forkserver and heard through a channel."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from distbelief.cluster import forkserver, signals
+from distbelief.cluster.child import Child
+from distbelief.cluster.place import Ended, Event, Unable
+from distbelief.cluster.words import Over, Word
+from distbelief.errors import JobFailed
+
+GRACE = 1.0
+"""Seconds that a process whose descriptors are closed may take to be gone."""
+
+
+class Processes:
+    """Starts the processes of a job, hands on what they say, tells how each has ended, and leaves none behind.
+
+    Args:
+        spec: makes what the process of a life of a role must know, encoded.
+        take: is handed each word that one says.
+        happens: is told what the supervisor is to know.
+    """
+
+    def __init__(self, spec: Callable[[str, int], bytes], take: Callable[[Child, Word], None], happens: Callable[[Event], None]) -> None:
+        self._spec, self._take, self._happens = spec, take, happens
+        self._children: dict[tuple[str, int], Child] = {}
+
+    @property
+    def children(self) -> list[Child]:
+        """Those that are there, in the order in which they were started."""
+        return list(self._children.values())
+
+    def start(self, role: str, incarnation: int) -> None:
+        """Begin a life of a role; where the machine refuses, the supervisor is told so."""
+        if how := forkserver.how_it_ended():
+            self._happens(Unable(JobFailed(how)))
+            return
+        try:
+            process, ours = self._forked(role, incarnation)
+        except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
+            told = (
+                f"{role}: its process cannot be started beside {len(self._children)} others ({error or type(error).__name__});"
+                " have fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
+            )
+            self._happens(Unable(JobFailed(told)))
+            return
+        self._children[role, incarnation] = Child(role, incarnation, process, ours)
+
+    def _forked(self, role: str, incarnation: int) -> tuple[Any, Any]:
+        from distbelief.cluster.process import main  # with torch
+
+        return forkserver.fork(role, main, role, incarnation, self._spec(role, incarnation))
+
+    def end(self, role: str, incarnation: int) -> None:
+        """End a life of a role at once; nothing, where it has ended already."""
+        if (child := self._children.get((role, incarnation))) is not None:
+            child.process.kill()
+
+    def tell(self, role: str, word: Word) -> None:
+        """Say a word to the latest life of a role; nothing, where that has ended."""
+        lives = [incarnation for one, incarnation in self._children if one == role]
+        if lives:
+            self._children[role, max(lives)].channel.say(word)
+
+    def rename(self, role: str, to: str, incarnation: int) -> bool:
+        """Have whoever plays a role play another from now on; whether anybody does."""
+        child = next((child for child in self._children.values() if child.role == role), None)
+        if child is None:
+            return False
+        del self._children[role, child.incarnation]
+        child.role, child.incarnation = to, incarnation
+        self._children[to, incarnation] = child
+        return True
+
+    @property
+    def waitables(self) -> list[Any]:
+        """What is ready as soon as a process has said something or ended."""
+        connections = [child.channel.connection for child in self.children if child.open]
+        return [*(child.process.sentinel for child in self.children), *connections]
+
+    def look(self, ready: set[int]) -> None:
+        """Hand on what is said on connections that are ready (by id), and tell who has ended."""
+        for child in self.children:
+            if self._is_there(child) and id(child.channel.connection) in ready:
+                child.open = child.channel.hear_all(lambda word, child=child: self._hear(child, word))  # type: ignore[misc]
+        for child in self.children:
+            if self._is_there(child) and not child.process.is_alive():
+                self._take_end(child)
+
+    def _is_there(self, child: Child) -> bool:
+        return self._children.get((child.role, child.incarnation)) is child
+
+    def _hear(self, child: Child, word: Word) -> None:
+        if isinstance(word, Over):
+            child.over = True
+        self._take(child, word)
+
+    def _take_end(self, child: Child) -> None:
+        """A process has ended: hear its last words, and tell how it did."""
+        if child.open:
+            child.channel.hear_all(lambda word: self._hear(child, word))
+        child.process.join()
+        status = child.process.exitcode
+        if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):
+            self._happens(Unable(JobFailed(how)))
+            return
+        child.channel.connection.close()
+        del self._children[child.role, child.incarnation]
+        how = f"its process ended with status {status}"
+        if status < 0:
+            how = f"its process was killed by {signal.Signals(-status).name}"
+        done = status == 0 and child.over
+        self._happens(Ended(child.role, child.incarnation, how, killed=status < 0, done=done))
+
+    @property
+    def stopped(self) -> dict[str, int]:
+        """The roles whose processes are stopped by a signal, with their process ids."""
+        return {child.role: child.process.pid for child in self.children if signals.is_stopped(child.process.pid)}
+
+    def close(self) -> None:
+        """Leave no process behind. They have nothing to do at such an end, and leave SIGTERM to this process."""
+        for child in self.children:
+            child.process.kill()
+        for child in self.children:
+            child.process.join()
+            child.channel.connection.close()
+        self._children.clear()

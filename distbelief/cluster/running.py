@@ -1,0 +1,216 @@
+"""One job on processes of this machine: they, their supervisor, and everybody who is told what happens."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import os
+import time
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from distbelief import errors
+from distbelief.cluster import forkserver, status
+from distbelief.cluster.child import Child
+from distbelief.cluster.explanation import Explanation
+from distbelief.cluster.gate import Guests, Knock, Part, Sorry
+from distbelief.cluster.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
+from distbelief.cluster.processes import Processes
+from distbelief.cluster.spec import tell, tell_guest
+from distbelief.cluster.supervisor import Supervisor
+from distbelief.cluster.words import Ask, Listening, Noted, Over, Standing, Word
+from distbelief.core import effects, records, roles
+from distbelief.core.settings import Settings
+from distbelief.job import Job
+from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
+
+if TYPE_CHECKING:
+    from distbelief.cluster.authority import Authority
+    from distbelief.cluster.gate import Gate
+    from distbelief.cluster.local import Local
+    from distbelief.cluster.sitting import Sitting
+
+DEADLINES = Deadlines()
+TICK = 1.0
+"""Seconds between two looks at the clock and at the processes."""
+
+
+class Running:
+    """Carries events of processes, signals and time to the supervisor of a job, and does what that asks for."""
+
+    def __init__(self, cluster: Local, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None) -> None:
+        self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
+        self._script = script or []
+        shared = settings.read_in_place or settings.mapped or (settings.among_themselves and cluster.carrier == "shared")
+        self._memory = os.memfd_create("distbelief parameters") if shared else -1
+        lasts = job.strategy.served and settings.restarts > 0
+        self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
+        explanation = Explanation(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
+        self.supervisor = Supervisor(settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script))
+        self.processes = Processes(self._spec, self._take, self._happens)
+        self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
+        self._looked = 0.0
+        self._address = ""
+        """Where the coordinator listens, or did last."""
+        self._known = 0
+        """Records that the coordinator's lives have made."""
+        self._certifier: Authority | None = None
+        self._gate: Gate | None = None
+        self._guests = Guests(settings.replicas, settings.restarts)
+
+    def run(self, woken: Connection) -> dict[str, Any]:
+        """Start, watch and end the job; a word on `woken` is a signal that came."""
+        supervisor = self.supervisor
+        try:
+            self._start(woken)
+            while self.processes.children and supervisor.failure is None:
+                self._watch(woken)
+        except BaseException:
+            self.sitting.finish()
+            raise
+        finally:
+            self.processes.close()
+            self.desk.close()
+            if self._gate:
+                self._gate.close()
+            for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
+                os.close(descriptor)
+        self._keep_folder()
+        error, told = supervisor.conclude()
+        if told is not None:
+            self.sitting.record(time.monotonic(), roles.SUPERVISOR, told)
+        result = self.sitting.finish()
+        if error is not None:
+            raise error
+        return result
+
+    # starting
+
+    def _start(self, woken: Connection) -> None:
+        """Start every process; a Ctrl-C is acted on before the rest is started."""
+        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
+        self._certifier = self.cluster.authority(self._told.job)
+        if self.cluster.listen and self.sitting.folder:
+            self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
+            told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
+            self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
+        forkserver.start()
+        for effect in self.supervisor.begin(self._roles()):
+            if self.supervisor.failure or (self.processes.children and woken.poll()):
+                return
+            carry_out(self.processes, effect)
+
+    def _roles(self) -> list[str]:
+        strategy = self.job.strategy
+        measures = self.evaluates and strategy.served and not self.settings.among_themselves
+        return [*strategy.cast(), *[roles.EVALUATOR] * measures]
+
+    def _spec(self, role: str, incarnation: int) -> bytes:
+        """What the process of a role must know."""
+        own = msgspec.structs.replace(self._told, forkserver=forkserver.pid())
+        if role == roles.COORDINATOR and incarnation:
+            own = msgspec.structs.replace(own, listen=self._address, known=self._known)
+        if self._certifier:
+            standby = roles.kind(role) is roles.Kind.STANDBY
+            heir = self._certifier.issue(roles.shard_of(role)) if standby else None
+            own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
+        return msgspec.msgpack.encode(own)
+
+    def _admit(self, knock: Knock) -> Part | Sorry:
+        """What a guest is told who holds the ticket; called by threads of the gate."""
+        listening = self.supervisor.listening
+        if (refusal := self.supervisor.refusal) is not None or listening is None:
+            return Sorry(*(refusal or ("its coordinator is about to come again", True)))
+        if knock.script != bool(self._script):
+            scripts = ""
+            if self._script:
+                name = os.path.basename(self._script[0])
+                scripts = f"every replica runs a script, {name}: name your copy of it"
+            return Sorry(scripts or "it trains a task, not a script: name none")
+        given = self._guests.give(knock)
+        if isinstance(given, Sorry):
+            return given
+        identity = self._certifier.issue(given[0]) if self._certifier else None
+        spec = msgspec.msgpack.encode(tell_guest(self._told, identity))
+        return Part(*given, listening.address, self.settings.restarts, spec)
+
+    # watching
+
+    def _watch(self, woken: Connection) -> None:
+        """Wait for words, ends and signals, and act on them."""
+        desk = self.desk.listener
+        waiting = [woken, *([desk] if desk else []), *self.processes.waitables]
+        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.desk.due))))
+        if id(woken) in ready:
+            self._happens(Interruption(woken.recv_bytes().decode()))
+        self.processes.look(ready)
+        self.desk.serve(id(desk) in ready)
+        self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        """Now and then: look whether the run folder is there, how the shards stand, and who is stopped."""
+        if now < self._looked + TICK:
+            return
+        self._looked = now
+        self._keep_folder()
+        if self.supervisor.started and self.sitting.live.curious:
+            for child in self.processes.children:
+                if roles.kind(child.role) is roles.Kind.SHARD:
+                    child.channel.say(Ask())
+        self._happens(Tick(self.processes.stopped))
+
+    def _keep_folder(self) -> None:
+        """See to it that the run folder is there; without one the job fails."""
+        try:
+            if self.sitting.keep_folder(time.monotonic()):
+                self.supervisor.explanation.checkpoint = 0
+        except errors.UsageError as error:
+            self._happens(Unable(error))
+
+    def _ask(self) -> int:
+        """Ask every process how it stands; returns how many were asked."""
+        children = self.processes.children
+        for child in children:
+            child.channel.say(Ask())
+        return len(children)
+
+    def _state(self, said: Iterable[Standing]) -> dict[str, Any]:
+        children = [(child.role, child.process.pid, child.incarnation) for child in self.processes.children]
+        return status.state(children, said, self.sitting.recorder.summary)
+
+    def _take(self, child: Child, word: Word) -> None:
+        """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
+        if isinstance(word, Standing):
+            self.desk.take(word)
+            self.sitting.live.stands(word.role, word.facts)
+        elif isinstance(word, Noted):
+            self._known += word.role == roles.COORDINATOR
+            self.sitting.record(word.moment, word.role, word.record)
+            self._happens(Said(child.role, child.incarnation, word.record))
+            if isinstance(word.record, records.Succeeded) and self.processes.rename(*_names(word.record)):
+                self._happens(Moved(word.record.standby))
+        elif not isinstance(word, Over):
+            if isinstance(word, Listening):
+                self._address = word.address
+            self._happens(Said(child.role, child.incarnation, word))
+
+    def _happens(self, event: Event) -> None:
+        """Tell the supervisor, and do what it asks for."""
+        if isinstance(event, Ended) and event.role == roles.COORDINATOR:
+            whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._journal)
+            event = msgspec.structs.replace(event, resumable=whole)
+        for effect in self.supervisor.handle(time.monotonic(), event):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, effects.Record):
+            self.sitting.record(time.monotonic(), roles.SUPERVISOR, effect.record)
+        else:
+            carry_out(self.processes, effect)
+
+
+def _names(record: records.Succeeded) -> tuple[str, str, int]:
+    """Who plays another from now on, and which life of that."""
+    return record.standby, record.role, record.incarnation

@@ -1,0 +1,89 @@
+"""What a supervisor and the processes of its job say to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from distbelief.core import records, roles
+from distbelief.core.conversations import membership
+from distbelief.core.events import Event, Lost
+
+
+class Word(msgspec.Struct, frozen=True, tag=True):
+    """Anything that is said on a channel."""
+
+
+class Listening(Word, frozen=True, tag=True):
+    """The coordinator listens at an address: it says so, and all others are told."""
+
+    address: str
+
+
+class Noted(Word, frozen=True, tag=True):
+    """A role recorded something at a moment of the machine's monotonic clock."""
+
+    moment: float
+    role: str
+    record: records.Any
+
+
+class Failed(Word, frozen=True, tag=True):
+    """A role failed with an error of `distbelief.errors`, or another (`kind` "")."""
+
+    kind: str
+    text: str
+    trace: str = ""
+    """The traceback of what the user's code raised."""
+
+
+class Over(Word, frozen=True, tag=True):
+    """The process has played its role to the end: without this word it died, whatever its status."""
+
+
+class Interrupt(Word, frozen=True, tag=True):
+    """End the job in peace: the person who runs it wants it to."""
+
+    reason: str
+
+
+class Died(Word, frozen=True, tag=True):
+    """The process of a role has ended: this life of it."""
+
+    role: str
+    reason: str
+    incarnation: int
+    left: bool = False
+    """Whether it had played its role to the end."""
+
+    @property
+    def event(self) -> Event:
+        """What the coordinator is told."""
+        leaves = self.left and roles.is_replica(self.role)
+        return membership.Leave(for_good=True) if leaves else Lost(self.reason, self.incarnation)
+
+
+class Explain(Word, frozen=True, tag=True):
+    """Note what the job waits for."""
+
+
+class Ask(Word, frozen=True, tag=True):
+    """Say how you stand."""
+
+
+class Standing(Word, frozen=True, tag=True):
+    """How a role stands: what it does, what it waits for and for how many seconds by now, and its counts.
+
+    `facts` may hold "of": what this role knows of others, by role.
+    """
+
+    role: str
+    state: str
+    waits_for: str
+    waited: float | None
+    facts: dict[str, Any]
+
+
+AnyWord = Listening | Noted | Failed | Over | Interrupt | Died | Explain | Ask | Standing
+"""Everything that is said."""
