@@ -3,6 +3,7 @@
 import random
 import typing
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ def example(hint: Any) -> Any:
         return hint(**{name: example(hints[name]) for name in hint.__struct_fields__})
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         return hint(*map(example, typing.get_type_hints(hint).values()))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return next(iter(hint))
     plain = {int: 3, float: 0.5, str: "replica 0", bool: True, bytes: b"data"}
     if hint in plain:
         return plain[hint]
