@@ -109,10 +109,7 @@ NEVER = Deadlines(float("inf"), float("inf"), float("inf"))
 
 
 class Place(Protocol):
-    """Starts lives of roles and ends them. Its supervisor is told `Ended` once for each life, however that ended.
-
-    `distbelief.testing.check_place` holds one to that.
-    """
+    """Starts lives of roles and ends them. Its supervisor is told `Ended` once for each life, however that ended."""
 
     def start(self, role: str, incarnation: int) -> None:
         """Begin a life of a role; where that cannot be, the supervisor is told `Unable`."""

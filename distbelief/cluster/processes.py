@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from distbelief.cluster import forkserver, signals
@@ -86,7 +87,7 @@ class Processes:
         """Hand on what is said on connections that are ready (by id), and tell who has ended."""
         for child in self.children:
             if self._is_there(child) and id(child.channel.connection) in ready:
-                child.open = child.channel.hear_all(lambda word, child=child: self._hear(child, word))  # type: ignore[misc]
+                child.open = child.channel.hear_all(partial(self._hear, child))
         for child in self.children:
             if self._is_there(child) and not child.process.is_alive():
                 self._take_end(child)
@@ -102,7 +103,7 @@ class Processes:
     def _take_end(self, child: Child) -> None:
         """A process has ended: hear its last words, and tell how it did."""
         if child.open:
-            child.channel.hear_all(lambda word: self._hear(child, word))
+            child.channel.hear_all(partial(self._hear, child))
         child.process.join()
         status = child.process.exitcode
         if status == forkserver.UNTOLD and (how := forkserver.how_it_ended(GRACE)):

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # its stubs name none
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.effects import Effect, Payload
@@ -27,13 +26,13 @@ class Answers:
     forgotten = True
     """They are the same in every machine of a kind, and no part of its memory."""
 
-    def __init__(self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., Any]]) -> None:
+    def __init__(self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]) -> None:
         self._who, self._heard = who, heard
-        self._by_event: dict[type, Callable[..., Any]] = {}
-        self._known: dict[tuple[str, type], Callable[..., Any]] = {}
+        self._by_event: dict[type, Callable[..., list[Effect]]] = {}
+        self._known: dict[tuple[str, type], Callable[..., list[Effect]]] = {}
         self.change(by_event)
 
-    def change(self, by_event: Mapping[type, Callable[..., Any]], without: Iterable[type] = ()) -> None:
+    def change(self, by_event: Mapping[type, Callable[..., list[Effect]]], without: Iterable[type] = ()) -> None:
         """Answer these otherwise, and some not at all."""
         if untold := by_event.keys() - self._heard.keys():
             raise LocalProtocolError(f"{self._who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear")
@@ -45,7 +44,7 @@ class Answers:
         """The kinds of event that it has an answer to."""
         return frozenset(self._by_event)
 
-    def to(self, sender: str, event: type) -> Callable[..., Any]:
+    def to(self, sender: str, event: type) -> Callable[..., list[Effect]]:
         """The answer to a kind of event from a sender.
 
         Raises:
@@ -53,7 +52,7 @@ class Answers:
         """
         return self._known.get((sender, event)) or self._find(sender, event)
 
-    def _find(self, sender: str, event: type) -> Callable[..., Any]:
+    def _find(self, sender: str, event: type) -> Callable[..., list[Effect]]:
         """The answer to the first of a kind from a sender."""
         if event not in self._by_event:
             raise RemoteProtocolError(f"{self._who} has no answer to {event.__name__}")
@@ -73,4 +72,4 @@ class Answering:
         Raises:
             RemoteProtocolError: the sender broke the protocol.
         """
-        return self._answers.to(sender, type(event))(sender, event)  # type: ignore[no-any-return]
+        return self._answers.to(sender, type(event))(sender, event)

@@ -98,7 +98,7 @@ class Shard:
         if self._making is not None and isinstance(event, checkpointing.Snapshot | checkpointing.Describe | mirroring.Mirror):
             self._later.append((sender, event))  # an update is half made
             return []
-        return self._answers.to(sender, type(event))(sender, event, payload)  # type: ignore[no-any-return]
+        return self._answers.to(sender, type(event))(sender, event, payload)
 
     def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
         if self._slice is not None and self._inherits is None:
