@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
@@ -159,3 +160,12 @@ def shard_of(standby: str) -> str:
     'shard 3'
     """
     return shard(index_of(standby))
+
+
+def named(who: Sequence[str]) -> str:
+    """The first three of some roles, and how many more there are.
+
+    >>> named(["shard 0", "shard 1", "shard 2", "shard 3", "shard 4"])
+    'shard 0, shard 1, shard 2 and 2 more'
+    """
+    return ", ".join(who[:3]) + (f" and {len(who) - 3} more" if len(who) > 3 else "")

@@ -116,11 +116,11 @@ class Downpour:
         if self._plan is None:
             return "to be welcomed by the coordinator"
         if self._links.lost:
-            return f"for the next life of {', '.join(sorted(self._links.lost, key=roles.index_of)[:3])}"
+            return f"for the next life of {roles.named(sorted(self._links.lost, key=roles.index_of))}"
         if self._holding and self._steps == self._settings.push_every:
             return "for a checkpoint to be made"
         if asked := self._links.waits_for():
-            return f"for parameters from {', '.join(asked[:3])}" + (f" and {len(asked) - 3} more" if len(asked) > 3 else "")
+            return f"for parameters from {roles.named(asked)}"
         if self._pushes.waiting:
             return "for the shards to apply its push"
         return "for work from the coordinator"

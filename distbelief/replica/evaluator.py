@@ -29,10 +29,15 @@ class Evaluator:
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
         self._links = Links(roles.EVALUATOR)
+        self._plan: Plan | None = None
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
-        return "to be told to measure"
+        if self._plan is None:
+            return "to be welcomed by the coordinator"
+        if self._links.lost:
+            return f"for the next life of {roles.named(sorted(self._links.lost, key=roles.index_of))}"
+        return f"for parameters from {roles.named(asked)}" if (asked := self._links.waits_for()) else "to be told to measure"
 
     def standing(self) -> dict[str, Any]:
         """It counts nothing."""
@@ -44,7 +49,7 @@ class Evaluator:
         while not isinstance(event := _expected((yield RECEIVE)), membership.Welcome):
             if isinstance(event, membership.Stop):
                 return
-        plan = event.plan
+        plan = self._plan = event.plan
         yield Attach(plan, 0, 1)
         yield from self._links.reach(event)
         yield from self._fetch(plan, frozen=True)
@@ -56,7 +61,7 @@ class Evaluator:
                 return
             if isinstance(event, evaluating.Evaluate):
                 number, tries = event.number, TRIES if plan.settings.in_rounds else 0
-                yield from self._fetch(plan, frozen=False)
+                yield from self._fetch(plan, moving=True)
             elif isinstance(event, pushing.Fetched) and not self._links.stale(arrival):
                 self._links.answered(arrival.sender, event)
                 held.arrive(arrival.sender, event)
@@ -66,13 +71,13 @@ class Evaluator:
                 reached = yield from self._links.reach(event)
                 if reached and plan.settings.together:  # all may have gone back: what was answered before is of another life
                     held = _none(plan)
-                    yield from self._anew(plan)
+                    yield from self._anew(plan, wanted=number is not None)
                 else:
                     for shard in reached:
                         yield from self._links.again(shard)
             if number is not None and not self._links.missing and tries and (behind := held.behind()):
                 tries -= 1
-                yield from self._fetch(plan, frozen=False, of=behind)
+                yield from self._fetch(plan, moving=True, of=behind)
             if number is not None and not self._links.missing:
                 self.vectors.swap(0)
                 measured: Measured = yield Measure()
@@ -80,20 +85,23 @@ class Evaluator:
                 number = None
             yield from self._links.seek()
 
-    def _anew(self, plan: Plan) -> Generator[Effect, Any, None]:
-        """Ask every shard for everything, and expect nothing that was asked before."""
+    def _anew(self, plan: Plan, wanted: bool) -> Generator[Effect, Any, None]:
+        """Expect nothing that was asked before, and ask every shard again: for what moves only where that is wanted now."""
         for index in range(len(plan.assignments)):
             self._links.forget(roles.shard(index))
-        yield from self._fetch(plan, frozen=True)
+        yield from self._fetch(plan, frozen=True, moving=wanted)
 
-    def _fetch(self, plan: Plan, frozen: bool, of: Collection[str] | None = None) -> Generator[Effect, Any, None]:
-        """Ask every shard (or some) for its slice; where there are none, the worker reads what it measures."""
+    def _fetch(self, plan: Plan, frozen: bool = False, moving: bool = False, of: Collection[str] | None = None) -> Generator[Effect, Any, None]:
+        """Ask every shard (or some) for parts of its slice; where there are none, the worker reads what it measures.
+
+        What moves is asked for when somebody wants it measured, and never twice at a time: a shard may hold a fetch back, and answers each once.
+        """
         for index, assignment in enumerate(() if plan.settings.mapped else plan.assignments):
             if of is not None and roles.shard(index) not in of:
                 continue
-            for part in (assignment.moving, assignment.frozen) if frozen else (assignment.moving,):
+            for part in (assignment.moving,) * moving + (assignment.frozen,) * frozen:
                 if part.size:
-                    yield self._links.ask(roles.shard(index), pushing.Fetch(0, part.start, part.stop))
+                    yield self._links.ask(roles.shard(index), pushing.Fetch(0, part.start, part.stop, incarnation=self.incarnation))
 
 
 def _none(plan: Plan) -> Parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from distbelief.core import roles
 from distbelief.core.consistency import Key, Policy, Update
 from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
@@ -50,9 +51,9 @@ def waiting(policy: Policy, fetches: Mapping[tuple[str, int, int], pushing.Fetch
     """Why each replica waits whose push or fetch is held, in a sentence."""
     held = {who: policy.fetch(who, event.tick).reason for (who, _, _), event in fetches.items()}
     held |= {key.who: policy.why(key) for key in pushes}
-    slowest = policy.slowest() if held else []
-    named = ", ".join(slowest[:3]) + (f" and {len(slowest) - 3} more" if len(slowest) > 3 else "")
-    return {who: f"{reason}: waits for {named}" if named else reason for who, reason in held.items()}
+    slowest = f": waits for {roles.named(policy.slowest())}" if held and policy.slowest() else ""
+    # what the policy would answer waits for the standby, which is to go on from there
+    return {who: reason + slowest if reason else "the standby has not confirmed the latest round" for who, reason in held.items()}
 
 
 def standing(clocks: Mapping[str, tuple[int, int]], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]) -> dict[str, dict[str, Any]]:

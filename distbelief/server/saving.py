@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from distbelief.core import events, records
+from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
 from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
@@ -106,10 +106,8 @@ class Saving:
             return []
         told: list[Effect] = []
         if busy:
-            who = f"{', '.join(busy[:3])}{f' and {len(busy) - 3} more' if len(busy) > 3 else ''}"
-            told.append(
-                Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}, busy for {HOLD_SECONDS:g} s: it is not exact"))
-            )
+            who = f"{roles.named(busy)}, busy for {HOLD_SECONDS:g} s"
+            told.append(Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")))
         self._cut, self._writing = (data.position(), data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
         return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self._writing)]

@@ -218,6 +218,9 @@ class Shard:
         start, stop = event.start, event.stop
         frozen = self._which(sender, start, stop)
         if self._asks and not frozen and not self._may_fetch(sender, event.tick):
+            held_back = self._fetches.get((sender, start, event.slot))
+            if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
+                raise RemoteProtocolError(f"{sender} fetches [{start}, {stop}) of {self.role} again, and waits for that already")
             self._fetches[sender, start, event.slot] = event
             return []
         held = self.held.frozen() if frozen else self.held.moving()
@@ -309,11 +312,15 @@ class Shard:
 
     def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
         if died:
-            gone = [key for key, event in self._fetches.items() if key[0] == who and (incarnation < 0 or event.incarnation <= incarnation)]
-            for key in gone:
-                del self._fetches[key]
+            self._forget_fetches(who, incarnation)
         self.policy.leave(who, incarnation, died)
         return self._settle() + self._let_go()
+
+    def _forget_fetches(self, who: str, incarnation: int) -> None:
+        """Answer no fetch of a life that is over, or of any before it."""
+        gone = [key for key, event in self._fetches.items() if key[0] == who and (incarnation < 0 or event.incarnation <= incarnation)]
+        for key in gone:
+            del self._fetches[key]
 
     # the standby
 
@@ -365,6 +372,9 @@ class Shard:
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
         if roles.is_replica(sender) and self._plan is not None:
             return self._without(sender, event.incarnation, died=True)
+        if sender == roles.EVALUATOR:
+            self._forget_fetches(sender, event.incarnation)
+            return []
         if sender == self._mirror.standby and self._mirror.place is not None and event.incarnation in (-1, self._mirror.place.incarnation):
             return [Send(roles.COORDINATOR, mirroring.Bereft(self._mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []

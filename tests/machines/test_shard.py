@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from distbelief.core import events
-from distbelief.core.conversations import attendance, checkpointing, initialising, membership, pushing
+from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring, pushing
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Layout, Range, Tensor, lay_out
-from distbelief.core.messages import Version
+from distbelief.core.messages import Place, Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
@@ -219,3 +219,32 @@ def test_a_push_of_samples_that_cannot_be_is_refused(samples: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"pushed the gradient of {samples} samples"):
         one.handle("replica 0", push(1, samples=samples), numbers(MOVING, 1))
     assert one.version.updates == 0
+
+
+def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_a_next_life() -> None:
+    one = shard(plan(consistency="bounded", staleness=0, replicas=2))
+    for replica in (0, 1):
+        one.handle(f"replica {replica}", attendance.Attend(0, 0), None)
+    ahead = pushing.Fetch(0, 0, MOVING, tick=1)
+    assert one.handle("replica 0", ahead, None) == []
+    with pytest.raises(RemoteProtocolError, match=rf"replica 0 fetches \[0, {MOVING}\) of shard 0 again, and waits for that already"):
+        one.handle("replica 0", ahead, None)
+    assert one.handle("replica 0", pushing.Fetch(0, 0, MOVING, tick=1, incarnation=1), None) == []
+    done = [effect for replica in (0, 1) for effect in one.handle(f"replica {replica}", push(1), numbers(MOVING, replica))]
+    answers = [(send.to, send.message.floor) for send in done if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)]
+    assert answers == [("replica 0", 1)]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_to_its_next_life(dies: bool) -> None:
+    one = shard(plan(consistency="synchronous", standby=1, batch_size=4))
+    one.handle("replica 0", attendance.Attend(0, 0), None)
+    one.handle("coordinator", mirroring.Mirror(Place("unix:@standby", 0)), None)
+    one.handle("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 4, 0), numbers(MOVING, 1))
+    assert one.handle("evaluator", pushing.Fetch(0, 0, MOVING), None) == []
+    assert one.waiting() == {"evaluator": "the standby has not confirmed the latest round"}
+    if dies:
+        assert one.handle("evaluator", events.Lost("killed", 0), None) == []
+    confirmed = [effect for number in range(1, 20) for effect in one.handle("standby 0", mirroring.Confirmed(0, number), None)]
+    answered = [send.to for send in confirmed if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)]
+    assert answered == ([] if dies else ["evaluator"])

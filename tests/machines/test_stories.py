@@ -146,7 +146,20 @@ def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, err
 def evaluator() -> Reader:
     reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
     assert any(isinstance(effect, Attach) for effect in reader.done)
-    return reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 0)))
+    return reader
+
+
+def test_the_evaluator_fetches_when_it_is_to_measure_and_not_before_and_says_whom_it_waits_for() -> None:
+    player = Evaluator(PhantomVectors(LAYOUT))
+    reader = Reader(player.story())
+    assert player.waits() == "to be welcomed by the coordinator"
+    reader.tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
+    assert player.waits() == "to be told to measure"
+    assert not any(isinstance(message, pushing.Fetch) for message in reader.sent()), "a shard may hold a fetch, and answers each once"
+    reader.tell("coordinator", evaluating.Evaluate(3))
+    assert player.waits() == "for parameters from shard 0"
+    reader.tell("shard 0", events.Lost("killed", 0))
+    assert player.waits() == "for the next life of shard 0"
 
 
 def test_the_evaluator_measures_what_it_fetched_since_it_was_told_to() -> None:

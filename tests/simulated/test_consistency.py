@@ -678,5 +678,5 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
     assert run.outcome == "done"
     assert len(measured) >= 15
     assert all(len(rounds) == 1 for rounds in measured), measured
-    assert len(asked) > len(made) * (len(measured) + 1), "no slice was a round behind: this run shows nothing"
-    assert len(asked) < 2 * len(made) * (len(measured) + 2)
+    assert len(asked) > len(made) * len(measured), "no slice was a round behind: this run shows nothing"
+    assert len(asked) < 2 * len(made) * (len(measured) + 1)
