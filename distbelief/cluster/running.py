@@ -47,6 +47,7 @@ class Running:
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         lasts = job.strategy.served and settings.restarts > 0
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
+        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
         explanation = Explanation(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
         self.supervisor = Supervisor(settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script))
         self.processes = Processes(self._spec, self._take, self._happens)
@@ -71,12 +72,7 @@ class Running:
             self.sitting.finish()
             raise
         finally:
-            self.processes.close()
-            self.desk.close()
-            if self._gate:
-                self._gate.close()
-            for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
-                os.close(descriptor)
+            self.close()
         self._keep_folder()
         error, told = supervisor.conclude()
         if told is not None:
@@ -86,11 +82,19 @@ class Running:
             raise error
         return result
 
+    def close(self) -> None:
+        """Leave nothing behind: no process, no socket, no memory."""
+        self.processes.close()
+        self.desk.close()
+        if self._gate:
+            self._gate.close()
+        for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
+            os.close(descriptor)
+
     # starting
 
     def _start(self, woken: Connection) -> None:
         """Start every process; a Ctrl-C is acted on before the rest is started."""
-        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
         self._certifier = self.cluster.authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:
             self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)

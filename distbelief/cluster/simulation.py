@@ -104,6 +104,8 @@ class Simulation:
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
         self.supervisor = Supervisor(settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds)
         self.network.left = self._left
+        self._moved: set[tuple[str, int]] = set()
+        """Lives of standbys that play their shards."""
         self.task = task_of(self.job)
         self._data = load(self.task, "training")
         self._known = 0
@@ -125,6 +127,7 @@ class Simulation:
                 self._do(self.supervisor.handle(self.clock.time, Interruption(reason)))
                 self._play(lambda: True)
         finally:
+            self.close()
             torch.set_num_threads(threads)
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
@@ -233,7 +236,9 @@ class Simulation:
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
         """Have a standby's machine play its shard; should that be there still, it has no say any more."""
-        self._happens(Moved(roles.standby_of(role)))
+        standby = roles.standby_of(role)
+        self._moved.add((standby, self.network.endpoints[standby].incarnation))
+        self._happens(Moved(standby))
 
         def play(_: None) -> None:
             if not self.supervisor.over:
@@ -330,6 +335,13 @@ class Simulation:
         if not self.network.endpoints[role].ended:
             self._crash(role)
 
+    def close(self) -> None:
+        """End whoever is there still."""
+        for role, endpoint in self.network.endpoints.items():
+            self.driver.remove(role)
+            if not endpoint.ended:
+                endpoint.die()
+
     def _crash(self, role: str) -> None:
         incarnation = self.network.endpoints[role].incarnation
         self.killed.append(role)
@@ -337,11 +349,12 @@ class Simulation:
             self.driver.remove(role)
         self.network.crash(role)
         self.clock.call_later(0.0, self.driver.remove, role)
-        self._happens(Ended(role, incarnation, killed=True))
+        if (role, incarnation) not in self._moved:
+            self._happens(Ended(role, incarnation, killed=True))
 
     def _left(self, role: str, incarnation: int) -> None:
         """A role has ended by itself; a standby that becomes its shard has not."""
-        if not self.supervisor.moves(role):
+        if not self.supervisor.moves(role) and (role, incarnation) not in self._moved:
             self._happens(Ended(role, incarnation, done=True))
 
     def _happens(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""For those who write a transport or a policy of their own: conformance suites, checkers, simulations under observation.
+"""For those who write a transport, a place or a policy of their own: conformance suites, checkers, simulations under observation.
 
 Nothing that is shipped imports this.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from distbelief.testing.checkers import Checker, Replay, Rules, attach
 from distbelief.testing.fabrics import Side, check_fabric
+from distbelief.testing.places import Site, check_place
 from distbelief.testing.simulations import Observed, Trace
 from distbelief.testing.transports import Pair, check_transport
 
-__all__ = ["Checker", "Observed", "Pair", "Replay", "Rules", "Side", "Trace", "attach", "check_fabric", "check_transport"]
+__all__ = ["Checker", "Observed", "Pair", "Replay", "Rules", "Side", "Site", "Trace", "attach", "check_fabric", "check_place", "check_transport"]

@@ -1,0 +1,147 @@
+"""The conformance suite of places: what `distbelief.cluster.place` promises, checked on lives of roles that are started, struck and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import NamedTuple
+
+from distbelief.cluster.place import Ended, Event, Place, Unable
+
+PATIENCE_SECONDS = 60.0
+"""How long anything may take to happen, while `pump` is called."""
+IDLE_PUMPS = 20
+"""How many calls of `pump` show that nothing more is told."""
+
+Life = tuple[str, int]
+
+
+class Site(NamedTuple):
+    """A place with nobody there yet, and what a test can do to it from outside."""
+
+    place: Place
+    roles: tuple[str, str]
+    """Two roles that it can start, and whose lives go on until somebody ends them."""
+    strike: Callable[[str, int], None]
+    """Ends a life as kill -9 does, from outside: the place has not asked for it."""
+    there: Callable[[], Collection[Life]]
+    """Which lives are there, as the machine itself says, whatever the place believes."""
+    pump: Callable[[], None]
+    """Lets the place see what has happened, and returns within a moment."""
+    close: Callable[[], None]
+    """Ends the place, however many lives are there."""
+
+
+MakeSite = Callable[[Callable[[Event], None]], Site]
+"""Makes a site, whose place tells a function what happens."""
+
+
+class _Watch:
+    """A site, and what its place has told."""
+
+    def __init__(self, make_site: MakeSite) -> None:
+        self.ends: list[Ended] = []
+        self.site = make_site(self._take)
+        self.one, self.other = self.site.roles
+        self._closed = False
+
+    def _take(self, event: Event) -> None:
+        assert not isinstance(event, Unable), f"it says that it cannot go on: {event.error}"
+        if isinstance(event, Ended):
+            self.ends.append(event)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.site.close()
+
+    def start(self, *lives: Life) -> None:
+        for life in lives:
+            self.site.place.start(*life)
+        self.until(lambda: {*lives} <= {*self.site.there()}, f"{lives} were to be started, and are not there")
+
+    def until(self, reached: Callable[[], object], what: str) -> None:
+        end = monotonic() + PATIENCE_SECONDS
+        while not reached():
+            self.site.pump()
+            assert reached() or monotonic() < end, f"{what}; there are {[*self.site.there()]}, it has told {self.ends}"
+
+    def told(self, *lives: Life) -> None:
+        """Hold that the end of each of some lives is told of, once, and of no other."""
+        self.until(lambda: len(self.ends) >= len(lives), f"the ends of {lives} are not told of")
+        for _ in range(IDLE_PUMPS):
+            self.site.pump()
+        told = [(end.role, end.incarnation) for end in self.ends]
+        assert sorted(told) == sorted(lives), f"the ends of {lives} are to be told of once each, it has told of {told}"
+
+
+def check_place(make_site: MakeSite) -> None:
+    """Hold a place to what a supervisor relies on.
+
+    A place starts the lives that it is asked to start; it tells of the end of each exactly once, and whether it was killed; it ends those that are to
+    be ended, also when it is told twice, or when they have ended already; and it leaves nobody behind.
+
+    Args:
+        make_site: makes a fresh site each time it is called.
+
+    Raises:
+        AssertionError: a promise was broken; the message says which.
+    """
+    for check in (_starts, _tells_of_each_end, _ends_what_is_to_be_ended, _starts_the_next_life, _leaves_nobody):
+        watch = _Watch(make_site)
+        try:
+            check(watch)
+        finally:
+            watch.close()
+
+
+def _starts(watch: _Watch) -> None:
+    """Who is started is there, once, and nobody else."""
+    watch.start((watch.one, 0), (watch.other, 0))
+    assert sorted(watch.site.there()) == sorted([(watch.one, 0), (watch.other, 0)]), f"there are others: {watch.site.there()}"
+    watch.told()
+
+
+def _tells_of_each_end(watch: _Watch) -> None:
+    """The end of a life that somebody else has killed is told of once, and how it ended."""
+    watch.start((watch.one, 0), (watch.other, 0))
+    watch.site.strike(watch.other, 0)
+    watch.told((watch.other, 0))
+    [end] = watch.ends
+    assert end.killed, f"{watch.other} was killed, and that is not told: {end}"
+    assert not end.done, f"{watch.other} was killed before it was done: {end}"
+    assert (watch.one, 0) in watch.site.there(), f"{watch.one} has ended with {watch.other}"
+
+
+def _ends_what_is_to_be_ended(watch: _Watch) -> None:
+    """A life ends when it is to, and telling the place again, or once it has ended, does nothing."""
+    watch.start((watch.one, 0), (watch.other, 0))
+    watch.site.place.end(watch.one, 0)
+    watch.site.place.end(watch.one, 0)
+    watch.until(lambda: (watch.one, 0) not in watch.site.there(), f"{watch.one} was to be ended, and is there")
+    watch.told((watch.one, 0))
+    assert watch.ends[0].killed, f"{watch.one} was killed, and that is not told: {watch.ends}"
+    watch.site.place.end(watch.one, 0)
+    watch.told((watch.one, 0))
+    assert (watch.other, 0) in watch.site.there(), f"{watch.other} has ended with {watch.one}"
+
+
+def _starts_the_next_life(watch: _Watch) -> None:
+    """After the end of a life the next one can begin, and an order to end the former is not for it."""
+    watch.start((watch.one, 0))
+    watch.site.strike(watch.one, 0)
+    watch.told((watch.one, 0))
+    watch.start((watch.one, 1))
+    watch.site.place.end(watch.one, 0)
+    for _ in range(IDLE_PUMPS):
+        watch.site.pump()
+    assert (watch.one, 1) in watch.site.there(), f"life 0 of {watch.one} was to be ended, and life 1 was"
+    watch.site.place.end(watch.one, 1)
+    watch.told((watch.one, 0), (watch.one, 1))
+
+
+def _leaves_nobody(watch: _Watch) -> None:
+    """Once it is closed, nobody is there."""
+    watch.start((watch.one, 0), (watch.other, 0))
+    watch.close()
+    assert not watch.site.there(), f"it was closed, and there are {[*watch.site.there()]}"
