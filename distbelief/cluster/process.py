@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from distbelief.cluster import cast
+from distbelief.cluster.addresses import listen_at
 from distbelief.cluster.channel import Channel
-from distbelief.cluster.local import listen_at
 from distbelief.cluster.mapped import MappedReplica, Reader
 from distbelief.cluster.pace import Padding
 from distbelief.cluster.peer import Peer, Scripted

@@ -13,9 +13,10 @@ import msgspec
 
 from distbelief import errors
 from distbelief.cluster import forkserver, status
+from distbelief.cluster.addresses import host_and_port
 from distbelief.cluster.child import Child
 from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.gate import Guests, Knock, Part, Sorry
+from distbelief.cluster.gate import Gate, Guests, Knock, Part, Sorry
 from distbelief.cluster.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.cluster.processes import Processes
 from distbelief.cluster.spec import tell, tell_guest
@@ -28,7 +29,6 @@ from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
 if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority
-    from distbelief.cluster.gate import Gate
     from distbelief.cluster.local import Local
     from distbelief.cluster.sitting import Sitting
 
@@ -95,9 +95,13 @@ class Running:
 
     def _start(self, woken: Connection) -> None:
         """Start every process; a Ctrl-C is acted on before the rest is started."""
-        self._certifier = self.cluster.authority(self._told.job)
+        if self.cluster.encrypted:
+            from distbelief.cluster.authority import Authority  # with what it encrypts by
+
+            self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:
-            self._gate = self.cluster.gate(self._told.job, self._certifier, self._admit, self.sitting.folder.path)
+            where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
+            self._gate = Gate(self._told.job, where, host, self._certifier, self._admit, self.sitting.folder.path)
             told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
             self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         forkserver.start()

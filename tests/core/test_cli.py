@@ -13,7 +13,7 @@ import distbelief as db
 from distbelief.bench import Bench
 from distbelief.cli import commands, main, options, words
 from distbelief.cluster import evaluate, status
-from distbelief.cluster.local import listen_at
+from distbelief.cluster.addresses import listen_at
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import Sitting
 from distbelief.cluster.spec import Spec, tell

@@ -6,7 +6,8 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster.local import TRANSPORTS, Local
+from distbelief.cluster.local import Local
+from distbelief.cluster.requirements import TRANSPORTS
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job

@@ -18,7 +18,7 @@ from time import monotonic
 import jobs
 import pytest
 
-from distbelief.cluster import forkserver, local, running
+from distbelief.cluster import forkserver, local, requirements, running
 from distbelief.cluster.child import Child
 from distbelief.cluster.place import Deadlines
 from distbelief.core import records
@@ -134,7 +134,7 @@ def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: job
     assert [record.cause for record in watch.of(records.Finished)] == [causes.get(role, Cause.SHARD_SPENT)]
 
 
-@pytest.mark.parametrize("transport", local.TRANSPORTS)
+@pytest.mark.parametrize("transport", requirements.TRANSPORTS)
 @pytest.mark.parametrize("role", ["coordinator", "shard 0", "replica 1"])
 def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, transport: str) -> None:
     listened: list[str] = []
@@ -267,7 +267,7 @@ db.run(db.Job(sys.argv[3], db.Downpour(), epochs=100_000, out=sys.argv[1]), on=d
 """
 
 
-@pytest.mark.parametrize("transport", local.TRANSPORTS)
+@pytest.mark.parametrize("transport", requirements.TRANSPORTS)
 @pytest.mark.parametrize("stuck", [False, True], ids=["at work", "in an endless step"])
 def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transport: str, stuck: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent), "TMPDIR": str(tmp_path / ("long" * 40))}

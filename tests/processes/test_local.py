@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from distbelief import errors
 from distbelief.cluster import forkserver, running
-from distbelief.cluster.local import TRANSPORTS, Local
+from distbelief.cluster.local import Local
 from distbelief.cluster.processes import Processes
+from distbelief.cluster.requirements import TRANSPORTS
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.sitting import View
 from distbelief.core import records

@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "open-files-are-not-counted",
         "What this machine limits",
-        "cluster/local.py",
+        "cluster/requirements.py",
         "if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:",
         "if resource.RLIM_INFINITY in (allowed, most) or needed >= allowed:",
         ("tests/processes/test_limits.py::test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise[-n 24-2]",),

@@ -1,0 +1,171 @@
+"""What a job on processes of this machine must be like: whatever cannot be run there is refused before anybody is started."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import TYPE_CHECKING
+
+from distbelief import errors
+from distbelief.cluster.addresses import PORTS, check_network, host_and_port, listen_at
+from distbelief.core import roles
+from distbelief.core.settings import Settings, option
+from distbelief.core.values import admit, shown
+from distbelief.errors import UsageError, unknown
+from distbelief.job import Job
+from distbelief.schedules.allreduce import check_hosts
+
+if TYPE_CHECKING:
+    from distbelief.cluster.local import Local
+    from distbelief.tasks import Task
+
+TRANSPORTS = ("shared", "tcp")
+PROCESSES = 4096
+"""Most replicas and most shards on one machine, each of them a process."""
+ROLES = 2
+"""Processes of a job beside its replicas and shards: coordinator and evaluator."""
+FILES, FILES_EACH = 30, 5
+"""Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor has most of them."""
+MANY = 16
+"""More shards than this are held against the parameters of the model before any process is started; fewer, when the first replica has made it."""
+
+
+def settings_of(local: Local, job: Job) -> Settings:
+    """What every role of a job is told here.
+
+    Raises:
+        UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
+    """
+    admit(job, Job, f"job={shown(job)}")
+    if local.transport not in TRANSPORTS:
+        raise unknown("transport", local.transport, TRANSPORTS)
+    given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(local, name) != getattr(type(local), name)]
+    if local.listen and local.bind != type(local).bind:
+        raise UsageError(f"--listen {local.listen} says where everybody listens: leave off --bind {local.bind}")
+    if given and local.carrier != "tcp":
+        raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
+    if local.tls and local.insecure:
+        raise UsageError("--tls and --insecure exclude each other: leave one of them off")
+    settings = job.settings()
+    if settings.among_themselves:
+        _check_assembled(local, settings)
+    if settings.mapped and local.carrier != "shared":
+        asked = f"--listen {local.listen}" if local.listen else f"--transport {local.transport}"
+        raise UsageError(f"{asked}: strategy {settings.consistency} is of one machine, whose memory its replicas update; leave it off")
+    if not job.strategy.served and (local.transport != type(local).transport or local.pace):
+        asked = "a pace" if local.pace else f"--transport {local.transport}"
+        raise UsageError(f"{asked}: strategy {job.strategy.name} is one process, which sends nothing and is padded by nobody: leave it off")
+    if settings.among_themselves:
+        check_hosts(settings.algorithm, settings.per_host, auto=local.carrier == "tcp")
+    if local.listen and not job.strategy.served:
+        raise UsageError(f"--listen {local.listen}: strategy {job.strategy.name} has no replicas that could join")
+    for name in ("replicas", "shards"):
+        if (count := getattr(settings, name)) > PROCESSES:
+            raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
+    if local.pace:
+        local.pace.check(settings.replicas)
+    _check_ports(local, roles.shard(settings.shards - 1))
+    if local.carrier == "tcp":
+        check_network(host_and_port(local.bound)[0], local.advertised)
+    if settings.read_in_place and local.carrier != "shared":
+        raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
+    return settings
+
+
+def _check_ports(local: Local, last: str) -> None:
+    """Refuse ports that there are not, by the option that named the first of them.
+
+    Raises:
+        UsageError: naming it.
+    """
+    where, first = ("--listen", local.listen) if local.listen else ("--bind", local.bind)
+    _, port = host_and_port(first, where)
+    if port > PORTS:
+        raise UsageError(f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any that is free")
+    listen_at(local.bound, last, f"{where} {first}")
+
+
+def _check_assembled(local: Local, settings: Settings) -> None:
+    """Refuse what a job without a server cannot do."""
+    if local.listen:
+        raise UsageError(f"--listen {local.listen}: strategy {settings.consistency} has no server that guests could join; leave it off")
+    if local.encrypted:
+        raise UsageError(
+            f"strategy {settings.consistency} over a network is torch.distributed's, which encrypts nothing: allow that with --insecure, on a"
+            " network where nobody else can read or forge it"
+        )
+
+
+def check_task(job: Job) -> None:
+    """Refuse a task that no other process could make, or whose data are not there.
+
+    Raises:
+        UsageError: it has no name.
+        DataError: it has no data.
+    """
+    from distbelief.tasks import available
+
+    if not job.reference:
+        raise UsageError(
+            "the task has no name by which other processes can make it (one that was changed has lost its own): put a function that returns it"
+            " in a module, and name that: 'module:function'"
+        )
+    if why := available(job.reference, job.data_dir):
+        raise errors.DataError(why)
+
+
+def check_script(job: Job, settings: Settings, script: list[str]) -> None:
+    """Refuse what means nothing to a job whose replicas run a script.
+
+    Raises:
+        UsageError: there is no such script, or the strategy or an option has no meaning for one.
+    """
+    for name in ("evaluate_every", "target_accuracy", "data_dir"):
+        if (value := getattr(job, name)) and value != getattr(Job, name):
+            raise UsageError(f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off")
+    if settings.descent:
+        raise UsageError(
+            f"strategy {job.strategy.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
+            " distbelief train module:function sandblaster"
+        )
+    if settings.mapped:
+        raise UsageError(
+            f"strategy {job.strategy.name} needs a task, distbelief train module:function {job.strategy.name}: a loop of a script steps when it"
+            " likes, and would see parameters change between any two of its lines"
+        )
+    if not os.path.isfile(script[0]):
+        raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
+    if not job.strategy.served:
+        raise UsageError(f"strategy {job.strategy.name} has no replicas to run a script in; run it with python itself")
+
+
+def check_cut(task: Task, settings: Settings) -> None:
+    """Refuse more shards than the model of a task has parameters; few are, when the first replica has made it."""
+    if settings.shards <= MANY:
+        return
+    import torch
+
+    from distbelief.core.sharding import cut
+    from distbelief.tasks.flat import layout_of
+    from distbelief.tasks.worker import build_model
+
+    with torch.random.fork_rng(devices=[]):
+        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
+
+
+def allow_files(settings: Settings) -> None:
+    """Have this process and those that it starts open as many files as a job needs.
+
+    Raises:
+        UsageError: the machine forbids it.
+    """
+    needed = FILES + FILES_EACH * (settings.replicas + settings.shards * (1 + settings.standby) + ROLES)
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
+        return
+    if needed > most:
+        raise UsageError(
+            f"this job needs some {needed} open files in one process, and this machine allows {most}: raise that (ulimit -n {needed}), or have fewer"
+            " --replicas or --shards"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
