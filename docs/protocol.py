@@ -4,7 +4,7 @@ python docs/protocol.py
 """
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def states(found: States[Any]) -> Iterator[str]:
     yield "```\n"
 
 
-def allowed(by_phase: Mapping[Any, frozenset[Enum]]) -> Iterator[str]:
+def allowed(by_phase: Mapping[Any, frozenset[StrEnum]]) -> Iterator[str]:
     """What each phase allows."""
     acts = type(next(iter(next(iter(by_phase.values())))))
     rows = [(act.value, *("yes" if act in may else "" for may in by_phase.values())) for act in acts]

@@ -32,6 +32,11 @@ from distbelief.server.making import Making, pushed, standing, waiting
 from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
 
+# by names of their own: to look a member up in its class takes longer than to judge a push
+APPLY, ACKNOWLEDGE, REFUSE = Taking
+HOLD, GATHER, ANSWER = Action.HOLD, Action.GATHER, Action.ANSWER
+APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
+
 
 class Shard:
     """One server shard.
@@ -169,12 +174,12 @@ class Shard:
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
-        if noted.taking is Taking.REFUSE:
+        if noted.taking is REFUSE:
             return []
         told: list[Effect] = []
         freed: list[Effect] = []
         key = Key(sender, event.incarnation, event.clock)
-        if noted.taking is Taking.APPLY:
+        if noted.taking is APPLY:
             incarnation, updates = self.version
             staleness = updates - self._based(event.version)
             if staleness < 0:
@@ -183,23 +188,21 @@ class Shard:
             floor, factor = self.policy.floor, self._rate(self.samples)
             if self._asks:
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
-                if verdict.action is Action.HOLD:
+                if verdict.action is HOLD:
                     self._pushes[key] = event, payload
                     return self._settle()
-                if verdict.action is Action.GATHER:
+                if verdict.action is GATHER:
                     held.gather(sender, event.slot, payload, verdict.scale, average=False)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
-                    told = self._mirror.copy(
-                        mirroring.CopyUse.GATHER, payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor
-                    )
+                    told = self._mirror.copy(GATHERED, payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor)
                     return [*told, *self._mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-            told = self._mirror.copy(mirroring.CopyUse.APPLY, payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
+            told = self._mirror.copy(APPLIED, payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
             if self.policy.floor > floor:
                 freed = self._let_go()
         elif key in self._pushes or (self._making and self._making.has(key)):
@@ -207,7 +210,7 @@ class Shard:
         else:
             self.policy.taken(sender, event.tick)
             freed = self._let_go()
-        dropped = noted.taking is Taking.ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
+        dropped = noted.taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*told, *self._mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _based(self, version: Version) -> int:
@@ -228,7 +231,7 @@ class Shard:
 
     def _may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
-        return self._making is None and self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action is Action.ANSWER
+        return self._making is None and self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action is ANSWER
 
     def _settle(self, short: bool = False) -> list[Effect]:
         """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
 from distbelief.core.events import Lost, Saved
 from distbelief.core.messages import Message, Version
 from distbelief.core.roles import Kind
@@ -51,7 +49,7 @@ class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
     staleness: dict[int, int]
 
 
-class CheckpointStage(StrEnum):
+class CheckpointStage(Word):
     """How far a checkpoint is."""
 
     NONE = "none"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from distbelief.core.conversations.membership import Join
-from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
@@ -25,7 +23,7 @@ class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
     accuracy: float
 
 
-class EvaluatorStanding(StrEnum):
+class EvaluatorStanding(Word):
     """How far the evaluator is, as the coordinator knows."""
 
     EXPECTED = "expected"

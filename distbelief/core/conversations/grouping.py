@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
-from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
 from distbelief.core.events import Lost, Saved
 from distbelief.core.layout import Layout
 from distbelief.core.messages import Message, Place
@@ -146,7 +145,7 @@ class State(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes = b""
 
 
-class GroupPhase(StrEnum):
+class GroupPhase(Word):
     """How far a job is."""
 
     GATHERING = "gathering"
@@ -174,7 +173,7 @@ GROUP_PHASES = States(
 )
 
 
-class GroupMay(Enum):
+class GroupMay(Word):
     """What a coordinator of groups may do in some phases only."""
 
     GATHER = "wait for all replicas, to begin with all"
@@ -192,7 +191,7 @@ GROUP_ALLOWED: Mapping[GroupPhase, frozenset[GroupMay]] = {
 """What a coordinator of groups may do in each phase."""
 
 
-class Duty(StrEnum):
+class Duty(Word):
     """What the first member of a group does for all, and what is done when nothing else is left to be."""
 
     MEASURE = "measure"

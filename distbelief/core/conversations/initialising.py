@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from distbelief.core.conversations.membership import Here, Join
-from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, Place, Version
 from distbelief.core.roles import Kind
@@ -48,7 +46,7 @@ class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
     shards: tuple[int, ...]
 
 
-class ShardStanding(StrEnum):
+class ShardStanding(Word):
     """How far a shard is, as the coordinator knows."""
 
     AWAY = "away"

@@ -17,7 +17,7 @@ from distbelief.core.conversations.agreement import Norms, Ruling, Squares
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here
 from distbelief.core.conversations.operations import Operate
-from distbelief.core.conversations.table import Conversation, Move, Says, States
+from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, Place
 from distbelief.core.roles import Kind
@@ -190,7 +190,7 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
-class StandbyStanding(StrEnum):
+class StandbyStanding(Word):
     """How far a standby is, as the coordinator knows."""
 
     AWAY = "away"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, StrEnum
 
 from distbelief.core.conversations.dealing import Progress
 from distbelief.core.conversations.evaluating import Evaluated
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here, Join, Leave, Stop
 from distbelief.core.conversations.operations import Done, Operated
-from distbelief.core.conversations.table import Move, States
+from distbelief.core.conversations.table import Move, States, Word
 from distbelief.core.events import Lost, Saved
 
 
-class Phase(StrEnum):
+class Phase(Word):
     """How far a job is."""
 
     GATHERING = "gathering"
@@ -51,7 +50,7 @@ PHASES = States(
 )
 
 
-class May(Enum):
+class May(Word):
     """What a coordinator may do in some phases only."""
 
     GATHER = "tell all shards their ranges, once they are there together"

@@ -43,6 +43,12 @@ class Move(NamedTuple):
     on: tuple[type, ...] = ()
 
 
+class Word(StrEnum):
+    """An enum of which each member is as quick a key as its text."""
+
+    __hash__ = str.__hash__
+
+
 class States(Generic[State]):
     """The states of something, what each means, and what moves it.
 
