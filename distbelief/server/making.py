@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from distbelief.core import roles
-from distbelief.core.consistency import Key, Policy, Update
+from distbelief.core.consistency import Action, Key, Policy, Update
 from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.mirroring import CopyUse
@@ -49,11 +49,12 @@ def pushed(who: str, push: pushing.Push, version: Version, dropped: bool = False
 
 def waiting(policy: Policy, fetches: Mapping[tuple[str, int, int], pushing.Fetch], pushes: Iterable[Key]) -> dict[str, str]:
     """Why each replica waits whose push or fetch is held, in a sentence."""
-    held = {who: policy.fetch(who, event.tick).reason for (who, _, _), event in fetches.items()}
-    held |= {key.who: policy.why(key) for key in pushes}
-    slowest = f": waits for {roles.named(policy.slowest())}" if held and policy.slowest() else ""
-    # what the policy would answer waits for the standby, which is to go on from there
-    return {who: reason + slowest if reason else "the standby has not confirmed the latest round" for who, reason in held.items()}
+    slowest = f": waits for {roles.named(policy.slowest())}" if policy.slowest() else ""
+    held = {}
+    for (who, _, _), event in fetches.items():
+        verdict = policy.fetch(who, event.tick)  # what it would answer waits for the standby, which is to go on from there
+        held[who] = "the standby has not confirmed the latest round" if verdict.action is Action.ANSWER else verdict.reason + slowest
+    return held | {key.who: policy.why(key) + slowest for key in pushes}
 
 
 def standing(clocks: Mapping[str, tuple[int, int]], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]) -> dict[str, dict[str, Any]]:

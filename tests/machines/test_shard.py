@@ -237,7 +237,7 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_to_its_next_life(dies: bool) -> None:
-    one = shard(plan(consistency="synchronous", standby=1, batch_size=4))
+    one = shard(plan(consistency="synchronous", replicas=1, standby=1, batch_size=4))
     one.handle("replica 0", attendance.Attend(0, 0), None)
     one.handle("coordinator", mirroring.Mirror(Place("unix:@standby", 0)), None)
     one.handle("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 4, 0), numbers(MOVING, 1))
