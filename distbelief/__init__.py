@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.runtime.loop import join
-    from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
+    from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import Outage, Weather
@@ -46,7 +46,7 @@ _PLACES = {
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "cluster.evaluate",
     "Job": "job",
-    **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategy"),
+    **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategies"),
     "optim": "core.optimizer",
     "join": "runtime.loop",
     "Task": "tasks",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import Given, check_fields, device_number
 from distbelief.errors import UsageError
-from distbelief.strategy import Downpour, Strategy, by_name
+from distbelief.strategies import Downpour, Strategy, by_name
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task

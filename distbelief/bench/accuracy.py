@@ -11,7 +11,7 @@ from distbelief.bench.timing import figure, finish, machine, show
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Single, Strategy
+from distbelief.strategies import Downpour, Single, Strategy
 
 EARLY, LATE = 5, 10
 """Epochs after which it is looked at."""

@@ -15,7 +15,7 @@ from distbelief.core import records, roles, wire
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
-from distbelief.strategy import Sandblaster
+from distbelief.strategies import Sandblaster
 from distbelief.transport.virtual import VirtualEndpoint
 
 SHARE, STRAGGLERS, SLOWER = 32, 0.02, 10.0

@@ -17,8 +17,8 @@ from distbelief.bench.peers import Peers
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
-from distbelief.strategy import Hogwild, Locking
-from distbelief.strategy.hogwild import Mapped
+from distbelief.strategies import Hogwild, Locking
+from distbelief.strategies.shared_memory.options import Mapped
 from distbelief.tasks import as_data, resolve
 
 RATE = 0.01

@@ -11,7 +11,7 @@ from distbelief.bench.timing import figure, finish, machine, show
 from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
-from distbelief.strategy import Allreduce
+from distbelief.strategies import Allreduce
 
 RATES = {"lars": (5.0, 10.0, 20.0, 40.0), "momentum": (0.0125, 0.025, 0.05, 0.1)}
 """The learning rates that each is tried with, on the first seed; the best is taken on to the others."""

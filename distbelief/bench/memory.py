@@ -15,7 +15,7 @@ from distbelief.cluster.settle import title_of
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 
 VECTOR = 4 * courses.WIDE * courses.WIDE
 """Bytes of the large model's parameters."""

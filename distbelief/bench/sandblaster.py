@@ -22,7 +22,7 @@ from distbelief.bench.timing import figure, finish, interleave, machine, number,
 from distbelief.core.effects import Batch
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
-from distbelief.strategy import Sandblaster
+from distbelief.strategies import Sandblaster
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.worker import Trainer, build_model
 

@@ -15,7 +15,7 @@ from distbelief.cluster.simulation import Simulation
 from distbelief.core.messages import Message
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 
 BATCH = 64
 MESSAGES, SECONDS = 100_000, 12.0

@@ -22,7 +22,7 @@ from distbelief.cluster.status import status
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 
 SECONDS, SHARE = 1.0, 0.85
 """The figures to reach: a take-over, and the samples per second of a job with standbys, of one without."""

@@ -14,7 +14,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 FACTOR, CHANCE, TAIL = 4.0, 0.05, 10.0
 """How many times slower the slow replica is; the chance of a slow step, and how many times longer that takes."""

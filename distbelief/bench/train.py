@@ -14,7 +14,7 @@ from distbelief.cluster.local import Local
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import unknown
 from distbelief.job import Job
-from distbelief.strategy import Allreduce, Downpour, Single, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 
 TASKS = {

@@ -29,7 +29,7 @@ from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Allreduce, Downpour, Single, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import Trainer, build_model

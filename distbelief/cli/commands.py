@@ -25,7 +25,7 @@ from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm,
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
 from distbelief.schedules.price import Link
-from distbelief.strategy import STRATEGIES
+from distbelief.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from distbelief.cluster.simulated import Simulated

@@ -115,6 +115,6 @@ def usage() -> str:
     """What `distbelief --help` shows."""
     from distbelief.bench import BENCHES
     from distbelief.cli.commands import TASKS
-    from distbelief.strategy import STRATEGIES
+    from distbelief.strategies import STRATEGIES
 
     return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES), benches=", ".join(BENCHES))

@@ -23,7 +23,7 @@ from distbelief.core.settings import option
 from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import STRATEGIES, Strategy
+from distbelief.strategies import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)

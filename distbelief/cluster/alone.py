@@ -12,7 +12,6 @@ from distbelief.cluster.handling import Labour
 from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.place import NEVER, Said
 from distbelief.cluster.simulation import model_of, task_of, without_loss
-from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.sitting import Sitting
 from distbelief.cluster.supervisor import Supervisor
 from distbelief.core import roles
@@ -21,6 +20,7 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.runtime.clock import VirtualClock
+from distbelief.strategies.single.loop import SingleLoop
 
 
 class Alone:

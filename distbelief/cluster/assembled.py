@@ -12,11 +12,11 @@ from distbelief.core.buckets import Bucket, buckets, shares
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
-from distbelief.replica.allreduce import Allreduce
-from distbelief.replica.whole import PhantomWhole
-from distbelief.runtime.whole import TorchWhole
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, Link, cheapest
+from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.strategies.allreduce.whole import PhantomWhole
 from distbelief.tasks.worker import Trainer, check_measure, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER, VirtualEndpoint

@@ -20,22 +20,14 @@ from distbelief.core.lives import Lives
 from distbelief.core.messages import Place
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Portion, Position
-from distbelief.core.rations import Rations
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.replica.downpour import Downpour
-from distbelief.replica.sandblaster import Sandblaster as BundleStory
 from distbelief.replica.vectors import Vectors
-from distbelief.runtime.mapped import check
-from distbelief.sandblaster.coordinator import Sandblaster
-from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.dealing import Dealing
-from distbelief.server.descent import DescentShard, DescentStandby
 from distbelief.server.ending import ClosingStep, Why
 from distbelief.server.evaluations import Evaluations
-from distbelief.server.grouping import Grouping
-from distbelief.server.keeping import Keeping
 from distbelief.server.muster import Muster
 from distbelief.server.reception import Reception
 from distbelief.server.saving import Saving
@@ -43,7 +35,15 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.server.standbys import Standbys
-from distbelief.server.vectors import PhantomVectorSlice, TorchVectorSlice
+from distbelief.strategies.allreduce.coordinator import Conductor
+from distbelief.strategies.allreduce.grouping import Grouping
+from distbelief.strategies.allreduce.rations import Rations
+from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.replica import Sandblaster as BundleStory
+from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
+from distbelief.strategies.shared_memory.coordinator import Keeping
+from distbelief.strategies.shared_memory.mapped import check
 from distbelief.tasks.flat import layout_of
 
 _SERVED = (Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause, Why,

@@ -23,9 +23,9 @@ from distbelief.core.layout import Layout
 from distbelief.core.locks import Queues
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
-from distbelief.replica.hogwild import Hogwild
-from distbelief.runtime.mapped import MappedModel, Stroke
 from distbelief.runtime.player import Worker
+from distbelief.strategies.shared_memory.mapped import MappedModel, Stroke
+from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena

@@ -15,8 +15,8 @@ from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.record.restore import Store
-from distbelief.replica.hogwild import Hogwild
-from distbelief.runtime.mapped import MappedModel, Stroke
+from distbelief.strategies.shared_memory.mapped import MappedModel, Stroke
+from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure

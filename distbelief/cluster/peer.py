@@ -17,8 +17,8 @@ from distbelief.core.settings import Plan
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.record.restore import Store
-from distbelief.replica.allreduce import Allreduce
-from distbelief.runtime.whole import TorchWhole
+from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, check_measure, measure, placed

@@ -25,7 +25,6 @@ from distbelief.cluster.pace import Padding
 from distbelief.cluster.peer import Peer, Scripted
 from distbelief.cluster.served import Compute, ServedWorker, common_memory
 from distbelief.cluster.settle import name_process, settle_process
-from distbelief.cluster.single import SingleLoop
 from distbelief.cluster.spec import Spec
 from distbelief.cluster.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.core import events, records, roles
@@ -36,10 +35,8 @@ from distbelief.core.settings import Plan
 from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
-from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.hogwild import Hogwild
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
@@ -48,6 +45,9 @@ from distbelief.runtime.player import Worker
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
+from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.shared_memory.replica import Hogwild
+from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of

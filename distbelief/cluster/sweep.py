@@ -58,7 +58,7 @@ def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
         UsageError: the job cannot be run at all, under no seed, or is to leave a folder.
         DataError: its data cannot be had.
 
-    >>> from distbelief.strategy import Downpour
+    >>> from distbelief.strategies import Downpour
     >>> swept = sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)
     >>> [(one.seed, str(one.outcome), round(one.staleness, 1)) for one in swept]
     [(7, 'done', 1.8), (8, 'done', 1.9)]

@@ -17,11 +17,10 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.effects import Batch, Computed, Measured
+from distbelief.core.effects import Batch, Computed, Measured, Story
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.replica.allreduce import Allreduce
 from distbelief.replica.downpour import Downpour
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Reducer, Store
@@ -44,6 +43,19 @@ class Padding(Protocol):
         ...
 
 
+class Played(Protocol):
+    """What a replica plays, as far as its loop sees it."""
+
+    step: int
+
+    def story(self) -> Story:
+        """Its effects, one by one."""
+        ...
+
+    def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
+        """Take the loss, or the norm of the gradient, of a step; one that is not finite is refused as the step ends."""
+
+
 class Part(Reducer, Protocol):
     """What a replica plays in a job without a server."""
 
@@ -52,7 +64,7 @@ class Part(Reducer, Protocol):
         """Where its checkpoints are kept."""
         ...
 
-    def story(self, flat: FlatModule, samples: int, batch_size: int) -> Allreduce:
+    def story(self, flat: FlatModule, samples: int, batch_size: int) -> Played:
         """Its story, for a model."""
         ...
 
@@ -95,7 +107,7 @@ class Replica:
         """Where `--device` would have this replica compute: `model.to(replica.device)`."""
         self._driver, self._endpoint, self._attach = driver, endpoint, attach
         self._vectors: FlatModule | None = None
-        self._story: Downpour | Allreduce | None = None
+        self._story: Played | None = None
         self._plan: Plan | None = None
         self._batch: Batch | None = None
         self._handed: tuple[Batch | None, int] = (None, 0)

@@ -27,7 +27,7 @@ class Observed:
         cluster: where.
         limit: of messages.
 
-    >>> from distbelief.strategy import Downpour
+    >>> from distbelief.strategies import Downpour
     >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
     >>> print(run.outcome, run.rules.counted)
     done 1437

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core.bundles import RESERVE, Bundles
 from distbelief.core.descent import Batches, Descent
+from distbelief.strategies.sandblaster.bundles import RESERVE, Bundles
 
 WHO = [f"replica {i}" for i in range(4)]
 

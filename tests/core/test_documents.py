@@ -15,7 +15,7 @@ from distbelief.cli import commands, main, options
 from distbelief.cluster import evaluate, forkserver, guest, status, sweep
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
-from distbelief.strategy import STRATEGIES
+from distbelief.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))

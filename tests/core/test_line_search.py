@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.sandblaster.line_search import TRIALS, Search, Start, Trial, backtracking, wolfe
+from distbelief.strategies.sandblaster.line_search import TRIALS, Search, Start, Trial, backtracking, wolfe
 
 Function = Callable[[float], tuple[float, float]]
 

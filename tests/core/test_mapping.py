@@ -14,7 +14,7 @@ from distbelief.core.layout import ALIGNMENT, Tensor, lay_out
 from distbelief.core.locks import Queues
 from distbelief.core.mapping import ranges, trained
 from distbelief.errors import UsageError
-from distbelief.runtime.mapped import touched
+from distbelief.strategies.shared_memory.mapped import touched
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 

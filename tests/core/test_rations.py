@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from distbelief.core.portions import Portion, Position
-from distbelief.core.rations import Rations, Share, round_of
 from distbelief.errors import RemoteProtocolError
+from distbelief.strategies.allreduce.rations import Rations, Share, round_of
 
 SAMPLES, BATCH, BATCHES, EPOCHS = 118, 3, 40, 2
 """The last minibatch has one sample."""

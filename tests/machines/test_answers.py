@@ -13,14 +13,14 @@ from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
-from distbelief.sandblaster.coordinator import Sandblaster
-from distbelief.server.conductor import Conductor
 from distbelief.server.coordinator import Coordinator
-from distbelief.server.descent import DescentShard, DescentStandby
-from distbelief.server.keeping import Keeping
 from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
+from distbelief.strategies.allreduce.coordinator import Conductor
+from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.shared_memory.coordinator import Keeping
 
 
 def never(*_: Any) -> Any:

@@ -18,9 +18,9 @@ from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
-from distbelief.sandblaster.coordinator import Sandblaster
-from distbelief.server.descent import DescentShard, DescentStandby
-from distbelief.server.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
+from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
 
 LAYOUT = lay_out([
     Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),

@@ -17,8 +17,8 @@ from distbelief.core.conversations.grouping import Piece
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.messages import Messages
 from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.replica.whole import PhantomWhole
 from distbelief.schedules.allreduce import ALGORITHMS
+from distbelief.strategies.allreduce.whole import PhantomWhole
 from distbelief.testing import Side, check_fabric, fabrics
 
 

@@ -19,8 +19,8 @@ from distbelief.core.effects import Send
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.messages import Messages
 from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.replica.whole import PhantomWhole
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT
+from distbelief.strategies.allreduce.whole import PhantomWhole
 
 SECONDS = 10.0
 """Most that a moment may take on a machine that does something else."""

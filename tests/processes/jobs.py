@@ -21,7 +21,7 @@ from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.testing import tally
 

@@ -28,7 +28,7 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.fabric import process_group
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.schedules.allreduce import ALGORITHMS
-from distbelief.strategy import Allreduce, Single, Synchronous
+from distbelief.strategies import Allreduce, Single, Synchronous
 from distbelief.testing import tally
 
 SECONDS = 20.0

@@ -11,7 +11,7 @@ from distbelief.cluster.requirements import TRANSPORTS
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
-from distbelief.strategy import Bounded, Softsync, Strategy, Synchronous
+from distbelief.strategies import Bounded, Softsync, Strategy, Synchronous
 
 ADAGRAD = optim("adagrad", lr=0.05)
 STRATEGIES = [

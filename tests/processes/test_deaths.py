@@ -26,7 +26,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
-from distbelief.strategy import Downpour, Single
+from distbelief.strategies import Downpour, Single
 
 EPOCHS = 30
 """So many that the job does not end before the supervisor has heard of its beginning, however busy the machine is."""

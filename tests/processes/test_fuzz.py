@@ -38,12 +38,12 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
 from distbelief.record.restore import load_part, load_weights
 from distbelief.record.summary import Summary, course
-from distbelief.sandblaster.coordinator import Sandblaster
 from distbelief.server.coordinator import Coordinator
-from distbelief.server.descent import DescentShard
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
-from distbelief.server.vectors import TorchVectorSlice
+from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.shard import DescentShard
+from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
 from distbelief.tasks.idx import read_idx
 from distbelief.transport.base import outside
 from distbelief.transport.shared import SharedEndpoint

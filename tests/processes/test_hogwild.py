@@ -26,7 +26,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import UsageError
-from distbelief.strategy import Hogwild, Locking, Single
+from distbelief.strategies import Hogwild, Locking, Single
 from distbelief.transport.locks import Locks
 
 SECONDS = 60.0

@@ -20,7 +20,7 @@ from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
-from distbelief.strategy import Bounded, Downpour, Strategy, Synchronous
+from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 
 SECONDS = 60.0
 PLAIN, TLS, OPEN = Local(listen="127.0.0.1"), Local(listen="127.0.0.1", tls=True), Local(listen="0.0.0.0", advertise="127.0.0.1", insecure=True)

@@ -10,7 +10,7 @@ import jobs
 import pytest
 
 from distbelief.cluster.local import Local
-from distbelief.strategy import Allreduce
+from distbelief.strategies import Allreduce
 
 REPLICAS = 3
 USUAL: dict[str, Any] = {"algorithm": "hierarchical"}

@@ -18,7 +18,7 @@ from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
-from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """
 import sys, torch, distbelief as db

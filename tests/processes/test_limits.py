@@ -15,7 +15,7 @@ from distbelief.cluster.local import Local
 from distbelief.cluster.processes import Processes
 from distbelief.cluster.words import Failed
 from distbelief.errors import JobFailed
-from distbelief.strategy import Allreduce
+from distbelief.strategies import Allreduce
 
 PATIENCE = 120.0
 

@@ -30,7 +30,7 @@ from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.recorder import read_metrics
-from distbelief.strategy import Downpour, Single
+from distbelief.strategies import Downpour, Single
 from distbelief.tasks import Task
 
 EPOCHS = 4
@@ -281,7 +281,7 @@ SPARED = """
 import sys
 import distbelief as db
 from distbelief.cluster import process  # all that the processes of a job are forked with
-from distbelief.cluster.single import SingleLoop
+from distbelief.strategies.single.loop import SingleLoop
 import jobs
 assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
 for name in {optimizers}:

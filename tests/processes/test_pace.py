@@ -10,7 +10,7 @@ import pytest
 
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
-from distbelief.strategy import Downpour, Hogwild
+from distbelief.strategies import Downpour, Hogwild
 
 
 @pytest.mark.parametrize("strategy", [Downpour(replicas=2), Hogwild(replicas=2)])

@@ -16,7 +16,7 @@ from distbelief.cluster.place import Event
 from distbelief.cluster.processes import Processes
 from distbelief.cluster.running import Running
 from distbelief.cluster.sitting import Sitting
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from distbelief.cluster.local import Local
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
-from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
+from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
 
 RECORDED = Path(__file__).with_name("recorded.json")
 PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"

@@ -13,7 +13,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
-from distbelief.strategy import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 EPOCHS = 12
 STRATEGIES = [

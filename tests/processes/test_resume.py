@@ -24,7 +24,7 @@ from distbelief.errors import CheckpointError, DistbeliefError, JobFailed, Usage
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_part
-from distbelief.strategy import Downpour, Single
+from distbelief.strategies import Downpour, Single
 
 EPOCHS = 40
 

@@ -20,7 +20,7 @@ from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
-from distbelief.strategy import Downpour, Sandblaster
+from distbelief.strategies import Downpour, Sandblaster
 
 ITERATIONS = 25
 SAME: dict[str, Any] = {"iterations": ITERATIONS, "portion_size": 16, "send_every": 2, "deterministic": True, "tolerance": 0.0}

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, TrainingError, UsageError
-from distbelief.strategy import Allreduce, Downpour, Hogwild, Single, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Synchronous
 from distbelief.tasks.order import Order
 
 EPOCHS = 4

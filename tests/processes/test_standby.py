@@ -10,8 +10,8 @@ import pytest
 from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.records import Record
-from distbelief.strategy import Bounded, Downpour, Softsync, Synchronous
-from distbelief.strategy.served import Served
+from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies.parameter_server.options import Served
 
 EPOCHS = 12
 STRATEGIES = [

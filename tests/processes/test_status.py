@@ -17,7 +17,7 @@ from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
 from distbelief.core import records
 from distbelief.errors import UsageError
-from distbelief.strategy import Downpour, Single
+from distbelief.strategies import Downpour, Single
 
 SLOW = Local(pace=Pace(step=0.005, spread="constant"))
 

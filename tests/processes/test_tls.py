@@ -26,7 +26,7 @@ from distbelief.core.conversations.pushing import Fetched, Pushed
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Version
 from distbelief.errors import JobFailed
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets, tls
 from distbelief.transport.secure import Identity, _chunks

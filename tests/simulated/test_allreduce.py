@@ -22,10 +22,10 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
 from distbelief.record.summary import Summary
-from distbelief.runtime.whole import TorchWhole
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import Link, price
-from distbelief.strategy import Allreduce, Synchronous
+from distbelief.strategies import Allreduce, Synchronous
+from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach

@@ -25,8 +25,8 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
 from distbelief.record.summary import Summary
-from distbelief.strategy import Bounded, Downpour, Sandblaster, Softsync, Strategy, Synchronous
-from distbelief.strategy.served import Served
+from distbelief.strategies import Bounded, Downpour, Sandblaster, Softsync, Strategy, Synchronous
+from distbelief.strategies.parameter_server.options import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.endings import Endings, hold_floors, ways

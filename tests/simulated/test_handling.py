@@ -22,7 +22,7 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.strategy import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import HEADER, Weather
 

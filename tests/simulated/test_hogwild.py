@@ -19,7 +19,6 @@ from torch import nn
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
-from distbelief.cluster.single import SingleLoop
 from distbelief.core import records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Batch
@@ -28,7 +27,8 @@ from distbelief.core.outcomes import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, read_manifest
-from distbelief.strategy import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
+from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
 from distbelief.testing.endings import hold_floors, ways

@@ -17,7 +17,7 @@ from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
-from distbelief.strategy import Hogwild, Locking
+from distbelief.strategies import Hogwild, Locking
 from distbelief.testing.simulations import Observed
 
 

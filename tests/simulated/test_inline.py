@@ -26,7 +26,7 @@ from distbelief.runtime.driver import Driver
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.tasks import Task, as_data
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model

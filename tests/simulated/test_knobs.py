@@ -24,7 +24,7 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.strategy import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed

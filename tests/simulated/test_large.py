@@ -21,9 +21,9 @@ from distbelief.core.conversations import agreement
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
-from distbelief.runtime.whole import TorchWhole
 from distbelief.server import layerwise, optimizers
-from distbelief.strategy import Allreduce, Hogwild, Locking, Synchronous
+from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
+from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.simulations import Observed
 from distbelief.testing.tally import NAME, tallied

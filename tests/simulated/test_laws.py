@@ -11,7 +11,7 @@ from distbelief.cluster.simulated import Simulated
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach

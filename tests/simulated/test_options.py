@@ -30,7 +30,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import DistbeliefError
 from distbelief.job import Job
-from distbelief.strategy import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
+from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach

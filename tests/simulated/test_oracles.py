@@ -15,7 +15,7 @@ from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.server.optimizers import OPTIMIZERS
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import Weather

@@ -15,7 +15,7 @@ from distbelief.cluster.supervisor import Supervisor
 from distbelief.cluster.words import Word
 from distbelief.core import roles
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 
 Happens = Callable[[Event], None]

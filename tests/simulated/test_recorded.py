@@ -32,7 +32,7 @@ from distbelief.core.optimizer import optim
 from distbelief.core.protocol import CONVERSATIONS
 from distbelief.job import Job
 from distbelief.server.machine import Answering
-from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
+from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
 from distbelief.transport.virtual import VirtualEndpoint, Weather
 
 RECORDED = Path(__file__).with_name("recorded.json")

@@ -23,8 +23,8 @@ from distbelief.record.journal import Journal
 from distbelief.runtime import lasting
 from distbelief.runtime.clock import VirtualClock
 from distbelief.server.coordinator import Coordinator
-from distbelief.strategy import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
-from distbelief.strategy.served import Served
+from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
+from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.simulations import Observed
 from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import VirtualNetwork

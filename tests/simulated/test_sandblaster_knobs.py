@@ -15,13 +15,13 @@ from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import records
-from distbelief.core.bundles import RESERVE
 from distbelief.core.conversations import operations, pushing
 from distbelief.core.descent import Batches, Descent
 from distbelief.core.messages import Message
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.strategy import Sandblaster
+from distbelief.strategies import Sandblaster
+from distbelief.strategies.sandblaster.bundles import RESERVE
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach

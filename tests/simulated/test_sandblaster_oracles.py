@@ -18,8 +18,8 @@ from distbelief.core.conversations import initialising, operations, pushing
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
-from distbelief.sandblaster.recursion import Pair, classical
-from distbelief.strategy import Sandblaster
+from distbelief.strategies import Sandblaster
+from distbelief.strategies.sandblaster.recursion import Pair, classical
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data

@@ -16,7 +16,7 @@ from distbelief.core.conversations import membership
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
-from distbelief.strategy import Sandblaster
+from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.endings import Endings

@@ -24,7 +24,7 @@ from distbelief.core.conversations import operations
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
-from distbelief.strategy import Sandblaster
+from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.single import SingleLoop
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
@@ -21,7 +20,8 @@ from distbelief.errors import TrainingError
 from distbelief.job import Job
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.restore import load_part
-from distbelief.strategy import Downpour, Single
+from distbelief.strategies import Downpour, Single
+from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 

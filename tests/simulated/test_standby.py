@@ -20,8 +20,8 @@ from distbelief.core.outcomes import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.server.standby import Standby
-from distbelief.strategy import Bounded, Downpour, Softsync, Synchronous
-from distbelief.strategy.served import Served
+from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed
 from distbelief.testing.witness import Witness

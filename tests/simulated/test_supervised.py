@@ -12,7 +12,7 @@ from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.cluster.words import Died
 from distbelief.core import records
 from distbelief.job import Job
-from distbelief.strategy import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
 from distbelief.testing import Observed
 from distbelief.transport.virtual import Weather
 

@@ -23,7 +23,7 @@ from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import Replay

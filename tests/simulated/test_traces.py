@@ -19,7 +19,7 @@ from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Crash, Simulated
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
-from distbelief.strategy import Downpour
+from distbelief.strategies import Downpour
 from distbelief.testing.simulations import Observed, Trace
 from distbelief.transport.virtual import Weather
 

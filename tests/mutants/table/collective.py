@@ -36,22 +36,22 @@ MUTANTS = [
         (f"{LARGE}::test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job",), 30,
     ),
     Mutant(
-        "an-accumulated-gradient-is-not-weighed", UNION, "runtime/whole.py",
+        "an-accumulated-gradient-is-not-weighed", UNION, "strategies/allreduce/torch_whole.py",
         "view.add_(gradient, alpha=self._weight)", "view.add_(gradient)",
         (f"{LARGE}::test_accumulated_gradients_are_those_of_the_union",),
     ),
     Mutant(
-        "a-short-minibatch-weighs-as-much-as-a-whole-one", SEQUENTIAL, "replica/allreduce.py",
+        "a-short-minibatch-weighs-as-much-as-a-whole-one", SEQUENTIAL, "strategies/allreduce/replica.py",
         "self.whole.weigh(size / sum(sizes), first", "self.whole.weigh(1 / len(sizes), first",
         (f"{ALL}::test_n_replicas_are_sequential_sgd_on_the_union",), 10,
     ),
     Mutant(
-        "a-ration-is-taken-back-from-one-minibatch-before-it", EXACTLY_ONE, "core/rations.py",
+        "a-ration-is-taken-back-from-one-minibatch-before-it", EXACTLY_ONE, "strategies/allreduce/rations.py",
         "self._epoch, self._batch = portion.epoch, first", "self._epoch, self._batch = portion.epoch, max(first - 1, 0)",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
     ),
     Mutant(
-        "a-ration-of-the-last-group-is-made", EXACTLY_ONE, "replica/allreduce.py",
+        "a-ration-of-the-last-group-is-made", EXACTLY_ONE, "strategies/allreduce/replica.py",
         "                if group == self._group:\n                    yield", "                if True:\n                    yield",
         (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True,
     ),
@@ -61,12 +61,12 @@ MUTANTS = [
         (BY_LOCK,), 15,
     ),
     Mutant(
-        "buffers-are-written-under-no-lock", NONE_LOST, "runtime/mapped.py",
+        "buffers-are-written-under-no-lock", NONE_LOST, "strategies/shared_memory/mapped.py",
         'found.append(Stroke((0,) if self._locks == "shard" else (), sum', "found.append(Stroke((), sum",
         (f"{BY_LOCK}[shard]",), 15,
     ),
     Mutant(
-        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "core/rations.py",
+        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/allreduce/rations.py",
         "                self._epoch, self._batch = portion.epoch, first\n",
         "                self._again.appendleft(Portion(portion.epoch, max(first - 1, 0), end - first))\n",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
@@ -144,12 +144,12 @@ MUTANTS = [
         ("tests/processes/test_window.py::test_no_chunk_is_written_over_before_the_other_has_had_it[_add-1]",),
     ),
     Mutant(
-        "all-parameters-have-one-momentum", ONE_MEMORY, "runtime/mapped.py",
+        "all-parameters-have-one-momentum", ONE_MEMORY, "strategies/shared_memory/mapped.py",
         "self._state[start : start + parameter.nbytes]", "self._state[: parameter.nbytes]",
         (ALONE,),
     ),
     Mutant(
-        "every-range-takes-the-beginning-of-a-gradient", ONE_MEMORY, "runtime/mapped.py",
+        "every-range-takes-the-beginning-of-a-gradient", ONE_MEMORY, "strategies/shared_memory/mapped.py",
         "gradient.contiguous().view(-1)[piece.within]", "gradient.contiguous().view(-1)[: piece.parameter.numel()]",
         (ALONE,),
     ),
@@ -182,13 +182,13 @@ MUTANTS = [
         ("tests/processes/test_hogwild.py::test_locks_are_the_kernels",),
     ),
     Mutant(
-        "a-sparse-gradient-is-made-dense", ROWS, "runtime/mapped.py",
+        "a-sparse-gradient-is-made-dense", ROWS, "strategies/shared_memory/mapped.py",
         "                locks, size = self._touched(entry, source.grad)\n",
         "                locks, size = self._touched(entry, source.grad)\n                source.grad = source.grad.to_dense()\n",
         (f"{RACES}::test_a_sparse_update_writes_to_its_rows_only",),
     ),
     Mutant(
-        "only-the-range-is-locked-in-which-a-row-begins", ROWS, "runtime/mapped.py",
+        "only-the-range-is-locked-in-which-a-row-begins", ROWS, "strategies/shared_memory/mapped.py",
         "for at in (starts, starts + size - 1))", "for at in (starts, starts))",
         ("tests/core/test_mapping.py::test_the_ranges_of_some_rows_are_those_that_have_a_byte_of_them",),
     ),

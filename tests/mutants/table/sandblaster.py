@@ -18,37 +18,37 @@ SWEEP = "tests/simulated/test_sandblaster_weather.py::test_no_fault_loses_or_rep
 
 MUTANTS = [
     Mutant(
-        "a-slope-that-still-falls-is-flat", ITERATES, "sandblaster/line_search.py",
+        "a-slope-that-still-falls-is-flat", ITERATES, "strategies/sandblaster/line_search.py",
         "return abs(trial.slope) <= -start.curvature * start.slope", "return trial.slope <= -start.curvature * start.slope",
         ("tests/core/test_line_search.py::test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried",),
     ),
     Mutant(
-        "the-loss-is-the-sum-over-samples", ITERATES, "sandblaster/stories.py",
+        "the-loss-is-the-sum-over-samples", ITERATES, "strategies/sandblaster/stories.py",
         "return found.loss / found.samples + 0.5", "return found.loss + 0.5",
         (f"{ORACLES}::test_the_iterates_are_those_of_torchs_lbfgs",),
     ),
     Mutant(
-        "the-gradient-is-the-mean-of-means", ITERATES, "sandblaster/evaluating.py",
+        "the-gradient-is-the-mean-of-means", ITERATES, "strategies/sandblaster/evaluating.py",
         "tuple(samples / self._size for samples in parts)", "tuple(float(-(-samples // self._size)) for samples in parts)",
         (f"{ORACLES}::test_the_iterates_are_those_of_torchs_lbfgs",),
     ),
     Mutant(
-        "decay-is-in-the-gradient-and-not-in-the-loss", ITERATES, "sandblaster/stories.py",
+        "decay-is-in-the-gradient-and-not-in-the-loss", ITERATES, "strategies/sandblaster/stories.py",
         "+ 0.5 * decay * square, scalars", ", scalars",
         (f"{ORACLES}::test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method",),
     ),
     Mutant(
-        "a-copy-of-a-bundle-is-added", EXACTLY_ONCE, "server/descent.py",
+        "a-copy-of-a-bundle-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "if event.evaluation == self.policy.floor and event.number not in self._taken:", "if event.evaluation == self.policy.floor:",
         (f"{MACHINE}::test_a_bundle_is_summed_once_whoever_sends_it_again",),
     ),
     Mutant(
-        "a-bundle-of-the-last-evaluation-is-added", EXACTLY_ONCE, "server/descent.py",
+        "a-bundle-of-the-last-evaluation-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "if event.evaluation == self.policy.floor and event.number not in self._taken:", "if event.number not in self._taken:",
         (f"{MACHINE}::test_what_comes_after_its_evaluation_is_acknowledged_and_ignored",),
     ),
     Mutant(
-        "another-bundle-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "core/bundles.py",
+        "another-bundle-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "strategies/sandblaster/bundles.py",
         "                self._orphans.append(number)\n"
         "                self._fresh_left",
         "                self._orphans.append(max(number - 1, 0))\n"
@@ -56,7 +56,7 @@ MUTANTS = [
         (SWEEP,), seconds=15, hangs=True,
     ),
     Mutant(
-        "the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "core/bundles.py",
+        "the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/bundles.py",
         "        if self._done[number]:\n"
         "            return False\n"
         "        self._done[number] = 1\n",
@@ -64,54 +64,54 @@ MUTANTS = [
         ("tests/core/test_bundles.py::test_whatever_happens_everything_is_done_once",),
     ),
     Mutant(
-        "a-bundle-is-of-one-part-only", EXACTLY_ONCE, "server/descent.py",
+        "a-bundle-is-of-one-part-only", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "self.vectors.contribute(payload, self._into[part])", "self.vectors.contribute(payload, self._into[0])",
         (f"{MACHINE}::test_parts_of_a_batch_are_summed_apart",),
     ),
     Mutant(
-        "bundles-are-summed-as-they-come", BITS, "server/descent.py",
+        "bundles-are-summed-as-they-come", BITS, "strategies/sandblaster/shard.py",
         "        if self._ordered and number != self._next:\n", "        if False:\n",
         (f"{MACHINE}::test_in_order_the_sum_has_the_same_bits",),
     ),
     Mutant(
-        "a-loss-is-summed-as-it-comes", BITS, "sandblaster/evaluating.py",
+        "a-loss-is-summed-as-it-comes", BITS, "strategies/sandblaster/evaluating.py",
         "loss = math.fsum(self._losses.values())", "loss = sum(self._losses.values())",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "each-shard-is-told-once-for-every-shard", NO_VECTOR, "sandblaster/coordinator.py",
+        "each-shard-is-told-once-for-every-shard", NO_VECTOR, "strategies/sandblaster/coordinator.py",
         "return [Send(shard, told) for shard in self._muster.roles",
         "return [Send(shard, told) for _ in self._muster.roles for shard in self._muster.roles",
         (BYTES,),
     ),
     Mutant(
-        "a-bundle-is-acknowledged-before-the-standby-has-it", STANDBY, "server/descent.py",
+        "a-bundle-is-acknowledged-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
         "return told + self._mirror.after([Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))])",
         "return told + [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
     ),
     Mutant(
-        "an-answer-is-given-before-the-standby-has-it", STANDBY, "server/descent.py",
+        "an-answer-is-given-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
         "told += self._mirror.after([Send(sender, answer)] if asks else [])", "told += [Send(sender, answer)] if asks else []",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
     ),
     Mutant(
-        "a-standby-does-not-know-what-is-in-the-sum", STANDBY, "server/descent.py",
+        "a-standby-does-not-know-what-is-in-the-sum", STANDBY, "strategies/sandblaster/shard.py",
         "tuple(sorted(self._taken)), self._next)", "(), self._next)",
         (f"{MACHINE}::test_an_heir_is_as_far_as_its_shard_whenever_its_standby_has_come",),
     ),
     Mutant(
-        "what-waits-for-its-turn-is-not-sent-to-the-standby", STANDBY, "server/descent.py",
+        "what-waits-for-its-turn-is-not-sent-to-the-standby", STANDBY, "strategies/sandblaster/shard.py",
         "for number, (kept, part) in self._early.items()]", "for number, (kept, part) in ()]",
         (f"{STANDBYS}::test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn",),
     ),
     Mutant(
-        "an-operation-that-is-told-again-is-done-again", STANDBY, "server/descent.py",
+        "an-operation-that-is-told-again-is-done-again", STANDBY, "strategies/sandblaster/shard.py",
         "        if event.number <= self._newest.number:  # told", "        if event.number < self._newest.number:  # told",
         (f"{STANDBYS}::test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm",),
     ),
     Mutant(
-        "a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "server/descent.py",
+        "a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "strategies/sandblaster/shard.py",
         "told += self._mirror.after([Send(sender, answer)] if asks else [])",
         "told += self._mirror.after([Send(sender, answer, self.vectors.accepted())] if asks else [])",
         (BYTES, f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them"),

@@ -18,14 +18,14 @@ from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.protocol import GROUPED, heard_by
-from distbelief.core.rations import ROUNDS_LIMIT, Rations, Share
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import CheckpointDue
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
-from distbelief.server.grouping import Grouping
 from distbelief.server.machine import Answering, Answers
+from distbelief.strategies.allreduce.grouping import Grouping
+from distbelief.strategies.allreduce.rations import ROUNDS_LIMIT, Rations, Share
 
 AHEAD = 2
 """Rations that a group has at a time."""

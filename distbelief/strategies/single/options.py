@@ -8,7 +8,7 @@ from typing import ClassVar
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.values import Given
-from distbelief.strategy.large import Scaled
+from distbelief.strategies.base import Scaled
 
 
 @dataclass(frozen=True)

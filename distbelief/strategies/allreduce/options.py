@@ -9,7 +9,7 @@ from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.values import Given
 from distbelief.schedules.allreduce import PLACED, check_algorithm
-from distbelief.strategy.large import Scaled
+from distbelief.strategies.base import Scaled
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.server.standby import STATE_LIMIT, Standby
-from distbelief.server.vectors import VectorSlice
+from distbelief.strategies.sandblaster.vectors import VectorSlice
 
 
 class DescentShard(Shard):

@@ -1,4 +1,4 @@
-"""What strategies on a parameter server have in common: who plays, and the options of all and of those that wait for nobody."""
+"""The strategies on a parameter server, one for each answer to what may be stale: downpour, synchronous, softsync, bounded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.values import Checked, Given
+from distbelief.strategies.base import Scaled
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,45 @@ class Asynchronous(Served):
     """Steps that one replica takes alone before the others begin."""
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""
+
+
+@dataclass(frozen=True)
+class Downpour(Asynchronous):
+    """Replicas push gradients to server shards and fetch parameters from them, none waiting for another (Dean et al. 2012, section 4.1)."""
+
+    name: ClassVar[str] = "downpour"
+
+    read_in_place: bool = False
+    """Compute on the shards' own memory, torn, and fetch nothing (one machine, shared memory)."""
+
+
+@dataclass(frozen=True)
+class Synchronous(Served, Scaled):
+    """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union (Chen et al. 2016)."""
+
+    name: ClassVar[str] = "synchronous"
+
+    push_every: int = 1
+    """Minibatches whose gradients each replica accumulates for a round."""
+    backup_workers: int = 0
+    """Replicas that a round does not wait for: the last gradients are dropped, and their minibatches dealt again."""
+
+
+@dataclass(frozen=True)
+class Softsync(Asynchronous):
+    """The shards make one update with the mean of every floor(replicas / n) pushes; the staleness is about n (Zhang et al. 2016)."""
+
+    name: ClassVar[str] = "softsync"
+
+    n: int = 1
+    """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
+
+
+@dataclass(frozen=True)
+class Bounded(Asynchronous):
+    """Every push is applied at once; no replica begins a step more than `staleness` clocks ahead of the slowest (Ho et al. 2013)."""
+
+    name: ClassVar[str] = "bounded"
+
+    staleness: int = 3
+    """Clocks (pushes) that a step may begin ahead of the slowest replica's; 0 waits for all before every step."""

@@ -1,18 +1,15 @@
-"""Ways to train: the options of each strategy, and the roles of its jobs. What those do is in `server` and `replica`."""
+"""Ways to train, one room for each. What replicas and coordinators of several rooms share is in `replica` and `server`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from distbelief.errors import unknown
-from distbelief.strategy.allreduce import Allreduce
-from distbelief.strategy.bounded import Bounded
-from distbelief.strategy.downpour import Downpour
-from distbelief.strategy.hogwild import Hogwild, Locking
-from distbelief.strategy.sandblaster import Sandblaster
-from distbelief.strategy.single import Single
-from distbelief.strategy.softsync import Softsync
-from distbelief.strategy.synchronous import Synchronous
+from distbelief.strategies.allreduce.options import Allreduce
+from distbelief.strategies.parameter_server.options import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies.sandblaster.options import Sandblaster
+from distbelief.strategies.shared_memory.options import Hogwild, Locking
+from distbelief.strategies.single.options import Single
 
 Strategy = Downpour | Synchronous | Softsync | Bounded | Sandblaster | Allreduce | Hogwild | Locking | Single
 

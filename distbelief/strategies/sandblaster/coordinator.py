@@ -20,10 +20,10 @@ from distbelief.core.protocol import BATCHED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
-from distbelief.sandblaster.evaluating import Evaluating
-from distbelief.sandblaster.stories import X0, Descend, Evaluate, Iterated, Operate, Steps, X
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.dealing import Work
+from distbelief.strategies.sandblaster.evaluating import Evaluating
+from distbelief.strategies.sandblaster.stories import X0, Descend, Evaluate, Iterated, Operate, Steps, X
 
 
 class Sandblaster(Coordinator):

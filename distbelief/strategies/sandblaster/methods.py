@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from distbelief.core.conversations.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
 from distbelief.core.descent import Descent
-from distbelief.sandblaster.line_search import CURVATURE, Trial
-from distbelief.sandblaster.recursion import Gram, Pair, all_products, coefficients, gradient_products, new_products
+from distbelief.strategies.sandblaster.line_search import CURVATURE, Trial
+from distbelief.strategies.sandblaster.recursion import Gram, Pair, all_products, coefficients, gradient_products, new_products
 
 G, G0, D = "g", "g0", "d"
 FLAT = 1e-8

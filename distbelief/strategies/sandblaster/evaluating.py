@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from distbelief.core import roles
-from distbelief.core.bundles import Bundles
 from distbelief.core.conversations import dealing, operations
 from distbelief.core.descent import Batches, Bundle
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
-from distbelief.sandblaster.stories import Sum
+from distbelief.strategies.sandblaster.bundles import Bundles
+from distbelief.strategies.sandblaster.stories import Sum
 
 
 class Evaluating:

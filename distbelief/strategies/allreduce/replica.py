@@ -34,16 +34,16 @@ from distbelief.core.effects import (
     Wake,
 )
 from distbelief.core.portions import Portion
-from distbelief.core.rations import round_of
 from distbelief.core.settings import Plan
 from distbelief.core.timers import BucketDue
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.messages import Messages
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
-from distbelief.replica.whole import Whole
 from distbelief.replica.work import check_loss
 from distbelief.schedules.schedule import Schedule
+from distbelief.strategies.allreduce.rations import round_of
+from distbelief.strategies.allreduce.whole import Whole
 
 CHUNK = 4 << 20
 """Most bytes of what a replica holds in one message to another."""

@@ -26,12 +26,12 @@ from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
-from distbelief.runtime.mapped import check_dense, check_rows
 from distbelief.server import admission, optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.sparse import check_dense, check_rows
 from distbelief.tasks.worker import Trainer, check_measure, measure
 
 

@@ -1,0 +1,1 @@
+"""All-reduce: no server; replicas add up their gradients among themselves, and each makes the same update."""

@@ -1,0 +1,1 @@
+"""Shared memory: no server; replicas on one machine update one mapping themselves, with locks or without."""
