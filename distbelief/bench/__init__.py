@@ -19,6 +19,10 @@ class Bench(NamedTuple):
         """The dataclass of its options."""
         return getattr(importlib.import_module(self.module), self.options_name)  # type: ignore[no-any-return]
 
+    def defaults(self, quick: bool) -> Any:
+        """Its options where none is given; those that `--quick` makes shorter can still be given beside it."""
+        return self.options(**(self.options.QUICK if quick else {}))
+
     def run(self, options: Any) -> dict[str, Any]:
         """Run it; returns what it writes as JSON."""
         return importlib.import_module(self.module).run(options)  # type: ignore[no-any-return]

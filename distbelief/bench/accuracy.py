@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, show
@@ -43,6 +44,8 @@ class AccuracyOptions:
     """One seed of digits: whether it runs, not how well."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"task": "digits", "seeds": 1}
+    """Defaults with --quick."""
 
 
 def run(options: AccuracyOptions) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def run(options: AccuracyOptions) -> dict[str, Any]:
     if options.seeds < 1:
         raise UsageError(f"--seeds {options.seeds}: must be 1 or more")
     facts, optimizer = machine(), optim(options.optimizer, options.lr)
-    task, seeds = ("digits", 1) if options.quick else (options.task, options.seeds)
+    task, seeds = options.task, options.seeds
     single, downpour = [], []
     for seed in range(seeds):
         single.append(_accuracies(task, Single(optimizer=optimizer), seed))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import lines
 from distbelief.bench.peers import Peer, Peers, lend
@@ -55,6 +55,8 @@ class AllreduceOptions:
     """One small size, one round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"sizes": (100_000,), "ranks": (2,), "repeats": 1}
+    """Defaults with --quick."""
 
 
 def run(options: AllreduceOptions) -> dict[str, Any]:
@@ -65,13 +67,12 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
     """
     facts = machine()
     _check(options)
-    sizes, repeats = ((100_000,), 1) if options.quick else (options.sizes, options.repeats)
-    measured = {str(ranks): _on_one_host(ranks, sizes, repeats) for ranks in ((2,) if options.quick else options.ranks)}
+    measured = {str(ranks): _on_one_host(ranks, options.sizes, options.repeats) for ranks in options.ranks}
     within = (4_000,) if options.quick else LIMITED
     limited = {str(ranks): _limited(lines.hosts(ranks, options.rate), within) for ranks in options.namespaces}
     if options.cable:
         limited[CABLE] = _limited(lines.hosts(2, options.rate, options.cable, options.delay, options.loss), within)
-    result = {"bench": "allreduce", "machine": facts, "repeats": repeats, "one_host": measured, "namespaces": limited,
+    result = {"bench": "allreduce", "machine": facts, "repeats": options.repeats, "one_host": measured, "namespaces": limited,
               "figures": [*_figures(measured), *_of_prices(limited)]}  # fmt: skip
     if not options.quiet:
         for ranks, by_size in measured.items():

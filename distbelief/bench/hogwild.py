@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,6 +50,8 @@ class HogwildOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "epochs": 1, "svm_batch_size": 512}
+    """Defaults with --quick."""
 
 
 def run(options: HogwildOptions) -> dict[str, Any]:
@@ -59,9 +61,9 @@ def run(options: HogwildOptions) -> dict[str, Any]:
         UsageError: a number of repeats that cannot be.
         DataError: there is no MNIST.
     """
-    facts, repeats = machine(), 1 if options.quick else options.repeats
-    mlp, svm = _mlp(options, repeats), _svm(options, repeats)
-    result = {"bench": "hogwild", "machine": facts, "repeats": repeats, "mlp": mlp, "svm": svm,
+    facts = machine()
+    mlp, svm = _mlp(options), _svm(options)
+    result = {"bench": "hogwild", "machine": facts, "repeats": options.repeats, "mlp": mlp, "svm": svm,
               "figures": [figure(f"mlp: {OURS}, of {PLAIN}", mlp["of_ours"][PLAIN], 1.0),
                           figure(f"mlp: {OURS}, of {GLOBAL}", mlp["of_ours"][GLOBAL], 1.0)]}  # fmt: skip
     if not options.quiet:
@@ -72,19 +74,18 @@ def run(options: HogwildOptions) -> dict[str, Any]:
     return finish(result, options)
 
 
-def _mlp(options: HogwildOptions, repeats: int) -> dict[str, Any]:
+def _mlp(options: HogwildOptions) -> dict[str, Any]:
     task = "distbelief.bench.courses:mlp_quick" if options.quick else "mnist"
-    epochs = 1 if options.quick else options.epochs
-    samples = len(as_data(resolve(task).train())) * epochs
+    samples = len(as_data(resolve(task).train())) * options.epochs
     course = loops.Course(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
     taken = interleave(
         {
-            OURS: partial(_job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), epochs, options.batch_size),
+            OURS: partial(_job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size),
             PLAIN: partial(plain, course, 2),
             STRIPPED: partial(loops.hogwild, course, 2),
-            GLOBAL: partial(_job, task, Locking(replicas=2, locks="global", optimizer=Optimizer("sgd", RATE)), epochs, options.batch_size),
+            GLOBAL: partial(_job, task, Locking(replicas=2, locks="global", optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size),
         },
-        repeats,
+        options.repeats,
     )
     return {
         "samples": samples,
@@ -94,15 +95,14 @@ def _mlp(options: HogwildOptions, repeats: int) -> dict[str, Any]:
     }
 
 
-def _svm(options: HogwildOptions, repeats: int) -> dict[str, dict[str, list[float]]]:
+def _svm(options: HogwildOptions) -> dict[str, dict[str, list[float]]]:
     """By task and locks: samples per second of one replica and of two, and their ratio."""
-    batch_size = 512 if options.quick else options.svm_batch_size
 
     def job(task: str, way: str, replicas: int) -> Callable[[], float]:
-        return partial(_job, task, WAYS[way](replicas=replicas, optimizer=Optimizer("sgd", 0.5)), 1, batch_size)
+        return partial(_job, task, WAYS[way](replicas=replicas, optimizer=Optimizer("sgd", 0.5)), 1, options.svm_batch_size)
 
     contenders = {f"{task} {way} {count}": job(task, way, count) for task in SVMS for way in WAYS for count in (1, 2)}
-    taken = interleave(contenders, repeats)
+    taken = interleave(contenders, options.repeats)
     found: dict[str, dict[str, list[float]]] = {}
     for task in SVMS:
         for way in WAYS:

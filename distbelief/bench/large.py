@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, show
@@ -43,6 +44,8 @@ class LargeOptions:
     """One seed and one rate of digits: whether it runs, not how well."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"seeds": 1, "epochs": 1, "warmup_epochs": 0.5}
+    """Defaults with --quick."""
 
 
 def run(options: LargeOptions) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def run(options: LargeOptions) -> dict[str, Any]:
         raise UsageError(f"--seeds {options.seeds}: must be 1 or more")
     if options.batch < each or options.batch % each:
         raise UsageError(f"--batch {options.batch}: must be a multiple of --replicas times --batch-size, which is {each}")
-    facts, seeds = machine(), 1 if options.quick else options.seeds
+    facts, seeds = machine(), options.seeds
     tried: dict[str, dict[float, float]] = {}
     taken: dict[str, list[float]] = {}
     for name, rates in RATES.items():
@@ -82,10 +85,10 @@ def _accuracy(options: LargeOptions, name: str, rate: float, seed: int) -> float
     """Test accuracy at the end of a job; 0 of one whose loss is no number any more."""
     accumulate = options.batch // (options.replicas * options.batch_size)
     strategy = Allreduce(options.replicas, optim(name, rate, weight_decay=options.weight_decay), accumulate=accumulate)
-    task, epochs, warmup = ("digits", 1, 0.5) if options.quick else ("mnist-lenet", options.epochs, options.warmup_epochs)
+    task = "digits" if options.quick else "mnist-lenet"
     job = Job(
-        task, strategy, epochs, options.batch_size, "polynomial", seed=seed, warmup_epochs=warmup, evaluate_every=epochs, checkpoint_every=0,
-        snapshot_every="0",
+        task, strategy, options.epochs, options.batch_size, "polynomial", seed=seed, warmup_epochs=options.warmup_epochs,
+        evaluate_every=options.epochs, checkpoint_every=0, snapshot_every="0",
     )  # fmt: skip
     try:
         return float(courses.run(job)["test_accuracy"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, machine, number, show
@@ -37,16 +38,17 @@ class MemoryOptions:
     """One kind of job, few steps: whether it runs, not how much."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"epochs": 3}
+    """Defaults with --quick."""
 
 
 def run(options: MemoryOptions) -> dict[str, Any]:
     """Measure; returns what is written as JSON."""
     facts, measured = machine(), {}
-    epochs = min(3, options.epochs) if options.quick else options.epochs
     for prefetch in (0,) if options.quick else (0, 1):
         for transport in ("shared",) if options.quick else ("shared", "tcp"):
             large, small = (
-                _held(f"distbelief.bench.courses:{model}", prefetch, transport, epochs, options.optimizer) for model in ("wide", "narrow")
+                _held(f"distbelief.bench.courses:{model}", prefetch, transport, options.epochs, options.optimizer) for model in ("wide", "narrow")
             )
             measured[f"{transport}, prefetch {prefetch}"] = {
                 str(roles.kind(role)): {kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -55,6 +54,14 @@ class SandblasterOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "task": "distbelief.bench.courses:mlp_quick",
+        "portion_size": 64,
+        "repeats": 1,
+        "iterations": 3,
+        "replicas": 50,
+    }
+    """Defaults with --quick."""
 
 
 def run(options: SandblasterOptions) -> dict[str, Any]:
@@ -69,8 +76,6 @@ def run(options: SandblasterOptions) -> dict[str, Any]:
             raise unknown("part", part, PARTS)
     if options.iterations < 1 or options.replicas < 50:
         raise UsageError(f"--iterations {options.iterations} and --replicas {options.replicas}: must be 1 or more, and 50 or more")
-    if options.quick:
-        options = dataclasses.replace(options, task="distbelief.bench.courses:mlp_quick", portion_size=64, repeats=1, iterations=3, replicas=50)
     facts, measured = machine(), {}
     kinds = {"iteration": _iteration, "torch": _torch, "stragglers": _stragglers, "bytes": lambda _: coordinator_bytes(), "accuracy": _accuracy}
     for part in options.parts:
@@ -211,13 +216,12 @@ def _lbfgs(connection: Connection, task: str, target: float) -> None:
 
 
 def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
-    replicas = min(100, options.replicas) if options.quick else options.replicas
-    found = balance(replicas, 2 if options.quick else 3)
+    found = balance(options.replicas, 2 if options.quick else 3)
     cut = found["one static split"] / found["bundles, backup portions"]
     return {
         **found,
         "settings": balance_settings(),
-        "figures": [figure(f"median batch time of one static split, of that with backup portions, {replicas} replicas", cut, BACKUP)],
+        "figures": [figure(f"median batch time of one static split, of that with backup portions, {options.replicas} replicas", cut, BACKUP)],
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import validate
 from distbelief.bench.courses import counted
@@ -44,6 +45,8 @@ class SimulatorOptions:
     """One run of 50 replicas: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"replicas": 50, "repeats": 1}
+    """Defaults with --quick."""
 
 
 def run(options: SimulatorOptions) -> dict[str, Any]:
@@ -57,15 +60,17 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
         return _validate(options)
     if options.only:
         raise UsageError(f"--only {' '.join(options.only)}: names jobs that --validate compares; give that too, or leave it off")
-    replicas, repeats = (min(50, options.replicas), 1) if options.quick else (options.replicas, options.repeats)
-    facts, messages = machine(), _messages(replicas, options)  # counted in a run of its own, which is not timed: the same seed, the same messages
+    facts, messages = (
+        machine(),
+        _messages(options.replicas, options),
+    )  # counted in a run of its own, which is not timed: the same seed, the same messages
     own: list[float] = []
-    seconds = interleave({"run": lambda: _run(replicas, options, own)}, repeats)["run"]
+    seconds = interleave({"run": lambda: _run(options.replicas, options, own)}, options.repeats)["run"]
     median = statistics.median(seconds)
     result: dict[str, Any] = {
         "bench": "simulator",
         "machine": facts,
-        "replicas": replicas,
+        "replicas": options.replicas,
         "shards": options.shards,
         "steps": options.steps,
         "messages": messages,
@@ -81,7 +86,7 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
             result["figures"].append(figure("seconds for 1,000 replicas x 16 shards x 20 steps", median, SECONDS, lower=True))
     if not options.quiet:
         row = [
-            f"{replicas} x {options.shards} x {options.steps}",
+            f"{options.replicas} x {options.shards} x {options.steps}",
             f"{messages:,}",
             number(median),
             number(statistics.median(own)),
@@ -93,11 +98,12 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
 
 def _validate(options: SimulatorOptions) -> dict[str, Any]:
     """Compare times, real and simulated."""
+    usual = SimulatorOptions(**(options.QUICK if options.quick else {}))
     for name in ("replicas", "shards", "steps"):
-        if (value := getattr(options, name)) != getattr(SimulatorOptions, name):
+        if (value := getattr(options, name)) != getattr(usual, name):
             raise UsageError(f"--{name} {value}: --validate compares jobs of its own: leave one of them off")
     facts = machine()
-    found = validate.measure(1 if options.quick else options.repeats, options.quick, options.only)
+    found = validate.measure(options.repeats, options.quick, options.only)
     result = {"bench": "simulator", "machine": facts, **found, "figures": [] if options.quick else validate.figures(found)}
     if not options.quiet:
         validate.tell(found)

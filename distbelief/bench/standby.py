@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
@@ -49,6 +50,8 @@ class StandbyOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"task": "distbelief.bench.courses:lenet_quick", "repeats": 1}
+    """Defaults with --quick."""
 
 
 def run(options: StandbyOptions) -> dict[str, Any]:
@@ -57,16 +60,15 @@ def run(options: StandbyOptions) -> dict[str, Any]:
     Raises:
         JobFailed: a job did not go on.
     """
-    facts, repeats = machine(), 1 if options.quick else options.repeats
-    task = "distbelief.bench.courses:lenet_quick" if options.quick else options.task
+    facts, task = machine(), options.task
     plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
     turns = {"without": partial(_rate, task, plain), "with": partial(_rate, task, dataclasses.replace(plain, standby=1))}
-    taken = interleave(turns, repeats)
-    took = [_take_over(options) for _ in range(repeats)]
+    taken = interleave(turns, options.repeats)
+    took = [_take_over(options) for _ in range(options.repeats)]
     seconds, forgotten = statistics.median(one["seconds"] for one in took), sum(one["forgotten"] for one in took)
     share = ratio(taken["with"], taken["without"])
     result: dict[str, Any] = {
-        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards, "repeats": repeats,
+        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards, "repeats": options.repeats,
         "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
         "spread": {name: spread(values) for name, values in taken.items()}, "with_of_without": share, "take_overs": took,
         "figures": [] if options.quick else [

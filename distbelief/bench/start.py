@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench.timing import figure, finish, interleave, machine, number, show, spread
 from distbelief.errors import JobFailed
@@ -40,6 +41,8 @@ class StartOptions:
     """One start, of digits: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"task": "digits", "repeats": 1}
+    """Defaults with --quick."""
 
 
 def run(options: StartOptions) -> dict[str, Any]:
@@ -49,18 +52,17 @@ def run(options: StartOptions) -> dict[str, Any]:
         JobFailed: a job did not train.
     """
     facts, starts = machine(), []
-    task = "digits" if options.quick else options.task
 
     def start() -> float:
-        starts.append(_start(task, options))
+        starts.append(_start(options))
         return float(starts[-1]["first_step"])
 
-    taken = interleave({"start": start}, 1 if options.quick else options.repeats)["start"]
+    taken = interleave({"start": start}, options.repeats)["start"]
     medians = {key: statistics.median(one[key] for one in starts) for key in starts[0]}
     result: dict[str, Any] = {
         "bench": "start",
         "machine": facts,
-        "task": task,
+        "task": options.task,
         "replicas": options.replicas,
         "shards": options.shards,
         "seconds": medians,
@@ -72,15 +74,15 @@ def run(options: StartOptions) -> dict[str, Any]:
         result["figures"].append(figure("seconds from the start of the command to the first step", medians["first_step"], SECONDS, lower=True))
     if not options.quiet:
         rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
-        show(f"{task}: {options.replicas} replicas, {options.shards} shards", ("seconds after the command was started", "median"), rows)
+        show(f"{options.task}: {options.replicas} replicas, {options.shards} shards", ("seconds after the command was started", "median"), rows)
     return finish(result, options)
 
 
-def _start(task: str, options: StartOptions) -> dict[str, float]:
+def _start(options: StartOptions) -> dict[str, float]:
     """Run the command, and watch its metrics for what happens when."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "distbelief", "train", task, "downpour", "--replicas", str(options.replicas), "--out", str(out)]
+        command = [sys.executable, "-m", "distbelief", "train", options.task, "downpour", "--replicas", str(options.replicas), "--out", str(out)]
         command += ["--shards", str(options.shards), "--epochs", "1", "--evaluate-every", "0", "--quiet"]
         began = time.monotonic()
         with (Path(folder) / "errors").open("w+") as errors:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import courses
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
@@ -43,6 +44,8 @@ class StraggleOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"pad": 0.002, "epochs": 1, "repeats": 1}
+    """Defaults with --quick."""
 
 
 def run(options: StraggleOptions) -> dict[str, Any]:
@@ -54,14 +57,14 @@ def run(options: StraggleOptions) -> dict[str, Any]:
     if options.replicas < 2 or not options.pad >= 0:
         raise UsageError(f"--replicas {options.replicas} --pad {options.pad}: must be 2 or more, and 0 or more")
     facts = machine()
-    pad, epochs, repeats = (0.002, 1, 1) if options.quick else (options.pad, options.epochs, options.repeats)
+    pad, repeats = options.pad, options.repeats
     scenarios = {
         f"one replica always {FACTOR:g} times slower": Pace(step=pad, spread="constant", slow={options.replicas - 1: FACTOR}),
         f"{CHANCE:.0%} of the steps {TAIL:g} times slower": Pace(step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL),
     }
     measured = {}
     for name, pace in scenarios.items():
-        turns = {strategy: partial(_rate, made, pace, epochs, options) for strategy, made in _strategies(options.replicas).items()}
+        turns = {strategy: partial(_rate, made, pace, options) for strategy, made in _strategies(options.replicas).items()}
         taken = interleave(turns, repeats)
         measured[name] = {
             "samples_per_second": {strategy: statistics.median(values) for strategy, values in taken.items()},
@@ -91,8 +94,8 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
     }
 
 
-def _rate(strategy: Strategy, pace: Pace, epochs: int, options: StraggleOptions) -> float:
-    job = Job(task=options.task, strategy=strategy, epochs=epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0)
+def _rate(strategy: Strategy, pace: Pace, options: StraggleOptions) -> float:
+    job = Job(task=options.task, strategy=strategy, epochs=options.epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0)
     return float(courses.run(job, Local(pace=pace))["samples_per_second"])
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from distbelief.bench import courses, loops
 from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
@@ -52,6 +52,8 @@ class TrainOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"repeats": 1, "epochs": 1}
+    """Defaults with --quick."""
 
 
 def run(options: TrainOptions) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def run(options: TrainOptions) -> dict[str, Any]:
             raise unknown("model", model, TASKS)
     facts = machine()
     measured = {model: _of_model(model, options) for model in options.models}
-    result = {"bench": "train", "machine": facts, "repeats": 1 if options.quick else options.repeats, "batch_size": options.batch_size,
+    result = {"bench": "train", "machine": facts, "repeats": options.repeats, "batch_size": options.batch_size,
               "transport": options.transport, "models": measured, "figures": _figures(measured)}  # fmt: skip
     if not options.quiet:
         for model, one in measured.items():
@@ -76,7 +78,7 @@ def run(options: TrainOptions) -> dict[str, Any]:
 
 def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
     task = TASKS[model][options.quick]
-    epochs = 1 if options.quick else max(1, options.epochs // 2) if model == "lenet" else options.epochs
+    epochs = max(1, options.epochs // 2) if model == "lenet" else options.epochs
     samples = len(as_data(resolve(task).train())) * epochs
     steps = samples // options.batch_size
 
@@ -105,7 +107,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
         "ddp with our hook, shared, 2 ranks": partial(loops.ddp, halved, 2, "shared"),
         "hogwild, 2 processes": partial(loops.hogwild, halved, 2),
     }
-    taken = interleave(contenders, 1 if options.quick else options.repeats)
+    taken = interleave(contenders, options.repeats)
     return {
         "task": task,
         "samples": samples,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -41,6 +42,8 @@ class WireOptions:
     """Two sizes, three short rounds: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
+    QUICK: ClassVar[Mapping[str, Any]] = {"sizes": (SMALL, 256 << 10), "repeats": 3, "seconds": 0.002}
+    """Defaults with --quick."""
 
 
 class Contender(Protocol):
@@ -69,8 +72,6 @@ def run(options: WireOptions) -> dict[str, Any]:
     sizes, repeats, seconds = options.sizes, options.repeats, options.seconds
     if options.shards < 1:
         raise UsageError(f"--shards {options.shards}: must be 1 or more")
-    if options.quick:
-        sizes, repeats, seconds = (SMALL, 256 << 10), min(3, repeats), 0.002
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     facts = machine()

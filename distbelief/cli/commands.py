@@ -264,7 +264,8 @@ def bench(args: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what it has started is ended as the exception goes by
     chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
     options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
-    chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:]))
+    defaults = chosen.defaults(quick="--quick" in args)
+    chosen.run(options.call_tyro(chosen.options, prog, f"Measure {chosen.summary}.", args[1:], defaults))
     return 0
 
 

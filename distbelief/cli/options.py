@@ -224,8 +224,8 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
 
 
-def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> Any:
-    """What tyro makes of the arguments; its framed complaint becomes one line.
+def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str], default: Any = None) -> Any:
+    """What tyro makes of the arguments, and of a default where it is given; its framed complaint becomes one line.
 
     Raises:
         UsageError: a value is missing, or is none.
@@ -237,7 +237,7 @@ def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str]) -> An
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, prog=prog, description=description, args=list(args), config=config)
+            return tyro.cli(kind, prog=prog, description=description, args=list(args), config=config, **({"default": default} if default else {}))
     except SystemExit as end:
         if not end.code:
             raise

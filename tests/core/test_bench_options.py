@@ -1,11 +1,12 @@
-"""Every option of the benchmarks `simulator`, `large` and `accuracy` reaches what they run."""
+"""Every option of the benchmarks `simulator`, `large` and `accuracy` reaches what they run; what is given beside `--quick` is taken."""
 
 from typing import Any
 
 import pytest
 
 import distbelief as db
-from distbelief.bench import accuracy, large, simulator
+from distbelief.bench import BENCHES, Bench, accuracy, large, simulator
+from distbelief.cli import main
 
 
 def simulated(**options: int) -> dict[str, Any]:
@@ -53,3 +54,21 @@ def test_large_trains_with_all_its_options(monkeypatch: pytest.MonkeyPatch) -> N
     assert (asked[0].epochs, asked[0].batch_size, asked[0].warmup_epochs, asked[0].lr_schedule) == (7, 8, 1.5, "polynomial")
     with pytest.raises(db.DistbeliefError, match="--batch 100: must be a multiple of --replicas times --batch-size, which is 24"):
         large.run(large.LargeOptions(batch=100, batch_size=8, replicas=3))
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    """The options that a benchmark is run with."""
+    ran: list[Any] = []
+    monkeypatch.setattr(Bench, "run", lambda _, options: ran.append(options))
+    assert main.run(["bench", *words]) == 0
+    return ran[0]
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name, bench in BENCHES.items() for option in bench.options.QUICK])
+def test_what_is_given_beside_quick_is_taken(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, usual = BENCHES[name].defaults(quick=True), BENCHES[name].defaults(quick=False)
+    assert getattr(asked(monkeypatch, name, "--quick"), option) == getattr(short, option) != getattr(usual, option)
+    for words in (["--quick", f"--{option.replace('_', '-')}", "7"], [f"--{option.replace('_', '-')}", "7", "--quick"]):
+        given = asked(monkeypatch, name, *words)
+        assert getattr(given, option) in (7, "7", (7,))
+        assert given.quick

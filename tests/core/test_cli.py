@@ -343,7 +343,7 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
     }
 
 
-SWEPT = "simulate digits downpour --replicas 2 --restarts 0 --faults crash=0@66 crash=1@66 delay=10%x20ms --seed 3"
+SWEPT = "simulate digits downpour --replicas 2 --restarts 0 --faults crash=0@69 crash=1@69 delay=10%x20ms --seed 3"
 """Under some seeds the epoch is over before both replicas have died."""
 
 

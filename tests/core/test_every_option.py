@@ -133,13 +133,13 @@ FAST: dict[str, dict[str, Any]] = {
     "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
     "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9, "replicas": 60},
     "large": {"batch": 2048, "batch_size": 256, "replicas": 4, "epochs": 3, "warmup_epochs": 1.0, "weight_decay": 0.1, "seeds": 2},
-    "accuracy": {"task": "digits", "replicas": 3, "shards": 3, "prefetch": 1, "optimizer": "sgd", "lr": 0.5, "seeds": 2},
+    "accuracy": {"task": "mnist-lenet", "replicas": 3, "shards": 3, "prefetch": 1, "optimizer": "sgd", "lr": 0.5, "seeds": 2},
 }  # fmt: skip
 """Another value of each option of each benchmark, beside those that all have."""
 ALL: dict[str, Any] = {"json": "made.json", "quick": True, "quiet": True}
 BESIDE: dict[str, dict[str, Any]] = {
     "allreduce": {"cable": "other.py"},
-    "simulator": {"replicas": 3, "shards": 2, "steps": 2, "repeats": 3},
+    "simulator": {"replicas": 3, "shards": 2, "steps": 2},
     **{name: {"repeats": 1} for name in ("standby", "start", "hogwild", "sandblaster", "straggle")},
     "train": {"models": ("mlp",), "repeats": 1},
     "large": {"seeds": 1},
@@ -195,20 +195,22 @@ def measured(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[st
     for module in (start, standby):
         monkeypatch.setattr(module.subprocess, "Popen", lambda command, **_: Command(asked, command))
     beside = BESIDE.get(name, {}) if not {"only", "validate"} & {*more} else {"validate": True}
-    result = bench.run(bench.options(**{**beside, **more}))
+    result = bench.run(dataclasses.replace(bench.defaults(more.get("quick", False)), **{**beside, **more}))
     return [*asked, f"{result['messages']} messages, {len(result['runs'])} runs"] if "messages" in result else asked
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize(("name", "option"), [(name, field.name) for name, bench in BENCHES.items() for field in dataclasses.fields(bench.options)])
-def test_no_option_of_a_benchmark_is_dead(
-    name: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_no_option_of_a_benchmark_is_dead_nor_is_one_beside_quick(
+    name: str, option: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = {**ALL, **FAST[name]}
     assert option in cases, f"bench {name} has an option {option!r} without a case here: what does it change?"
     monkeypatch.chdir(tmp_path)
     came = []
     without: dict[str, Any] = {"only": ()} if option == "only" else {}
-    for more in ({"quiet": option != "quiet", **without}, {"quiet": True, option: cases[option]}):
+    shorter = {"quick": True} if quick and option != "quick" else {}
+    for more in ({"quiet": option != "quiet", **without, **shorter}, {"quiet": True, **shorter, option: cases[option]}):
         asked = measured(name, monkeypatch, **more)
         came.append({"json": sorted(path.name for path in tmp_path.iterdir()), "quiet": bool(capsys.readouterr().out)}.get(option, asked))
     assert came[0] != came[1]
