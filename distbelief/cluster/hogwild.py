@@ -70,8 +70,14 @@ class Racing(Simulation):
     def mapping(self, plan: Plan) -> torch.Tensor:
         """The mapping, which is there once the first replica has a plan."""
         if self.memory is None:
-            self.memory, self.plan = torch.zeros(mapping.lie_of(plan.layout, plan.settings).length, dtype=torch.uint8), plan
+            self.memory, self.plan = torch.zeros(_lie_of(plan).length, dtype=torch.uint8), plan
         return self.memory
+
+
+def _lie_of(plan: Plan) -> mapping.Lie:
+    """Where everything lies in the mapping of a job."""
+    settings = plan.settings
+    return mapping.lie_of(plan.layout, settings.optimizer, settings.shards, settings.replicas)
 
 
 class _Peer:
@@ -217,7 +223,7 @@ class _Phantom(_Peer):
         self._settings, racing = plan.settings, self._racing
         count = {"none": mapping.RANGES, "shard": plan.settings.shards, "global": 1}[plan.settings.locks]
         self._cut = mapping.ranges(plan.layout, min(count, plan.layout.parameters))
-        lie = mapping.lie_of(plan.layout, plan.settings)
+        lie = _lie_of(plan)
         memory = racing.mapping(plan)[lie.counts : lie.length].numpy().data.cast("q")
         self.counts = Counts(memory, plan.settings.replicas, roles.index_of(self._role))
 

@@ -117,7 +117,8 @@ def open_memory(spec: Spec) -> int:
 
 def memory_of(descriptor: int, plan: Plan) -> torch.Tensor:
     """The mapping of a job (1-D uint8), as long as it must be."""
-    length = mapping.lie_of(plan.layout, plan.settings).length
+    settings = plan.settings
+    length = mapping.lie_of(plan.layout, settings.optimizer, settings.shards, settings.replicas).length
     if os.fstat(descriptor).st_size < length:
         os.ftruncate(descriptor, length)
     return torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)

@@ -7,16 +7,13 @@ what replicas count (`core/counts.py`). Nothing in it is of one moment: each ele
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from distbelief.core.counts import size_of
 from distbelief.core.layout import ALIGNMENT, ITEM_SIZES, Entry, Layout, Range
+from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from distbelief.core.settings import Settings
 
 LOCKS = ("none", "shard", "global")
 """What an update locks: nothing, each range that it writes to, or everything."""
@@ -28,34 +25,37 @@ SPARSE = ("sgd", "adagrad")
 """Those of them that torch has a rule for which touches only the rows of a sparse gradient."""
 
 
-def check(settings: Settings) -> None:
+def check(strategy: str, optimizer: Optimizer, locks: str, shards: int) -> None:
     """Refuse what replicas cannot do by themselves, in one memory.
+
+    Args:
+        strategy: its name.
+        optimizer: what every update is made by.
+        locks: one of `LOCKS`.
+        shards: ranges with a lock of their own.
 
     Raises:
         UsageError: naming the option, and the remedy.
     """
-    optimizer = settings.optimizer
     if optimizer.name not in STATES:
         raise UsageError(
             f"--optimizer {optimizer.name}: its step needs several numbers of one moment, which memory that others write to does not have; strategy"
-            f" {settings.consistency} steps with {', '.join(STATES)}, a server (downpour) with any"
+            f" {strategy} steps with {', '.join(STATES)}, a server (downpour) with any"
         )
     if optimizer.options.get("dampening"):
         raise UsageError(
             "--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is the first; leave it off"
         )
-    if settings.locks not in LOCKS:
-        raise unknown("--locks", settings.locks, LOCKS)
-    if settings.locks != "shard" and settings.shards != 1:
-        raise UsageError(
-            f"--shards {settings.shards} with --locks {settings.locks}: says how many ranges have a lock of their own; they do with --locks shard"
-        )
+    if locks not in LOCKS:
+        raise unknown("--locks", locks, LOCKS)
+    if locks != "shard" and shards != 1:
+        raise UsageError(f"--shards {shards} with --locks {locks}: says how many ranges have a lock of their own; they do with --locks shard")
 
 
-def state_of(settings: Settings) -> str:
+def state_of(optimizer: Optimizer) -> str:
     """The name of the state that the optimizer keeps for every element; "" for none."""
-    named = STATES[settings.optimizer.name]
-    return "momentum_buffer" if not named and settings.optimizer.options.get("momentum") else named
+    named = STATES[optimizer.name]
+    return "momentum_buffer" if not named and optimizer.options.get("momentum") else named
 
 
 def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
@@ -89,8 +89,7 @@ class Lie(msgspec.Struct, frozen=True):
 
     >>> from distbelief.core.layout import Tensor, lay_out
     >>> from distbelief.core.optimizer import optim
-    >>> from distbelief.core.settings import Settings
-    >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), Settings(replicas=2, optimizer=optim("adagrad")))
+    >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), optim("adagrad"), shards=2, replicas=2)
     >>> lie.state, lie.steps, lie.counts, lie.length
     (512, 1024, 1152, 2688)
     """
@@ -101,14 +100,14 @@ class Lie(msgspec.Struct, frozen=True):
     length: int
 
 
-def lie_of(layout: Layout, settings: Settings) -> Lie:
-    """Where everything lies, for a job's layout and settings."""
+def lie_of(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> Lie:
+    """Where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted by so many replicas."""
 
     def after(start: int, size: int) -> int:
         return -(-(start + size) // ALIGNMENT) * ALIGNMENT
 
     state = after(0, layout.total)
-    steps = after(state, layout.moving if state_of(settings) else 0)
-    pieces = len(trained(layout)) + max(settings.shards, RANGES)  # in at most so many the optimizer steps the vector
+    steps = after(state, layout.moving if state_of(optimizer) else 0)
+    pieces = len(trained(layout)) + max(shards, RANGES)  # in at most so many the optimizer steps the vector
     counts = after(steps, pieces * ITEM_SIZES["float32"])
-    return Lie(state, steps, counts, counts + 8 * size_of(settings.replicas))
+    return Lie(state, steps, counts, counts + 8 * size_of(replicas))

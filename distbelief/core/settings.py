@@ -129,7 +129,7 @@ class Settings(LearningRate, frozen=True):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
         self.check_rate()
         if self.mapped:
-            mapping.check(self)
+            mapping.check(self.consistency, self.optimizer, self.locks, self.shards)
         self.optimizer.check(norms=self.shards == 1 or self.in_rounds)
         if self.descent:
             self.descent.check()

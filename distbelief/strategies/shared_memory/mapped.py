@@ -60,7 +60,7 @@ class MappedModel:
         """
         self._plan, layout, settings = plan, plan.layout, plan.settings
         check(layout, settings)
-        self._lie, self._key = mapping.lie_of(layout, settings), mapping.state_of(settings)
+        self._lie, self._key = mapping.lie_of(layout, settings.optimizer, settings.shards, settings.replicas), mapping.state_of(settings.optimizer)
         self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
         self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
         self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)
