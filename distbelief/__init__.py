@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from distbelief.cluster.handling import INSTANT, Handling
     from distbelief.cluster.local import Local
     from distbelief.cluster.pace import Pace
-    from distbelief.cluster.simulated import Crash, Simulated
+    from distbelief.cluster.simulated import Simulated
     from distbelief.cluster.sitting import View
+    from distbelief.cluster.virtual_cluster import Crash
     from distbelief.core.optimizer import optim
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "Local": "cluster.local",
     "Simulated": "cluster.simulated",
-    "Crash": "cluster.simulated",
+    "Crash": "cluster.virtual_cluster",
     "Pace": "cluster.pace",
     "View": "cluster.sitting",
     **dict.fromkeys(("INSTANT", "Handling"), "cluster.handling"),

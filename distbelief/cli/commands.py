@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from distbelief.bench import BENCHES
-from distbelief.cli import options, words
-from distbelief.cli.main import INTERRUPTED
+from distbelief.cli import INTERRUPTED, options, words
 from distbelief.cluster import forkserver
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
@@ -76,7 +75,8 @@ def simulate(args: list[str]) -> int:
     _begin(asked, f"{strategy} on {task}, simulated")
     from distbelief.cluster.handling import Handling
     from distbelief.cluster.pace import Pace
-    from distbelief.cluster.simulated import Crash, Simulated
+    from distbelief.cluster.simulated import Simulated
+    from distbelief.cluster.virtual_cluster import Crash
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import Outage, Weather
 

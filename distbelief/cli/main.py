@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from distbelief.cli import INTERRUPTED
 from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, limit, unknown
 
-INTERRUPTED = 130
 INTERRUPTED_BEFORE = "interrupted before the job began"
 USAGE = """\
 usage: distbelief COMMAND ...

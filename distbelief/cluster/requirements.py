@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from distbelief import errors
 from distbelief.cluster.addresses import PORTS, check_network, host_and_port, listen_at
+from distbelief.cluster.local_options import LocalOptions
 from distbelief.core import roles
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import admit, shown
@@ -16,7 +17,6 @@ from distbelief.job import Job
 from distbelief.schedules.allreduce import check_hosts
 
 if TYPE_CHECKING:
-    from distbelief.cluster.local import Local
     from distbelief.tasks import Task
 
 TRANSPORTS = ("shared", "tcp")
@@ -30,7 +30,7 @@ MANY = 16
 """More shards than this are held against the parameters of the model before any process is started; fewer, when the first replica has made it."""
 
 
-def settings_of(local: Local, job: Job) -> Settings:
+def settings_of(local: LocalOptions, job: Job) -> Settings:
     """What every role of a job is told here.
 
     Raises:
@@ -72,7 +72,7 @@ def settings_of(local: Local, job: Job) -> Settings:
     return settings
 
 
-def _check_ports(local: Local, last: str) -> None:
+def _check_ports(local: LocalOptions, last: str) -> None:
     """Refuse ports that there are not, by the option that named the first of them.
 
     Raises:
@@ -85,7 +85,7 @@ def _check_ports(local: Local, last: str) -> None:
     listen_at(local.bound, last, f"{where} {first}")
 
 
-def _check_assembled(local: Local, settings: Settings) -> None:
+def _check_assembled(local: LocalOptions, settings: Settings) -> None:
     """Refuse what a job without a server cannot do."""
     if local.listen:
         raise UsageError(f"--listen {local.listen}: strategy {settings.consistency} has no server that guests could join; leave it off")

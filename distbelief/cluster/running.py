@@ -17,6 +17,7 @@ from distbelief.cluster.addresses import host_and_port
 from distbelief.cluster.child import Child
 from distbelief.cluster.explanation import Explanation
 from distbelief.cluster.gate import Gate, Guests, Knock, Part, Sorry
+from distbelief.cluster.local_options import LocalOptions
 from distbelief.cluster.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.cluster.processes import Processes
 from distbelief.cluster.spec import tell, tell_guest
@@ -29,7 +30,6 @@ from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
 if TYPE_CHECKING:
     from distbelief.cluster.authority import Authority
-    from distbelief.cluster.local import Local
     from distbelief.cluster.sitting import Sitting
 
 DEADLINES = Deadlines()
@@ -40,7 +40,9 @@ TICK = 1.0
 class Running:
     """Carries events of processes, signals and time to the supervisor of a job, and does what that asks for."""
 
-    def __init__(self, cluster: Local, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None) -> None:
+    def __init__(
+        self, cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None
+    ) -> None:
         self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
         self._script = script or []
         shared = settings.read_in_place or settings.mapped or (settings.among_themselves and cluster.carrier == "shared")

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -19,6 +18,7 @@ from distbelief.cluster.place import NEVER, Effect, Ended, Event, Interruption, 
 from distbelief.cluster.sitting import Sitting, evaluates
 from distbelief.cluster.supervisor import Supervisor
 from distbelief.cluster.timed import TimedPhantom, TimedWorker, Watcher, with_data
+from distbelief.cluster.virtual_cluster import VirtualCluster, server_roles
 from distbelief.cluster.words import Died, Interrupt, Listening, Word
 from distbelief.core import events, roles
 from distbelief.core.conversations import membership
@@ -46,9 +46,6 @@ from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, check_measure, load
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
-if TYPE_CHECKING:
-    from distbelief.cluster.simulated import Simulated
-
 TOLD = (Started, Rewound, Ending, Succeeded, Vacant, Finished)
 """Records that the supervisor is told of."""
 
@@ -66,12 +63,6 @@ def model_of(job: Job, task: Task) -> nn.Module:
     return model
 
 
-def server_roles(settings: Settings) -> list[str]:
-    """The shards of a job, and their standbys."""
-    shards = 0 if settings.among_themselves or settings.mapped else settings.shards
-    return [*map(roles.shard, range(shards)), *map(roles.standby, range(shards * settings.standby))]
-
-
 def without_loss(record: Record) -> Record:
     """A record of a phantom's, which has computed none."""
     if isinstance(record, Iterated):
@@ -85,7 +76,7 @@ class Simulation:
 
     job: Job
     settings: Settings
-    cluster: Simulated
+    cluster: VirtualCluster
     sink: Callable[[float, str, Record], None]
     sitting: Sitting | None = None
     clock: VirtualClock = field(default_factory=VirtualClock)

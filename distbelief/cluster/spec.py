@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from distbelief.cluster.local_options import LocalOptions
 from distbelief.cluster.pace import Pace
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
 from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
-    from distbelief.cluster.local import Local
     from distbelief.cluster.sitting import Sitting
     from distbelief.job import Job
 
@@ -69,7 +69,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 def tell(
-    cluster: Local, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool, memory: int, journal: tuple[int, ...]
+    cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool, memory: int, journal: tuple[int, ...]
 ) -> Spec:
     """What the processes of a job are told, but for what each proves itself with."""
     return Spec(

@@ -9,8 +9,9 @@ from hashlib import blake2b
 import msgspec
 
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated, stage
+from distbelief.cluster.simulated import Simulated, stage
 from distbelief.cluster.simulation import Simulation
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
 from distbelief.core.records import Record

@@ -52,6 +52,35 @@ def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> N
     assert not (found := re.findall(f"{made}|{taken}", FILES[name])), f"{name} does with a role's text what core/roles.py is for: {found}"
 
 
+MODULES = {"distbelief." + name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): name for name in FILES}
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """The files of the package that a file imports anywhere, for types alone and in functions too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
+    return {MODULES[module] for module in found if module in MODULES}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    above = {name: imports(ast.parse(text)) - {name} for name, text in FILES.items()}
+    while ends := {name for name, needs in above.items() if not needs & above.keys()}:
+        above = {name: needs for name, needs in above.items() if name not in ends}
+    circle: list[str] = []
+    following = min(above, default="")
+    while following and following not in circle:
+        circle.append(following)
+        following = min(above[following] & above.keys())
+    told = " -> ".join([*circle[circle.index(following) :], following]) if following else ""
+    assert not circle, f"{told}: move what they share into a file below them"
+
+
 def test_every_file_is_imported_by_another() -> None:
     imported: set[str] = set()
     for name, text in FILES.items():

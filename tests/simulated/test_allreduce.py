@@ -14,7 +14,8 @@ from torch import nn
 
 from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
 from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message

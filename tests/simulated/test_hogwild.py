@@ -18,7 +18,8 @@ from torch import nn
 
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Batch

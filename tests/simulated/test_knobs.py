@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message

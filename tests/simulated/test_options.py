@@ -22,9 +22,10 @@ from torch import nn
 from distbelief.cluster import simulated
 from distbelief.cluster.handling import Handling
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
 from distbelief.cluster.sitting import Sitting
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record

@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import load_file
 
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import roles
 from distbelief.core.conversations.table import States
 from distbelief.core.effects import Arrival, Effect

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
 from distbelief.core.effects import Arrival

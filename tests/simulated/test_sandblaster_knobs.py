@@ -13,7 +13,8 @@ from torch import nn
 
 from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import operations, pushing
 from distbelief.core.descent import Batches, Descent

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import membership, mirroring, pushing
 from distbelief.core.messages import Message

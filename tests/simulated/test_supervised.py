@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from distbelief.cluster.place import Effect, Ended, Event, Kill, Moved, Said, Start, Tell
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.cluster.words import Died
 from distbelief.core import records
 from distbelief.job import Job

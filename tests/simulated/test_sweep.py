@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job

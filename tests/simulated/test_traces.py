@@ -16,7 +16,8 @@ import pytest
 
 from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.pace import Pace
-from distbelief.cluster.simulated import Crash, Simulated
+from distbelief.cluster.simulated import Simulated
+from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.strategies import Downpour

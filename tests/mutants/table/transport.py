@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant(
         "one-loopback-address-of-two-will-do",
         TLS,
-        "cluster/local.py",
+        "cluster/local_options.py",
         "return self.tls or not (is_loopback(host_and_port(self.bound)[0]) and is_loopback(self.advertised))",
         "return self.tls or not (is_loopback(host_and_port(self.bound)[0]) or is_loopback(self.advertised))",
         ("tests/core/test_cli.py::test_links_are_encrypted_wherever_others_could_read_them",),
