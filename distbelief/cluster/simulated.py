@@ -15,6 +15,7 @@ from typing import Any
 
 from distbelief.cluster.alone import Alone
 from distbelief.cluster.assembled import Assembled
+from distbelief.cluster.explanation import Explanation
 from distbelief.cluster.handling import Labour
 from distbelief.cluster.hogwild import Racing
 from distbelief.cluster.signals import WORDS
@@ -25,8 +26,9 @@ from distbelief.core import roles
 from distbelief.core.outcomes import cause_of
 from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings
-from distbelief.errors import Interrupted
+from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
+from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
 
 
@@ -70,7 +72,7 @@ class Simulated(VirtualCluster):
             sitting.keep_folder(clock.now())
         except BaseException as error:
             twice = isinstance(error, KeyboardInterrupt)
-            told = Interrupted("interrupted twice: ended at once, without a checkpoint") if twice else error
+            told = _cut_short(sitting) if twice else error
             sitting.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(told), str(told)))
             sitting.finish()
             if twice:

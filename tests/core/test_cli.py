@@ -427,6 +427,25 @@ def test_an_interrupted_simulation_says_how_to_go_on(tmp_path: Path, capsys: pyt
     assert f"interrupted; go on with: distbelief {' '.join(line)} --resume" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_simulation_that_is_interrupted_twice_says_how_to_go_on_where_it_has_a_folder(
+    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, pressed = Trainer.compute, iter([None] * 10 + [signal.SIGINT])
+
+    def press_twice(*args: Any) -> Any:
+        for number in filter(None, [next(pressed, None)]):
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+        return compute(*args)
+
+    monkeypatch.setattr(Trainer, "compute", press_twice)
+    line = ["simulate", "digits", "downpour", *(["--out", str(tmp_path / "run")] if kept else [])]
+    assert main.run(line) == 130
+    go_on = f"; go on from checkpoint 1 with --resume: distbelief {' '.join(line)} --resume" if kept else ""
+    assert capsys.readouterr().err == f"distbelief: interrupted twice: ended at once, without a checkpoint{go_on}\n"
+
+
 def test_a_simulation_that_is_interrupted_before_it_begins_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

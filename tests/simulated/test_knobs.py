@@ -329,4 +329,5 @@ def test_ctrl_c_twice_ends_a_simulation_at_once(plain: SimpleNamespace, tmp_path
     job = Job(task=plain.classes(lambda: Interrupting(2), samples=40), strategy=Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path))
     with pytest.raises(JobFailed, match="interrupted twice: ended at once, without a checkpoint"):
         Simulated().run(job)
-    assert ended(tmp_path) == ("failed", "interrupted twice: ended at once, without a checkpoint")
+    told = "interrupted twice: ended at once, without a checkpoint; go on from checkpoint 1 with --resume"
+    assert ended(tmp_path) == ("failed", told)
