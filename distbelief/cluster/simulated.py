@@ -98,6 +98,16 @@ def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:
         sitting.live.stands(roles.shard(shard.index), shard.standing())
 
 
+def _cut_short(sitting: Sitting) -> JobFailed:
+    """The error for a simulation that was interrupted twice, with what to go on from where it has a run folder."""
+    what = "interrupted twice: ended at once, without a checkpoint"
+    if sitting.folder is None:
+        return Interrupted(what)
+    run = sitting.folder.path
+    newest = Checkpoints(run).latest()
+    return Explanation(read_manifest(newest).number if newest else 0, str(run)).failed(what, Interrupted)
+
+
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], str | None]]:
     """A question whether Ctrl-C or SIGTERM came, where this is the main thread; the second of them ends what runs at once."""
