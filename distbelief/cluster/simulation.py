@@ -165,7 +165,8 @@ class Simulation:
     def _add_evaluator(self, incarnation: int) -> None:
         evaluated = self._flat(self._model())
         check_measure(self.task, evaluated.module)
-        self._play_story(roles.EVALUATOR, Evaluator(evaluated).story(), self._endpoint(roles.EVALUATOR, incarnation), self._watcher(evaluated))
+        story = Evaluator(evaluated, incarnation).story()
+        self._play_story(roles.EVALUATOR, story, self._endpoint(roles.EVALUATOR, incarnation), self._watcher(evaluated))
 
     def _watcher(self, flat: FlatModule) -> Worker:
         """Who measures for the evaluator."""

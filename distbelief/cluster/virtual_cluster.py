@@ -143,11 +143,10 @@ class VirtualCluster(Checked):
     def _check_crashes(self, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):
             raise UsageError(f"restart_seconds {self.restart_seconds}: must be 0 or more, and finite")
-        there = {roles.COORDINATOR, *job_roles(settings)}
         dying = [crash.role for crash in self.crashes]
         for crash in self.crashes:
-            if crash.role not in there:
-                raise UsageError(f"{crash.role} cannot crash: there are the coordinator, {_told(settings)}")
+            if crash.role not in _there(settings):
+                raise UsageError(f"{crash.role} cannot crash: there are {_told(settings)}")
             if not 1 <= crash.message < 1 << 63:
                 raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1, in 64 bits")
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
@@ -156,15 +155,10 @@ class VirtualCluster(Checked):
                 raise UsageError(f"the coordinator cannot crash {many} times: it comes back {settings.restarts} times (--restarts), and ends the job")
 
     def _check_outages(self, settings: Settings) -> None:
-        there = {roles.COORDINATOR, *job_roles(settings)}
-        if settings.evaluate_every and not settings.among_themselves:
-            there.add(roles.EVALUATOR)
+        there = _there(settings)
         for outage in self.weather.outages:
-            for role in outage.side:
-                if role not in there:
-                    raise UsageError(
-                        f"{role} cannot be cut off: there are the coordinator, {'the evaluator, ' * (roles.EVALUATOR in there)}{_told(settings)}"
-                    )
+            if strange := [role for role in outage.side if role not in there]:
+                raise UsageError(f"{strange[0]} cannot be cut off: there are {_told(settings)}")
             if there <= {*outage.side}:
                 raise UsageError(f"the outage at {outage.start} s has everybody on one side, and cuts nobody off: leave somebody out")
 
@@ -180,8 +174,18 @@ def job_roles(settings: Settings) -> list[str]:
     return [*map(roles.replica, range(settings.replicas)), *server_roles(settings)]
 
 
+def _there(settings: Settings) -> set[str]:
+    """Whom a fault may strike."""
+    return {roles.COORDINATOR, *job_roles(settings), *[roles.EVALUATOR] * _measured(settings)}
+
+
+def _measured(settings: Settings) -> bool:
+    """Whether an evaluator takes part."""
+    return bool(settings.evaluate_every) and not settings.among_themselves
+
+
 def _told(settings: Settings) -> str:
-    there = f"replicas 0 to {settings.replicas - 1}" + (
-        "" if settings.among_themselves or settings.mapped else f" and shards 0 to {settings.shards - 1}"
-    )
+    """Whom a fault may strike, in words."""
+    serve = "" if settings.among_themselves or settings.mapped else f" and shards 0 to {settings.shards - 1}"
+    there = f"the coordinator, {'the evaluator, ' * _measured(settings)}replicas 0 to {settings.replicas - 1}{serve}"
     return there + (", each with a standby" if settings.standby else "")

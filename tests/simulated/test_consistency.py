@@ -511,6 +511,8 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
                 fallen.append(role)
                 crashes += (Crash(role, more.randint(1, more.choice((30, 90)))),)
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
+    if options["evaluate_every"] and (late := random.Random(f"evaluator {seed}")).random() < 0.4:
+        crashes += (Crash("evaluator", late.randint(1, late.choice((2, 20)))),)
     return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
 
 
@@ -681,3 +683,19 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
     assert all(len(rounds) == 1 for rounds in measured), measured
     assert len(asked) > len(made) * len(measured), "no slice was a round behind: this run shows nothing"
     assert len(asked) < 2 * len(made) * (len(measured) + 1)
+
+
+@pytest.mark.parametrize("message", [27, 30, 33, 36, 39])
+@pytest.mark.parametrize("pause", [0.0, 1e-3, 5e-3])
+def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(plain: SimpleNamespace, message: int, pause: float) -> None:
+    """It is told to measure as soon as it is welcomed, while its shards hold every fetch back."""
+    cluster = Simulated(
+        weather=Weather(latency=1e-3, jitter=1.0),
+        pace=Pace(step=1e-3),
+        crashes=(Crash("evaluator", message),),
+        restart_seconds=pause,
+    )
+    run, _ = play(plain, Synchronous(2, 2, standby=1, restarts=1), cluster, epochs=10, evaluate_every=1)
+    assert run.outcome == "done"
+    assert run.simulation.killed == ["evaluator"]
+    assert [record.epoch for record in run.records if isinstance(record, records.Tested)][-1] == 10

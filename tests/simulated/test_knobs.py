@@ -255,7 +255,7 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
         (Simulated(crashes=(Crash("replica 1", 5), Crash("replica 1", 9))), {"restarts": 0}, "replica 1 cannot crash 2 times: it comes back 0 times"),
         (Simulated(restart_seconds=-1.0), {}, "restart_seconds -1.0: must be 0 or more"),
         (Simulated(phantom=True), {"target_accuracy": 0.5}, "--target-accuracy 0.5: --phantom computes nothing"),
-        (Simulated(crashes=(Crash("replica 3", 1),)), {}, "replica 3 cannot crash: there are the coordinator, replicas 0 to 2"),
+        (Simulated(crashes=(Crash("replica 3", 1),)), {}, "replica 3 cannot crash: there are the coordinator, the evaluator, replicas 0 to 2"),
         (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
     ],
 )

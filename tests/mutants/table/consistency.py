@@ -14,6 +14,7 @@ WAITING = "Rounds, bounds and softsync wait for no replica"
 READ_OWN = "With `--prefetch 0` a fetch sees the replica's own last push"
 SEED = "The same seed gives the same simulated trace"
 FROZEN = "A running forward or backward pass never sees parameters change"
+MEASURED = "The evaluator measures whenever it is told to"
 RATE = "The learning rate of every update is the closed form"
 
 ORACLES, CONSISTENCY, SWEEP = "tests/simulated/test_oracles.py", "tests/simulated/test_consistency.py", "tests/simulated/test_sweep.py"
@@ -216,5 +217,20 @@ MUTANTS = [
         "        updates = self.version.updates\n        factor = self._rate(self.samples)\n",
         "        updates = self.version.updates\n        factor = self._rate(self.samples + due.samples)\n",
         (CONSISTENCY_SWEEP,), seconds=15,
+    ),
+    Mutant(
+        "an-evaluator-asks-before-it-is-to-measure", MEASURED, "replica/evaluator.py",
+        "        yield from self._fetch(plan, frozen=True)\n        number", "        yield from self._fetch(plan, frozen=True, moving=True)\n        number",
+        (f"{CONSISTENCY}::test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys",),
+    ),
+    Mutant(
+        "a-fetch-that-waits-is-replaced-by-another", MEASURED, "server/shard.py",
+        "if held_back is not None and held_back.incarnation == event.incarnation:", "if False:",
+        ("tests/machines/test_shard.py::test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_a_next_life",),
+    ),
+    Mutant(
+        "a-dead-evaluators-fetch-is-answered", MEASURED, "server/shard.py",
+        "            self._forget_fetches(sender, event.incarnation)\n            return []", "            return []",
+        ("tests/machines/test_shard.py::test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_to_its_next_life",),
     ),
 ]  # fmt: skip
