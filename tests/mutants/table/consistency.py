@@ -220,7 +220,8 @@ MUTANTS = [
     ),
     Mutant(
         "an-evaluator-asks-before-it-is-to-measure", MEASURED, "replica/evaluator.py",
-        "        yield from self._fetch(plan, frozen=True)\n        number", "        yield from self._fetch(plan, frozen=True, moving=True)\n        number",
+        "        yield from self._fetch(plan, frozen=True)\n        number",
+        "        yield from self._fetch(plan, frozen=True, moving=True)\n        number",
         (f"{CONSISTENCY}::test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys",),
     ),
     Mutant(
