@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import socket
@@ -174,6 +175,20 @@ def test_a_meeting_at_one_who_is_dead_ends_at_once(meeting: tuple[ProcessGroup, 
     monkeypatch.setattr(process_group, "TCPStore", lambda *_, **__: pytest.fail("it is waited for"))
     dead = Member("replica 2", Place("", 0), False, f"127.0.0.1|{port}")
     assert not one.form(msgspec.structs.replace(group, members=(dead, group.members[0])), lambda: False)
+
+
+def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "MEET_SECONDS", 0.5)
+    one, group = meeting
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as waiting:
+        for _ in range(2):  # as many as are let in before somebody is listened to
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(silent.getsockname())
+        first = Member("replica 2", Place("", 0), False, f"127.0.0.1|{silent.getsockname()[1]}")
+        began = monotonic()
+        assert not one.form(msgspec.structs.replace(group, members=(first, group.members[0])), lambda: False)
+        assert monotonic() - began > 0.4, "it was refused"
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])

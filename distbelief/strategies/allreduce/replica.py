@@ -93,8 +93,8 @@ class Allreduce:
         self._halt: int | None = None
         self._group = -1
         self._members: list[str] = []
-        self._awaits = ""
-        """What its worker may be waiting for now, from the others of its group."""
+        self._awaits, self._awaited = "", list[str]()
+        """What it, or its worker, may be waiting for now, and from whom of its group."""
         self._rations: deque[tuple[Portion, int]] = deque()
         self._early: list[tuple[str, grouping.Piece]] = []
         self._errands: deque[Any] = deque()
@@ -119,6 +119,7 @@ class Allreduce:
             except _Halted:
                 self._errands.clear()
                 self._early.clear()
+                self._awaits = ""
                 halt, self._halt = self._halt, None
                 assert halt is not None
                 self._group = -1
@@ -131,8 +132,7 @@ class Allreduce:
             return "for all replicas to be there"
         if self._group < 0:
             return "for a group to be formed"
-        who = [role for role in self._members if role != self.role] if self._awaits else []
-        who = self._messages.waits_for() if not self._reduces else who
+        who = self._awaited if self._awaits else [] if self._reduces else self._messages.waits_for()
         if who:
             return f"for {self._awaits or 'gradients'} from {', '.join(who[:NAMED])}{' and others' if len(who) > NAMED else ''}"
         return "for work from the coordinator"
@@ -140,6 +140,15 @@ class Allreduce:
     def standing(self) -> dict[str, Any]:
         """How far it is."""
         return {"rounds": self.rounds}
+
+    def _await(self, what: str, whom: list[str]) -> None:
+        """Have it told that this is waited for, until it is there."""
+        self._awaits, self._awaited = what, whom
+
+    @property
+    def _others(self) -> list[str]:
+        """The group without this replica."""
+        return [role for role in self._members if role != self.role]
 
     # the group
 
@@ -171,10 +180,12 @@ class Allreduce:
         if rank == told.source:
             yield from self._give([member.role for i, member in enumerate(told.members) if member.needs])
         elif told.members[rank].needs:
+            self._await("parameters", [self._members[told.source]])
             yield from self._receive_state()
+            self._awaits = ""
         self.rounds = told.rounds
         if self._reduces:
-            self._awaits = f"a link of group {self._group}"
+            self._await(f"a link of group {self._group}", self._others)
             if not (yield Form(told)):
                 yield from self._break("its part in the group could not be made")
             self._awaits = ""
@@ -196,8 +207,11 @@ class Allreduce:
                         yield from self._break(f"{role} cannot be reached")
                     self._linked[role] = place.incarnation
                 yield Send(role, grouping.Hail(self._group))
-        while any(self._hailed.get(self._members[other], -1) < self._group for other in partners if other < self._rank):
+        lower = [self._members[other] for other in sorted(partners) if other < self._rank]
+        while away := [role for role in lower if self._hailed.get(role, -1) < self._group]:
+            self._await(f"a link of group {self._group}", away)
             yield from self._wait()
+        self._awaits = ""
         for other in partners:
             self._linked[self._members[other]] = told.members[other].place.incarnation
 
@@ -283,7 +297,7 @@ class Allreduce:
     def _reduce(self, computed: Computed | None) -> Steps:
         """Add up the gradients of the round."""
         if self._reduces:
-            self._awaits = "gradients"
+            self._await("gradients", self._others)
             if not (yield Reduce()):
                 yield from self._break("its gradients could not be added up")
             self._awaits = ""

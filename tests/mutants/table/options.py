@@ -4,6 +4,10 @@ from mutants import Mutant
 
 OPTIONS = "Every option changes what a job does"
 REFUSED = "tests/core/test_idle_options.py::test_what_would_do_nothing_is_refused_with_the_reason"
+TYPED = "What Python is given has the type"
+TOLD = "What a task is wrong in that can be known before the first step"
+VALUES = "tests/core/test_values.py"
+WRONG = "tests/simulated/test_wrong.py::test_what_can_be_known_is_told_before_the_first_step"
 PLAYED = "tests/simulated/test_options.py::test_no_option_of_a_strategy_is_dead"
 
 MUTANTS = [
@@ -55,5 +59,69 @@ MUTANTS = [
         "(samples := plan.samples + plan.left_out)",
         "(samples := plan.samples)",
         ("tests/simulated/test_drop_last.py::test_one_replica_is_sgd_without_the_short_minibatch",),
+    ),
+    Mutant(
+        "a-field-holds-whatever-it-is-given",
+        TYPED,
+        "core/values.py",
+        'raise UsageError(f"{where}: must be {_names(kinds)}, not {_article(type(value).__name__)}")',
+        "return value",
+        (f"{VALUES}::test_a_value_of_a_wrong_type_is_refused_at_the_door[a latency with its unit]",),
+    ),
+    Mutant(
+        "true-is-a-number",
+        TYPED,
+        "core/values.py",
+        "return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _NONE",
+        "return int(value) if isinstance(value, Integral) else _NONE",
+        (f"{VALUES}::test_a_value_of_a_wrong_type_is_refused_at_the_door",),
+    ),
+    Mutant(
+        "what-stands-for-a-value-stays-what-it-was",
+        TYPED,
+        "core/values.py",
+        "        if held is given:\n",
+        "        if held == given:\n",
+        (f"{VALUES}::test_what_stands_for_a_value_becomes_it",),
+    ),
+    Mutant(
+        "a-test-set-is-tried-after-an-epoch",
+        TOLD,
+        "cluster/simulation.py",
+        "        check_measure(self.task, evaluated.module)\n",
+        "",
+        (f"{WRONG}[downpour-a metric in words]",),
+    ),
+    Mutant(
+        "a-test-set-is-tried-by-single-after-an-epoch",
+        TOLD,
+        "strategies/single/loop.py",
+        "            check_measure(task, model)\n",
+        "            pass\n",
+        (f"{WRONG}[single-a metric in words]",),
+    ),
+    Mutant(
+        "an-empty-test-set-is-one",
+        TOLD,
+        "tasks/worker.py",
+        "    if not samples:\n",
+        '    if not samples and which == "training":\n',
+        (WRONG,),
+    ),
+    Mutant(
+        "batch-norm-of-one-sample-is-found-at-the-end-of-the-epoch",
+        TOLD,
+        "tasks/worker.py",
+        "            self._check_one()\n",
+        "            pass\n",
+        ("tests/simulated/test_drop_last.py::test_batch_norm_and_a_last_minibatch_of_one_sample",),
+    ),
+    Mutant(
+        "trying-one-sample-changes-the-statistics",
+        TOLD,
+        "tasks/worker.py",
+        "torch.func.functional_call(self.model, kept, (on_device(inputs, self._device),))",
+        "self.model(on_device(inputs, self._device))",
+        ("tests/simulated/test_drop_last.py::test_trying_one_sample_leaves_the_statistics_alone",),
     ),
 ]

@@ -1,0 +1,78 @@
+"""What `status` says of a group of an allreduce that is formed: for whom its coordinator and its replicas wait, step by step."""
+
+from __future__ import annotations
+
+from distbelief.core import events
+from distbelief.core.conversations import grouping
+from distbelief.core.effects import RECEIVE, Arrival, Connect, Form
+from distbelief.core.layout import Tensor, lay_out
+from distbelief.core.messages import Message, Place
+from distbelief.core.settings import Plan, Settings
+from distbelief.strategies.allreduce.coordinator import Conductor
+from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.whole import PhantomWhole
+
+LAYOUT = lay_out([Tensor("weight", (4,), "float32")])
+SETTINGS = Settings(consistency="allreduce", replicas=3, algorithm="ring")
+ROLES = [f"replica {i}" for i in range(3)]
+
+
+def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_next() -> None:
+    coordinator = Conductor(SETTINGS)
+
+    def tell(role: str, event: Message | events.Lost) -> str:
+        coordinator.handle(role, event, None)
+        return coordinator.waits()
+
+    waits = [tell(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest")) for role in ROLES]
+    assert waits == [
+        "gathering: waits for replica 1, replica 2",
+        "gathering: waits for replica 2",
+        "training: waits for replica 0, replica 1, replica 2 to meet in group 0",
+    ]
+    assert tell("replica 1", grouping.Rounds(0, 0, 0.0, 0, 0, 0)) == "training: waits for replica 0, replica 2 to meet in group 0"
+    assert tell("replica 0", events.Lost("killed", 0)) == "training: waits for replica 1, replica 2 to leave group 0"
+    assert tell("replica 1", grouping.Halted(1, 0)) == "training: waits for replica 2 to leave group 0"
+    assert tell("replica 2", grouping.Halted(1, 0)) == "training: waits for replica 1, replica 2 to meet in group 1"
+    tell("replica 1", grouping.Rounds(1, 0, 0.0, 0, 0, 0))
+    assert tell("replica 2", grouping.Rounds(1, 0, 0.0, 0, 0, 0)) == "training: waits for replica 1, replica 2"
+
+
+def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:
+    """What a replica says at each of its waits, when it is told one thing after the other."""
+    replica, coming, answer, waits = Allreduce(role, PhantomWhole(LAYOUT), 8, reduces=reduces), iter(said), None, []
+    story = replica.story()
+    while True:
+        effect = story.send(answer)
+        if effect is RECEIVE or isinstance(effect, Form):
+            waits.append(replica.waits())
+        answer = True if isinstance(effect, Connect | Form) else None
+        if effect is RECEIVE:
+            if (word := next(coming, None)) is None:
+                return waits
+            answer = Arrival(*word)
+
+
+def assemble(needy: str = "") -> grouping.Assemble:
+    members = tuple(grouping.Member(role, Place("", 0), role == needy, "") for role in ROLES)
+    return grouping.Assemble(1, Plan(SETTINGS, LAYOUT, (), 8), members, 0, 0, 0)
+
+
+def test_a_replica_says_whose_link_it_waits_for_while_torch_opens_the_links_of_its_group() -> None:
+    assert told_while_it_waits("replica 1", True, [("coordinator", assemble()), ("coordinator", grouping.Halt(2))]) == [
+        "for all replicas to be there",
+        "for a link of group 1 from replica 0, replica 2",
+        "for work from the coordinator",
+        "for a group to be formed",
+    ]
+
+
+def test_a_replica_says_whose_link_and_whose_parameters_it_waits_for_as_its_group_is_formed() -> None:
+    hails = [(role, grouping.Hail(1)) for role in ROLES[:2]]
+    assert told_while_it_waits("replica 2", False, [("coordinator", assemble("replica 2")), *hails, ("coordinator", grouping.Halt(2))]) == [
+        "for all replicas to be there",
+        "for a link of group 1 from replica 0, replica 1",
+        "for a link of group 1 from replica 1",
+        "for parameters from replica 0",
+        "for a group to be formed",
+    ]
