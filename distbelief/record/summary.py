@@ -88,7 +88,7 @@ class Summary:
             case records.Stepped():
                 self._stepped(seconds, record)
             case records.Rewound():
-                self.samples = record.samples
+                self.samples, self.reached = record.samples, None  # what had reached a target is lost
                 self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
             case records.Forgotten():
                 whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice

@@ -31,8 +31,11 @@ class Why:
         return []
 
     def go_back(self) -> tuple[bool, list[Effect]]:
-        """All go back to a checkpoint as the job ends; returns whether they train again, and what is told of it."""
-        if self.cause.outcome is not Outcome.DONE:
+        """All go back to a checkpoint as the job ends; returns whether they train again, and what is told of it.
+
+        They do where all was done, or a target reached: what had done so is lost.
+        """
+        if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):
             return False, []
         if not self._interrupted:
             return True, []

@@ -608,6 +608,36 @@ def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNames
     assert endings.hold() is Cause.INTERRUPTED
 
 
+def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again(plain: SimpleNamespace) -> None:
+    """What had reached it was lost with a shard, and the end named an older checkpoint as what had."""
+    job = Job(
+        plain.classes(plain.mlp), Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.2)), epochs=60, target_accuracy=0.4, checkpoint_every=20
+    )
+    run = Observed(job, Simulated(weather=Weather(latency=5e-3)))
+    simulation, killed = run.simulation, []
+
+    def asked() -> None:
+        if not killed and any(isinstance(record, records.Ending) for record in run.records):
+            killed.append(simulation.clock.call_later(0.0, simulation.kill, "shard 1"))
+
+    simulation.stopped = asked
+    simulation.run()
+    moves = [one for one in run.records if isinstance(one, records.Ending | records.Rewound | records.Finished)]
+    assert [type(one) for one in moves] == [records.Ending, records.Rewound, records.Ending, records.Finished]
+    assert moves[-1].cause is Cause.TARGET_REACHED  # type: ignore[union-attr]  # Rewound has none
+    after = run.records[run.records.index(moves[1]) :]
+    reached, saved = ([i for i, one in enumerate(after) if held(one)] for held in (_reaches, lambda one: isinstance(one, records.Checkpointed)))
+    assert reached[0] < saved[-1], "what is saved is of before"
+    summary = Summary({"settings": {"target_accuracy": 0.4}})
+    for one in run.records:
+        summary.take(0.0, one)
+    assert summary.reached == {"seconds": 0.0, "epochs": next(one.epoch for one in after if _reaches(one))}  # type: ignore[attr-defined]
+
+
+def _reaches(record: records.Record) -> bool:
+    return isinstance(record, records.Tested) and (record.accuracy or 0.0) >= 0.4
+
+
 ONCE = {
     "a late replica at an heir whose floor was forgotten": 194,
     "a ruler replaced before the job began": 682,

@@ -191,4 +191,10 @@ MUTANTS = [
         "        left = self.data.lost(role) if member and self.data else 0\n", "        left = 0\n",
         (f"{MACHINE}::test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain",),
     ),
+    Mutant(
+        "a-target-stays-reached-though-all-go-back", "In a synchronous job without standbys all shards go back", "server/ending.py",
+        "if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):",
+        "if self.cause.outcome is not Outcome.DONE:",
+        ("tests/simulated/test_consistency.py::test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again",),
+    ),
 ]  # fmt: skip
