@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from distbelief import errors
-from distbelief.cluster import forkserver, signals
+from distbelief.cluster import forkserver, join_server, signals
 from distbelief.cluster.child import Child
-from distbelief.cluster.gate import Knock, Part, Sorry, Ticket, knock, read_ticket
+from distbelief.cluster.join_server import JoinRefusal, JoinRequest, Part, Ticket, read_ticket
 from distbelief.cluster.place import NEVER, Effect, Event, Interruption, Said, carry_out
 from distbelief.cluster.processes import Processes
 from distbelief.cluster.supervisor import Supervisor
@@ -27,7 +27,7 @@ from distbelief.errors import Interrupted, JobFailed
 from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
-"""How long to wait for a job that has not begun, and between two knocks."""
+"""How long to wait for a job that has not begun, and between two requests."""
 DOORS = 64
 """Guests of one job on one machine that `leave` can find."""
 
@@ -69,7 +69,7 @@ class _Stay:
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, door: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._door = guest, ticket, woken, door
-        self._knock = Knock(ticket.job, ticket.secret, script=bool(guest.script))
+        self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script))
         self._processes = Processes(self._spec, self._take, self._happens)
 
     def run(self) -> None:
@@ -88,15 +88,15 @@ class _Stay:
             raise self._supervisor.failure
 
     def _ask(self) -> Part:
-        """Knock until there is a part."""
+        """Ask until there is a part."""
         give_up = time.monotonic() + WAIT_SECONDS
-        while isinstance(answer := knock(self._ticket, self._knock), Sorry):
+        while isinstance(answer := join_server.ask(self._ticket, self._request), JoinRefusal):
             if not answer.soon or time.monotonic() > give_up:
                 raise JobFailed(f"there is no part in this job: {answer.reason}")
             if self._woken.poll(PAUSE):
                 raise Interrupted("interrupted before the job had a part to give")
         self._guest.tell(f"joined as {answer.role}")
-        self._knock = msgspec.structs.replace(self._knock, role=answer.role, incarnation=answer.incarnation)
+        self._request = msgspec.structs.replace(self._request, role=answer.role, incarnation=answer.incarnation)
         return answer
 
     def start(self, role: str, incarnation: int) -> None:
@@ -173,7 +173,7 @@ def leave(path: str) -> int:
 
 
 def _door(ticket: Ticket) -> socket.socket | None:
-    """Where `leave` knocks; None where all are taken."""
+    """Where `leave` asks; None where all are taken."""
     for number in range(DOORS):
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -187,7 +187,7 @@ def _door(ticket: Ticket) -> socket.socket | None:
 
 
 def _is_ours(door: socket.socket) -> bool:
-    """Take one who knocks; whether he is a process of this user."""
+    """Take one who asks to leave; whether he is a process of this user."""
     try:
         with door.accept()[0] as client:
             check_user(client)

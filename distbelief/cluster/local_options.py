@@ -37,7 +37,7 @@ class LocalOptions(Checked):
 
     @property
     def bound(self) -> str:
-        """Where the roles listen: as `bind`, or after the gate of --listen."""
+        """Where the roles listen: as `bind`, or after the join server of --listen."""
         if not self.listen:
             return self.bind
         host, port = host_and_port(self.listen, "--listen")

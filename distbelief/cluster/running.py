@@ -16,7 +16,7 @@ from distbelief.cluster import forkserver, status
 from distbelief.cluster.addresses import host_and_port
 from distbelief.cluster.child import Child
 from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.gate import Gate, Guests, Knock, Part, Sorry
+from distbelief.cluster.join_server import Guests, JoinRefusal, JoinRequest, JoinServer, Part
 from distbelief.cluster.local_options import LocalOptions
 from distbelief.cluster.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.cluster.processes import Processes
@@ -60,7 +60,7 @@ class Running:
         self._known = 0
         """Records that the coordinator's lives have made."""
         self._certifier: Authority | None = None
-        self._gate: Gate | None = None
+        self._join_server: JoinServer | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
 
     def run(self, woken: Connection) -> dict[str, Any]:
@@ -88,8 +88,8 @@ class Running:
         """Leave nothing behind: no process, no socket, no memory."""
         self.processes.close()
         self.desk.close()
-        if self._gate:
-            self._gate.close()
+        if self._join_server:
+            self._join_server.close()
         for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
             os.close(descriptor)
 
@@ -103,8 +103,8 @@ class Running:
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:
             where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
-            self._gate = Gate(self._told.job, where, host, self._certifier, self._admit, self.sitting.folder.path)
-            told = f"others may join: copy {self._gate.path} to them, and there run distbelief join {self._gate.path.name}"
+            self._join_server = JoinServer(self._told.job, where, host, self._certifier, self._admit, self.sitting.folder.path)
+            told = f"others may join: copy {self._join_server.path} to them, and there run distbelief join {self._join_server.path.name}"
             self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         forkserver.start()
         for effect in self.supervisor.begin(self._roles()):
@@ -128,19 +128,19 @@ class Running:
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
         return msgspec.msgpack.encode(own)
 
-    def _admit(self, knock: Knock) -> Part | Sorry:
-        """What a guest is told who holds the ticket; called by threads of the gate."""
+    def _admit(self, request: JoinRequest) -> Part | JoinRefusal:
+        """What a guest is told who holds the ticket; called by threads of the join server."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
-            return Sorry(*(refusal or ("its coordinator is about to come again", True)))
-        if knock.script != bool(self._script):
+            return JoinRefusal(*(refusal or ("its coordinator is about to come again", True)))
+        if request.script != bool(self._script):
             scripts = ""
             if self._script:
                 name = os.path.basename(self._script[0])
                 scripts = f"every replica runs a script, {name}: name your copy of it"
-            return Sorry(scripts or "it trains a task, not a script: name none")
-        given = self._guests.give(knock)
-        if isinstance(given, Sorry):
+            return JoinRefusal(scripts or "it trains a task, not a script: name none")
+        given = self._guests.give(request)
+        if isinstance(given, JoinRefusal):
             return given
         identity = self._certifier.issue(given[0]) if self._certifier else None
         spec = msgspec.msgpack.encode(tell_guest(self._told, identity))

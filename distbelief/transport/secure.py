@@ -1,6 +1,6 @@
 """Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix socket.
 
-Nothing of messages, and so light: who asks at a gate whether he may take part need not import torch for it.
+Nothing of messages, and so light: who asks a join server whether he may take part need not import torch for it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import jobs
 import pytest
 
-from distbelief.cluster import gate, status
+from distbelief.cluster import join_server, status
 from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.records import Record
@@ -33,7 +33,7 @@ class Guests:
         self.started: list[subprocess.Popen[str]] = []
 
     def join(self, run: Path, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "distbelief", "join", str(run / gate.TICKET), *more]
+        command = [sys.executable, "-m", "distbelief", "join", str(run / join_server.TICKET), *more]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])}
         one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=Path(jobs.__file__).parent)
         self.started.append(one)
@@ -79,7 +79,7 @@ def test_a_guest_does_its_share_and_every_sample_counts_once(
         if isinstance(record, records.Started):
             guests.join(tmp_path)
         elif isinstance(record, records.Joined) and record.role == "replica 1":
-            assert (tmp_path / gate.TICKET).stat().st_mode & 0o777 == 0o600
+            assert (tmp_path / join_server.TICKET).stat().st_mode & 0o777 == 0o600
         elif worked(record):
             watch.interrupt()
 
@@ -89,7 +89,7 @@ def test_a_guest_does_its_share_and_every_sample_counts_once(
     assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == {0: True, 1: True}  # type: ignore[attr-defined]
     [(status, said)] = guests.ended()
     assert (status, said.splitlines()[1]) == (0, "joined as replica 1"), said
-    assert not (tmp_path / gate.TICKET).exists()
+    assert not (tmp_path / join_server.TICKET).exists()
     watch.rest()
     assert_nothing_is_missing(tmp_path, strategy, result)
 
@@ -103,7 +103,7 @@ def test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others(tmp_path: P
             asked.append(record)
             if how == "leave":
                 left = subprocess.run(
-                    [sys.executable, "-m", "distbelief", "leave", str(tmp_path / gate.TICKET)],
+                    [sys.executable, "-m", "distbelief", "leave", str(tmp_path / join_server.TICKET)],
                     capture_output=True,
                     text=True,
                     timeout=SECONDS,
@@ -214,10 +214,10 @@ def test_the_status_of_a_job_knows_of_its_guests(tmp_path: Path, watch: jobs.Wat
 
 def test_who_has_no_ticket_or_another_is_turned_away_and_garbage_costs_nothing(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
     def stranger() -> None:
-        ticket = gate.read_ticket(str(tmp_path / gate.TICKET))
-        other = gate.Knock("another job", ticket.secret)
-        assert gate.knock(ticket, other) == gate.Sorry("the ticket is of another job")
-        assert gate.knock(ticket, gate.Knock(ticket.job, "a guess")) == gate.Sorry("the ticket is of another job")
+        ticket = join_server.read_ticket(str(tmp_path / join_server.TICKET))
+        other = join_server.JoinRequest("another job", ticket.secret)
+        assert join_server.ask(ticket, other) == join_server.JoinRefusal("the ticket is of another job")
+        assert join_server.ask(ticket, join_server.JoinRequest(ticket.job, "a guess")) == join_server.JoinRefusal("the ticket is of another job")
         for garbage in (b"", b"\0", b"\xff" * 100, b"\x04\0\0\0\xff\xff\xff\xff", b"\0\0\1\0" + bytes(200)):
             with socket.create_connection((ticket.host, ticket.port)) as link:
                 link.sendall(garbage)
@@ -240,13 +240,13 @@ def test_who_has_no_ticket_or_another_is_turned_away_and_garbage_costs_nothing(t
 def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) -> None:
     (tmp_path / "ticket.json").write_text(json.dumps({"job": 3}))
     for path, says in ((tmp_path / "nowhere", "no ticket can be read"), (tmp_path / "ticket.json", "is no ticket")):
-        with pytest.raises(gate.UsageError, match=says):
-            gate.read_ticket(str(path))
+        with pytest.raises(join_server.UsageError, match=says):
+            join_server.read_ticket(str(path))
     with socket.create_server(("127.0.0.1", 0)) as once:
         port = once.getsockname()[1]
     began = monotonic()
     with pytest.raises(JobFailed, match=f"the job at 127.0.0.1:{port} does not answer"):
-        gate.knock(gate.Ticket("job", "127.0.0.1", port, "", None), gate.Knock("job", ""))
+        join_server.ask(join_server.Ticket("job", "127.0.0.1", port, "", None), join_server.JoinRequest("job", ""))
     assert monotonic() - began < SECONDS
 
 
@@ -261,7 +261,7 @@ def test_a_guest_of_another_version_is_told_so(tmp_path: Path, watch: jobs.Watch
         watch.interrupt()
 
     ended = threading.Thread(target=end)
-    monkeypatch.setattr(gate, "VERSION", "9.9")
+    monkeypatch.setattr(join_server, "VERSION", "9.9")
     watch.act = act
     jobs.run(tmp_path, Downpour(1, 2), PLAIN, epochs=jobs.MANY)
     ended.join()
@@ -294,7 +294,7 @@ from distbelief.cli.main import run
 status = run(sys.argv[1:])
 sys.exit(99 if "torch" in sys.modules or multiprocessing.forkserver._forkserver._forkserver_pid else status)
 """
-SORRY = gate.Sorry("the job is ending")
+REFUSED = join_server.JoinRefusal("the job is ending")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ SORRY = gate.Sorry("the job is ending")
     ],
 )
 def test_who_is_refused_has_not_waited_for_torch(tmp_path: Path, change: dict[str, Any] | None, status: int, said: str) -> None:
-    opened = gate.Gate("job", ("127.0.0.1", 0), "127.0.0.1", None, lambda _: SORRY, tmp_path)
+    opened = join_server.JoinServer("job", ("127.0.0.1", 0), "127.0.0.1", None, lambda _: REFUSED, tmp_path)
     try:
         ticket = tmp_path / "mine.json"
         if change is not None:

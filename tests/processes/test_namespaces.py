@@ -16,7 +16,7 @@ from typing import Any
 import jobs
 import pytest
 
-from distbelief.cluster import gate
+from distbelief.cluster import join_server
 
 SECONDS = 100.0
 """How long anything may take, before the test fails."""
@@ -129,7 +129,7 @@ class Told:
         """Let a guest in and have it work."""
         for record in self:
             if record["event"] == "Started":
-                self.hosts.start(1, "join", str(self.hosts.run / gate.TICKET))
+                self.hosts.start(1, "join", str(self.hosts.run / join_server.TICKET))
             elif record["event"] == "Joined" and record["role"] == "replica 1":
                 Path(self.hosts.environment["PIPE"]).write_bytes(b"")
             elif record["event"] == "Stepped" and record["role"] == "replica 1" and record["steps"]:
@@ -159,7 +159,7 @@ class Told:
 
 
 def train(hosts: Hosts) -> Told:
-    """Start a job of one replica on the first host, with a gate for the second."""
+    """Start a job of one replica on the first host, with a join server for the second."""
     words = (
         "jobs:stubborn",
         "synchronous",

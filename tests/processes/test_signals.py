@@ -13,6 +13,9 @@ PATIENCE = 120.0
 IMPORTING = """
 import os, signal, sys
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["AT"] and "distbelief" in sys.orig_argv:

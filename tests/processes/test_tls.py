@@ -16,7 +16,7 @@ import pytest
 import torch
 from wire_tap import BEFORE, BEHIND, TLS_1_3, agreed, tap
 
-from distbelief.cluster import gate
+from distbelief.cluster import join_server
 from distbelief.cluster.authority import Authority
 from distbelief.cluster.local import Local
 from distbelief.core import records, wire
@@ -366,7 +366,7 @@ def test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environmen
     monkeypatch.setattr(Authority, "issue", lambda self, role: (issued.append(issue(self, role)), issued[-1])[1])
     monkeypatch.chdir(tmp_path)
     seen: dict[str, bytes] = {}
-    ticket = tmp_path / "run" / gate.TICKET
+    ticket = tmp_path / "run" / join_server.TICKET
 
     def look() -> None:
         processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
@@ -378,7 +378,7 @@ def test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environmen
     watch.once(records.EpochDone, look)
     place = Local(listen="127.0.0.1", tls=True)
     assert jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), place, epochs=3)["outcome"] == "done"
-    assert len(issued) == 6 + 2  # the roles', the gate's, and the ticket's
+    assert len(issued) == 6 + 2  # the roles', the join server's, and the ticket's
     held = json.loads(seen.pop("ticket"))
     secrets = [held["secret"], *(line for identity in issued for line in identity.key.splitlines()[1:-1])]
     assert len(seen) > 2 * 7

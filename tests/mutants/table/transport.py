@@ -17,7 +17,7 @@ SILENCES = TCP_TESTS + "test_a_silence_of_30_s_is_a_death_or_one_8_times_as_long
 TLS_TESTS = "tests/processes/test_tls.py::"
 LINKS = "tests/processes/test_transports.py::"
 VIRTUAL = "tests/machines/test_virtual.py::"
-GATE = "tests/processes/test_gate.py::"
+JOIN_SERVER = "tests/processes/test_join_server.py::"
 ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
 
@@ -215,18 +215,18 @@ MUTANTS = [
     Mutant(
         "a-ticket-that-others-may-read",
         KEYS,
-        "cluster/gate.py",
+        "cluster/join_server.py",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
-        (GATE + "test_the_ticket_is_its_owners_only_and_goes_with_the_gate",),
+        (JOIN_SERVER + "test_the_ticket_is_its_owners_only_and_goes_with_the_server",),
     ),
     Mutant(
         "a-ticket-that-stays",
         KEYS,
-        "cluster/gate.py",
+        "cluster/join_server.py",
         "        self.path.unlink(missing_ok=True)\n",
         "",
-        (GATE + "test_the_ticket_is_its_owners_only_and_goes_with_the_gate", HIDDEN),
+        (JOIN_SERVER + "test_the_ticket_is_its_owners_only_and_goes_with_the_server", HIDDEN),
         seconds=10,
     ),
     Mutant(
@@ -255,20 +255,20 @@ MUTANTS = [
         seconds=70,
     ),
     Mutant(
-        "any-secret-opens-the-gate",
+        "any-secret-lets-a-guest-in",
         TICKET,
-        "cluster/gate.py",
-        "hmac.compare_digest(knock.secret.encode(), self.ticket.secret.encode()) and knock.job == self.ticket.job",
-        "bool(knock.secret) and knock.job == self.ticket.job",
-        (GATE + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",),
+        "cluster/join_server.py",
+        "hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job",
+        "bool(request.secret) and request.job == self.ticket.job",
+        (JOIN_SERVER + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",),
     ),
     Mutant(
-        "any-role-of-the-job-may-knock",
+        "any-role-of-the-job-may-ask-to-join",
         TICKET,
-        "cluster/gate.py",
+        "cluster/join_server.py",
         "if connection.peer != GUEST:",
         "if not connection.peer:",
-        (GATE + "test_where_links_are_tls_a_secret_alone_opens_no_gate[the certificate of a replica]",),
+        (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",),
     ),
     Mutant(
         "a-guest-that-is-asked-to-leave-just-ends",

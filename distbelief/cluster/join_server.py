@@ -1,4 +1,4 @@
-"""The gate of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what goes through it."""
+"""The join server of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what is said there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TICKET = "ticket.json"
 VERSION = metadata.version("distbelief")
 """What both ends must run: what a guest is told is not of the wire alone."""
 PATIENCE = 5.0
-"""Seconds that one at the gate may take in all."""
+"""Seconds that one at the join server may take in all."""
 CROWD = 64
 """Most who may be served at once; one more pushes out who has taken longest."""
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
@@ -54,7 +54,7 @@ class Ticket(msgspec.Struct, frozen=True):
     """A certificate of the job's authority and its key, where links are TLS."""
 
 
-class Knock(msgspec.Struct, frozen=True):
+class JoinRequest(msgspec.Struct, frozen=True):
     """A guest asks for a part, or for the next life of one that he has."""
 
     job: str
@@ -77,18 +77,18 @@ class Part(msgspec.Struct, frozen=True, tag=True):
     spec: bytes
 
 
-class Sorry(msgspec.Struct, frozen=True, tag=True):
+class JoinRefusal(msgspec.Struct, frozen=True, tag=True):
     """There is no part for him; `soon` where there may be one in a moment."""
 
     reason: str
     soon: bool = False
 
 
-_answers = msgspec.msgpack.Decoder(Part | Sorry)
-_knocks = msgspec.msgpack.Decoder(Knock)
+_answers = msgspec.msgpack.Decoder(Part | JoinRefusal)
+_requests = msgspec.msgpack.Decoder(JoinRequest)
 
 
-class Gate:
+class JoinServer:
     """Listens, in threads of its own, until it is closed.
 
     Args:
@@ -101,7 +101,13 @@ class Gate:
     """
 
     def __init__(
-        self, job: str, where: tuple[str, int], advertise: str, authority: Authority | None, admit: Callable[[Knock], Part | Sorry], run: Path
+        self,
+        job: str,
+        where: tuple[str, int],
+        advertise: str,
+        authority: Authority | None,
+        admit: Callable[[JoinRequest], Part | JoinRefusal],
+        run: Path,
     ) -> None:
         self._admit, self._visitors, self._open = admit, deque[socket.socket](), True
         self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR)) if authority else None
@@ -116,7 +122,7 @@ class Gate:
         with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.ticket)) + b"\n")
         made.rename(self.path)
-        threading.Thread(target=self._serve, name="gate", daemon=True).start()
+        threading.Thread(target=self._serve, name="join server", daemon=True).start()
 
     def close(self) -> None:
         """Let nobody in any more; the ticket is worth nothing and goes."""
@@ -148,12 +154,11 @@ class Gate:
                 connection.greet()  # type: ignore[attr-defined]
                 if connection.peer != GUEST:  # type: ignore[attr-defined]
                     return
-            knock = _knocks.decode(_hear(connection, WORD_LIMIT))
-            known = hmac.compare_digest(knock.secret.encode(), self.ticket.secret.encode()) and knock.job == self.ticket.job
-            wrong = (
-                f"it runs distbelief {VERSION}, this is {knock.version or 'older'}: install the same everywhere" if knock.version != VERSION else ""
-            )
-            _say(connection, self._admit(knock) if known and not wrong else Sorry(wrong if known else "the ticket is of another job"))
+            request = _requests.decode(_hear(connection, WORD_LIMIT))
+            known = hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job
+            same, theirs = request.version == VERSION, request.version or "older"
+            wrong = "" if same else f"it runs distbelief {VERSION}, this is {theirs}: install the same everywhere"
+            _say(connection, self._admit(request) if known and not wrong else JoinRefusal(wrong if known else "the ticket is of another job"))
         except (OSError, ValueError):
             return  # he has to come again, and say it well
         finally:
@@ -174,8 +179,8 @@ class Guests:
     """Which lives of which replicas were given to guests; they are numbered after those of the job itself.
 
     >>> guests = Guests(replicas=2, restarts=1)
-    >>> guests.give(Knock("", "")), guests.give(Knock("", "", "replica 2", 0)), guests.give(Knock("", "", "replica 2", 1))
-    (('replica 2', 0), ('replica 2', 1), Sorry(reason='replica 2 has no life left', soon=False))
+    >>> guests.give(JoinRequest("", "")), guests.give(JoinRequest("", "", "replica 2", 0)), guests.give(JoinRequest("", "", "replica 2", 1))
+    (('replica 2', 0), ('replica 2', 1), JoinRefusal(reason='replica 2 has no life left', soon=False))
     """
 
     def __init__(self, replicas: int, restarts: int) -> None:
@@ -183,21 +188,21 @@ class Guests:
         self._lives: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def give(self, knock: Knock) -> tuple[str, int] | Sorry:
+    def give(self, request: JoinRequest) -> tuple[str, int] | JoinRefusal:
         """A role that nobody has, or the next life of one."""
         with self._lock:
-            if not knock.role and self._next >= MOST:
-                return Sorry(f"it has had {MOST} replicas")
-            if not knock.role:
+            if not request.role and self._next >= MOST:
+                return JoinRefusal(f"it has had {MOST} replicas")
+            if not request.role:
                 role, self._next = roles.replica(self._next), self._next + 1
                 self._lives[role] = 0
                 return role, 0
-            if self._lives.get(knock.role) != knock.incarnation:
-                return Sorry(f"{knock.role} is not this guest's")
-            if knock.incarnation >= self._restarts:
-                return Sorry(f"{knock.role} has no life left")
-            self._lives[knock.role] += 1
-            return knock.role, self._lives[knock.role]
+            if self._lives.get(request.role) != request.incarnation:
+                return JoinRefusal(f"{request.role} is not this guest's")
+            if request.incarnation >= self._restarts:
+                return JoinRefusal(f"{request.role} has no life left")
+            self._lives[request.role] += 1
+            return request.role, self._lives[request.role]
 
 
 def read_ticket(path: str) -> Ticket:
@@ -216,11 +221,11 @@ def read_ticket(path: str) -> Ticket:
         raise UsageError(f"{path} is no ticket: {error}; copy the file {TICKET} of the run folder as it is") from error
 
 
-def knock(ticket: Ticket, word: Knock) -> Part | Sorry:
-    """Ask at the gate that a ticket names.
+def ask(ticket: Ticket, word: JoinRequest) -> Part | JoinRefusal:
+    """Ask at the join server that a ticket names.
 
     Raises:
-        JobFailed: nobody answers there, or not as a gate does.
+        JobFailed: nobody answers there, or not as a join server does.
     """
     where = f"{ticket.host}:{ticket.port}"
     try:
@@ -233,7 +238,7 @@ def knock(ticket: Ticket, word: Knock) -> Part | Sorry:
                 if connection.peer != roles.SUPERVISOR:
                     raise PermissionError(f"the certificate there is of {connection.peer!r}")
             _say(connection, msgspec.structs.replace(word, version=VERSION))
-            answer: Part | Sorry = _answers.decode(_hear(connection, ANSWER_LIMIT))
+            answer: Part | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
             return answer
     except (OSError, msgspec.MsgspecError) as error:
         raise JobFailed(f"the job at {where} does not answer: {error}; is it still running, and is that its address from here?") from error

@@ -1,0 +1,99 @@
+"""The join server of a job: only who has shown its ticket is given a part."""
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from distbelief.cluster import join_server
+from distbelief.cluster.authority import Authority
+from distbelief.cluster.join_server import JoinRefusal, JoinRequest, JoinServer, Part, Ticket
+from distbelief.errors import JobFailed
+from distbelief.transport.tls import Identity, context
+
+AUTHORITY = Authority("job")
+PART = Part("replica 1", 0, "tcp:127.0.0.1:1", 0, b"")
+
+
+class Opened:
+    """A join server that gives one part to everybody it lets in, and whom it has let in."""
+
+    def __init__(self, run: Path, authority: Authority | None) -> None:
+        self.admitted: list[JoinRequest] = []
+        self.server = JoinServer("job", ("127.0.0.1", 0), "127.0.0.1", authority, self._admit, run)
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.server.ticket
+
+    def _admit(self, request: JoinRequest) -> Part:
+        self.admitted.append(request)
+        return PART
+
+
+@pytest.fixture(params=[None, AUTHORITY], ids=["plain", "tls"])
+def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    opened = Opened(tmp_path, request.param)
+    yield opened
+    opened.server.close()
+
+
+def test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not(opened: Opened) -> None:
+    assert join_server.ask(opened.ticket, JoinRequest("job", opened.ticket.secret)) == PART
+    for wrong in (
+        JoinRequest("job", ""),
+        JoinRequest("job", "0" * 32),
+        JoinRequest("job", opened.ticket.secret[:-1]),
+        JoinRequest("another", opened.ticket.secret),
+    ):
+        assert join_server.ask(opened.ticket, wrong) == JoinRefusal("the ticket is of another job")
+    assert len(opened.admitted) == 1
+
+
+OTHERS = Authority("job").issue(join_server.GUEST)
+WRONG: dict[str, Identity] = {
+    "the certificate of a replica": AUTHORITY.issue("replica 1"),
+    "a certificate of another authority": Identity(AUTHORITY.issue(join_server.GUEST).authority, OTHERS.certificate, OTHERS.key),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_where_links_are_tls_a_secret_alone_lets_nobody_in(tmp_path: Path, name: str) -> None:
+    opened = Opened(tmp_path, AUTHORITY)
+    try:
+        ticket = msgspec.structs.replace(opened.ticket, identity=WRONG[name])
+        with pytest.raises(JobFailed, match="does not answer"):
+            join_server.ask(ticket, JoinRequest("job", ticket.secret))
+        with pytest.raises(JobFailed, match="does not answer"):
+            join_server.ask(msgspec.structs.replace(ticket, identity=None), JoinRequest("job", ticket.secret))
+        bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection((ticket.host, ticket.port), 10) as plain, contextlib.suppress(OSError), bare.wrap_socket(plain) as link:
+            join_server._say(link, JoinRequest("job", ticket.secret))
+            assert link.recv(1) == b""
+        assert opened.admitted == []
+    finally:
+        opened.server.close()
+
+
+def test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job(tmp_path: Path) -> None:
+    """Whoever else listens there, were he a role of the job, is not told the secret."""
+    opened = Opened(tmp_path, AUTHORITY)
+    opened.server._context = context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue("replica 1"))
+    try:
+        with pytest.raises(JobFailed, match="the certificate there is of 'replica 1'"):
+            join_server.ask(opened.ticket, JoinRequest("job", opened.ticket.secret))
+        assert opened.admitted == []
+    finally:
+        opened.server.close()
+
+
+def test_the_ticket_is_its_owners_only_and_goes_with_the_server(opened: Opened) -> None:
+    assert opened.server.path.stat().st_mode & 0o777 == 0o600
+    assert join_server.read_ticket(str(opened.server.path)) == opened.ticket
+    opened.server.close()
+    assert not list(opened.server.path.parent.iterdir())
