@@ -65,17 +65,17 @@ class Guest:
 
 
 class _Stay:
-    """One guest while it takes part: its supervisor, its process, and the part that it was given."""
+    """One guest while it takes part: its supervisor, its process, and the part that it is given, for which making one waits."""
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, door: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._door = guest, ticket, woken, door
         self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script))
         self._processes = Processes(self._spec, self._take, self._happens)
+        self._part = self._ask()
+        self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
 
     def run(self) -> None:
         """Take part until the supervisor starts no life any more."""
-        self._part = self._ask()
-        self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
         forkserver.start()  # with torch: who is refused has not waited for that
         try:
             for effect in self._supervisor.begin([self._part.role]):

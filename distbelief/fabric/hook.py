@@ -67,6 +67,7 @@ class Reduce:
         self.ranks = dist.get_world_size(self._group)
         self._thread: ReductionThread | None = None
         self._window: Window | None = None
+        self._choice: Choice | None = None
         self.chosen: dict[tuple[int, int], Schedule | Window | None] = {}
         """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks.
 
@@ -97,7 +98,7 @@ class Reduce:
             raise UsageError(f"gradients on {tensor.device}, and before on {before}: make a Reduce for each device")
         key = tensor.numel(), tensor.itemsize
         if key not in self.chosen:
-            self.chosen[key] = self._window or self._choice.of(*key)
+            self.chosen[key] = self._window or (self._choice.of(*key) if self._choice else None)
         tensor.div_(self.ranks)  # before they are added up, as DDP does: the sum of half floats could be too large
         return self._thread.start(tensor, self.chosen[key]).then(self._told)
 

@@ -19,6 +19,7 @@ from distbelief.errors import JobFailed
 from distbelief.fabric.lines import Choice, Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.schedules.allreduce import broadcast
+from distbelief.schedules.schedule import Schedule
 
 LOOK_SECONDS = 2e-3
 """How often who waits for the others to meet looks whether they are there."""
@@ -52,6 +53,12 @@ class ProcessGroup:
         """Where a group meets whose first member this is."""
         self._thread: ReductionThread | None = None
         self._index = index
+        self._buckets: list[Bucket] = []
+        self._vector = torch.zeros(0, dtype=torch.uint8)
+        self._views: list[torch.Tensor] = []
+        self._schedules: list[Schedule | None] = []
+        self._ready: list[bool] = []
+        self._futures: list[torch.futures.Future[torch.Tensor]] = []
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """One vector, in which the sum takes the place of the gradient."""
@@ -104,7 +111,7 @@ class ProcessGroup:
 
     def _begin_round(self) -> None:
         self._ready = [False] * len(self._buckets)
-        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+        self._futures = []
 
     def ready(self, bucket: int) -> None:
         """The gradient of a bucket is there; buckets are reduced in their order, the same on all ranks."""

@@ -77,6 +77,18 @@ class SharedMemory:
         self._direct = algorithm in DIRECT
         self._start = 0
         self._wait = Wait()
+        self._buckets: list[Bucket] = []
+        self._counts = memoryview(b"").cast("q")
+        self._slots: list[torch.Tensor] = []
+        self._sum = torch.zeros(0, dtype=torch.uint8)
+        self._members: list[int] = []
+        self._rank = 0
+        self._all: list[tuple[int, ...]] = []
+        self._blocks: list[list[tuple[torch.Tensor, list[torch.Tensor]]]] = []
+        self._plans: list[dict[int, _Plan]] = []
+        self._steps: list[tuple[RankStep, ...]] = []
+        self._begun: list[SchedulePlayer[int]] = []
+        self._copied: dict[int, list[torch.Tensor]] = {}
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slot of this replica, and where the sum will be."""
@@ -104,8 +116,7 @@ class SharedMemory:
         self._start = (group + 1) << (28 + STEPS)
         self._all = [tuple(self._count(rank, b) for rank in range(len(members))) for b in range(len(self._buckets))]
         self._blocks = [self._blocks_of(bucket) if self._direct else [] for bucket in self._buckets]
-        self._plans: list[dict[int, _Plan]] = []
-        self._steps: list[tuple[RankStep, ...]] = []
+        self._plans, self._steps = [], []
         for number, bucket in enumerate(self._buckets):
             made = None if self._direct else schedule_of(bucket, self._algorithm, len(members), self._per_host)
             self._plans.append(self._plan(number, made) if made else {})
@@ -114,8 +125,7 @@ class SharedMemory:
 
     def _begin_round(self) -> None:
         self._start += 1 << STEPS
-        self._begun: list[SchedulePlayer[int]] = []
-        self._copied: dict[int, list[torch.Tensor]] = {}
+        self._begun, self._copied = [], {}
 
     def ready(self, bucket: int) -> None:
         """What this rank brings to a bucket is written; what others have made ready too is added up at once."""

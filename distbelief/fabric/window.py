@@ -83,7 +83,7 @@ class Window:
         self._counts = memoryview(mapping)[:flags].cast("q")
         room = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=flags)
         self._room = room.view(DEPTH, ranks + 1, self._chunk)
-        self._done, self._process = 0, os.getpid()
+        self._done, self._kind, self._process = 0, 0, os.getpid()
         self._passing: Iterator[bool] = iter(())
         self._chunks: dict[tuple[torch.dtype, int], list[_Chunk]] = {}
         self._watched: dict[int, int] = {}

@@ -25,6 +25,7 @@ class Layerwise(torch.optim.Optimizer):
                 raise ValueError(f"{name} must be 0 or more, and finite")
         super().__init__(params, defaults)
         self._parts: dict[Tensor, list[tuple[int, bool]]] = {}
+        self._moves: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
             for p in group["params"]:
                 self._parts[p] = [(p.numel(), p.ndim > 1)]
@@ -42,7 +43,7 @@ class Layerwise(torch.optim.Optimizer):
     def squares(self) -> Tensor:
         """Of each part, in the order of the parameters: the squared norms of the weights, and of what moves them; float64, shape (parts, 2)."""
         rows = []
-        self._moves: dict[Tensor, Tensor] = {}
+        self._moves = {}
         for group, p in self._due():
             move = self._moves[p] = self._move(group, p)
             rows += [torch.stack([_square(w), _square(m)]) for w, m, _ in self._split(p, move)]

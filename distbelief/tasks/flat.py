@@ -159,6 +159,11 @@ class FlatModule:
         self._staged = False
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
+        self._working: list[torch.Tensor] = []
+        self._slots: list[list[torch.Tensor]] = []
+        self._buffers: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        self._homes: list[list[torch.Tensor]] = []
+        self._live = torch.zeros(0, dtype=torch.uint8, device=self.device)
 
     @property
     def trained(self) -> list[torch.Tensor]:
