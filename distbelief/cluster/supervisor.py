@@ -180,8 +180,7 @@ class Supervisor:
             case records.Checkpointed(error=""):
                 self.explanation.checkpoint = what.number
             case records.Gone(died=False):
-                for life in self._here.get(what.role, ()):
-                    life.left = True
+                self._leaves(what.role)
             case records.Ending():
                 self.ending = True
                 if not self._script:
@@ -205,6 +204,11 @@ class Supervisor:
         if self._interrupts:
             told.append(Tell(said.role, Interrupt(self._interrupts[0])))
         return told
+
+    def _leaves(self, role: str) -> None:
+        """The coordinator lets a role go: its end is no death."""
+        for life in self._here.get(role, ()):
+            life.left = True
 
     def _failed(self, said: Said, word: Failed) -> list[Effect]:
         """One that tells only of somebody else who is gone may come again, and whoever that is says why; any other error ends the job."""

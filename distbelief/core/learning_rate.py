@@ -67,6 +67,10 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
         ):  # fmt: skip
             if named not in known:
                 raise unknown(what, named, known)
+        self._check_warmup()
+        self._check_schedule()
+
+    def _check_warmup(self) -> None:
         if not 0 <= self.warmup_epochs <= self.epochs:
             raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {self.epochs}")
         if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
@@ -75,6 +79,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
         if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
             needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
             raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
+
+    def _check_schedule(self) -> None:
         for name, words in OWN.items():
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:

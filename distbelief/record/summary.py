@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -74,43 +74,46 @@ class Summary:
 
     def take(self, seconds: float, record: records.Record) -> None:
         """Add a record that happened `seconds` after its sitting of the job began."""
-        match record:
-            case records.Started():
-                self.started, self.samples = record, record.samples
-                self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
-                self._began, self._before = seconds, self.seconds
-                self.applied, self.outcome, self.cause, self.reason = {}, "", "", ""
-                for replica in self.replicas.values():
-                    replica.gone = ""
-            case records.Joined():
-                if roles.is_replica(record.role):
-                    self._replica(record.role).gone = ""
-            case records.Stepped():
-                self._stepped(seconds, record)
-            case records.Rewound():
-                self.samples, self.reached = record.samples, None  # what had reached a target is lost
-                self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
-            case records.Forgotten():
-                whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
-                self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
-                self._forgotten[whose] = max(record.last, self._forgotten.get(whose, 0))
-            case records.Iterated():
-                self._iterated(record)
-            case records.EpochDone():
-                self.epochs = max(self.epochs, record.epoch)
-                if not self.settings.get("evaluate_every", 1):
-                    self._row(seconds, record.epoch, None, None)
-            case records.Tested():
-                self._tested(seconds, record)
-            case records.Gone():
-                if roles.is_replica(record.role):
-                    replica = self._replica(record.role)
-                    replica.lost += record.lost
-                    replica.gone = (record.reason or "for no known reason") if record.died else ""
-            case records.Applied():
-                self.applied[record.role] = record
-            case records.Finished():
-                self.outcome, self.cause, self.reason = record.outcome, record.cause, record.reason
+        if (take := TAKES.get(type(record))) is not None:
+            take(self, seconds, record)
+
+    def _take_started(self, seconds: float, record: records.Started) -> None:
+        self.started, self.samples = record, record.samples
+        self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
+        self._began, self._before = seconds, self.seconds
+        self.applied, self.outcome, self.cause, self.reason = {}, "", "", ""
+        for replica in self.replicas.values():
+            replica.gone = ""
+
+    def _take_joined(self, _: float, record: records.Joined) -> None:
+        if roles.is_replica(record.role):
+            self._replica(record.role).gone = ""
+
+    def _take_rewound(self, _: float, record: records.Rewound) -> None:
+        self.samples, self.reached = record.samples, None  # what had reached a target is lost
+        self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
+
+    def _take_forgotten(self, _: float, record: records.Forgotten) -> None:
+        whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
+        self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
+        self._forgotten[whose] = max(record.last, self._forgotten.get(whose, 0))
+
+    def _take_epoch_done(self, seconds: float, record: records.EpochDone) -> None:
+        self.epochs = max(self.epochs, record.epoch)
+        if not self.settings.get("evaluate_every", 1):
+            self._row(seconds, record.epoch, None, None)
+
+    def _take_gone(self, _: float, record: records.Gone) -> None:
+        if roles.is_replica(record.role):
+            replica = self._replica(record.role)
+            replica.lost += record.lost
+            replica.gone = (record.reason or "for no known reason") if record.died else ""
+
+    def _take_applied(self, _: float, record: records.Applied) -> None:
+        self.applied[record.role] = record
+
+    def _take_finished(self, _: float, record: records.Finished) -> None:
+        self.outcome, self.cause, self.reason = record.outcome, record.cause, record.reason
 
     def _done(self, record: records.Started | records.Rewound, samples_per_epoch: int) -> int:
         return record.done if record.done >= 0 else record.samples // max(samples_per_epoch, 1)
@@ -118,7 +121,7 @@ class Summary:
     def _replica(self, role: str) -> Replica:
         return self.replicas.setdefault(0 if role == roles.SINGLE else roles.index_of(role), Replica())
 
-    def _stepped(self, seconds: float, record: records.Stepped) -> None:
+    def _take_stepped(self, seconds: float, record: records.Stepped) -> None:
         replica = self._replica(record.role)
         for sums in (self, replica):
             sums.steps += record.steps
@@ -132,7 +135,7 @@ class Summary:
         if record.loss is not None:
             self._loss.add(record.loss, record.losses)
 
-    def _iterated(self, record: records.Iterated) -> None:
+    def _take_iterated(self, _: float, record: records.Iterated) -> None:
         """Count the evaluations of a batch method; those before a resumption too."""
         known = self.descent or {"evaluations": 0, "restarts": 0, "copies": 0}
         self.descent = {
@@ -144,7 +147,7 @@ class Summary:
             "copies": known["copies"] + record.copies,
         }
 
-    def _tested(self, seconds: float, record: records.Tested) -> None:
+    def _take_tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record.loss, record.accuracy)
         target = self.settings.get("target_accuracy", 0.0)
         if target and self.reached is None and record.accuracy >= target:
@@ -244,3 +247,19 @@ def course(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, r
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
+    records.Started: Summary._take_started,
+    records.Joined: Summary._take_joined,
+    records.Stepped: Summary._take_stepped,
+    records.Rewound: Summary._take_rewound,
+    records.Forgotten: Summary._take_forgotten,
+    records.Iterated: Summary._take_iterated,
+    records.EpochDone: Summary._take_epoch_done,
+    records.Tested: Summary._take_tested,
+    records.Gone: Summary._take_gone,
+    records.Applied: Summary._take_applied,
+    records.Finished: Summary._take_finished,
+}
+"""How each kind of record is added; the others change nothing of a summary."""

@@ -375,25 +375,31 @@ class Downpour:
                 self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
-        elif isinstance(event, dealing.Deal):
-            self._work.deal(event.portion)
         elif isinstance(event, attendance.Admitted):
             self._links.answered(arrival.sender, event)
             self._tick = max(self._tick, event.tick)
-        elif isinstance(event, dealing.Drain):
-            self._draining = True
-        elif isinstance(event, membership.Finish):
-            self._ending = True
-            self._wanted_away |= arrival.sender == roles.SUPERVISOR
-        elif isinstance(event, membership.Farewell):
-            self._excused = True
-        elif isinstance(event, checkpointing.Hold):
-            self._holding, self._hold = True, event.number
-        elif isinstance(event, checkpointing.Go):
-            self._holding, self._hold = False, None
-        elif isinstance(event, membership.Welcome):
-            self._welcome = event
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
             self._links.lose(arrival.sender, event)
         else:
-            unwanted(self.role, arrival)
+            self._take_word(arrival)
+
+    def _take_word(self, arrival: Arrival) -> None:
+        """Note what the coordinator tells, or the supervisor."""
+        match arrival.event:
+            case dealing.Deal() as deal:
+                self._work.deal(deal.portion)
+            case dealing.Drain():
+                self._draining = True
+            case membership.Finish():
+                self._ending = True
+                self._wanted_away |= arrival.sender == roles.SUPERVISOR
+            case membership.Farewell():
+                self._excused = True
+            case checkpointing.Hold() as hold:
+                self._holding, self._hold = True, hold.number
+            case checkpointing.Go():
+                self._holding, self._hold = False, None
+            case membership.Welcome() as welcome:
+                self._welcome = welcome
+            case _:
+                unwanted(self.role, arrival)

@@ -68,13 +68,8 @@ class Evaluator:
             elif isinstance(event, events.Lost):
                 self._links.lose(arrival.sender, event)
             elif isinstance(event, membership.Welcome):
-                reached = yield from self._links.reach(event)
-                if reached and plan.settings.together:  # all may have gone back: what was answered before is of another life
-                    held = _none(plan)
-                    yield from self._anew(plan, wanted=number is not None)
-                else:
-                    for shard in reached:
-                        yield from self._links.again(shard)
+                back = yield from self._reach_again(plan, event, wanted=number is not None)
+                held = _none(plan) if back else held
             if number is not None and not self._links.missing and tries and (behind := held.behind()):
                 tries -= 1
                 yield from self._fetch(plan, moving=True, of=behind)
@@ -84,6 +79,16 @@ class Evaluator:
                 yield Send(roles.COORDINATOR, evaluating.Evaluated(number, measured.loss, measured.accuracy))
                 number = None
             yield from self._links.seek()
+
+    def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Generator[Effect, Any, bool]:
+        """Reach the shards that have come again; whether all may have gone back, and what was answered before is of another life."""
+        reached = yield from self._links.reach(event)
+        if reached and plan.settings.together:
+            yield from self._anew(plan, wanted)
+            return True
+        for shard in reached:
+            yield from self._links.again(shard)
+        return False
 
     def _anew(self, plan: Plan, wanted: bool) -> Generator[Effect, Any, None]:
         """Expect nothing that was asked before, and ask every shard again: for what moves only where that is wanted now."""

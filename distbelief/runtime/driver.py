@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distbelief.core import events, messages
@@ -224,43 +224,53 @@ class Driver:
 
     def _perform(self, player: Player, effect: Effect) -> None:
         """Everything a machine asks for beside sending."""
-        if isinstance(effect, RecordEffect):
-            if player.host is not None:
-                player.host.records += 1
-            if player.host is None or player.host.records > player.known:
-                self._sink(self.clock.now(), player.role, effect.record)
-        elif isinstance(effect, End):
-            if player.past is None:
-                self._end(player)
-            else:  # whom it told to stop may come back to hear it
-                assert player.host is not None
-                player.host.ended = True
-                self.clock.call_later(FAREWELL_SECONDS, self._end, player)
-        elif isinstance(effect, Save | Commit | Discard):
-            player.endpoint.flush()
-            done = next(player.past, None) if player.past is not None else None
-            if done is not None:
-                self._take(player, Arrival(STORE, done.event))
-            else:
-                self._handle(player, Arrival(STORE, self._write(player, effect)))
-        elif isinstance(effect, Load):
-            self._handle(player, Arrival(STORE, self._load(player, effect)))
-        elif isinstance(effect, Connect):
-            if not self._connect(player, effect):
-                self._handle(player, Arrival(effect.to, events.Lost("it cannot be reached", effect.place.incarnation)))
-        elif isinstance(effect, Lend):
-            arena = player.endpoint.allocate(effect.size, effect.vectors, 0)
-            self._handle(player, Arrival(CARRIER, events.Lent(arena.gradients)))
-        elif isinstance(effect, Become):
-            self._end(player)
-            player.become(effect.role, effect.incarnation, effect.machine)
-        elif isinstance(effect, Wake):
-            if player.host is not None:
-                player.host.wakes.append(effect)
-            if player.past is None:
-                self._wake(player, effect)
-        else:
+        perform = PERFORMS.get(type(effect))
+        if perform is None:
             raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
+        perform(self, player, effect)
+
+    def _perform_record(self, player: Player, effect: RecordEffect) -> None:
+        if player.host is not None:
+            player.host.records += 1
+        if player.host is None or player.host.records > player.known:
+            self._sink(self.clock.now(), player.role, effect.record)
+
+    def _perform_end(self, player: Player, _: End) -> None:
+        if player.past is None:
+            self._end(player)
+        else:  # whom it told to stop may come back to hear it
+            assert player.host is not None
+            player.host.ended = True
+            self.clock.call_later(FAREWELL_SECONDS, self._end, player)
+
+    def _perform_write(self, player: Player, effect: Save | Commit | Discard) -> None:
+        player.endpoint.flush()
+        done = next(player.past, None) if player.past is not None else None
+        if done is not None:
+            self._take(player, Arrival(STORE, done.event))
+        else:
+            self._handle(player, Arrival(STORE, self._write(player, effect)))
+
+    def _perform_load(self, player: Player, effect: Load) -> None:
+        self._handle(player, Arrival(STORE, self._load(player, effect)))
+
+    def _perform_connect(self, player: Player, effect: Connect) -> None:
+        if not self._connect(player, effect):
+            self._handle(player, Arrival(effect.to, events.Lost("it cannot be reached", effect.place.incarnation)))
+
+    def _perform_lend(self, player: Player, effect: Lend) -> None:
+        arena = player.endpoint.allocate(effect.size, effect.vectors, 0)
+        self._handle(player, Arrival(CARRIER, events.Lent(arena.gradients)))
+
+    def _perform_become(self, player: Player, effect: Become) -> None:
+        self._end(player)
+        player.become(effect.role, effect.incarnation, effect.machine)
+
+    def _perform_wake(self, player: Player, effect: Wake) -> None:
+        if player.host is not None:
+            player.host.wakes.append(effect)
+        if player.past is None:
+            self._wake(player, effect)
 
     def _wake(self, player: Player, wake: Wake) -> None:
         self.clock.call_later(wake.seconds, lambda timer: self._handle(player, Arrival(CLOCK, events.Woke(timer))), wake.timer)
@@ -306,7 +316,7 @@ class Driver:
 
     def _advance(self, player: Player, answer: Any) -> None:
         """Run a story, from an answer to its next wait."""
-        story, endpoint, say = player.story, player.endpoint, player.send
+        story, say = player.story, player.send
         assert story is not None
         if self._players.get(player.role) is not player:
             return
@@ -315,10 +325,7 @@ class Driver:
             try:
                 effect = send(answer)
             except StopIteration:
-                if player.caller is not None and player.caller.waits:  # what it said last is still to be heard
-                    player.caller.then = lambda: self._end(player)
-                else:
-                    self._end(player)
+                self._end_story(player)
                 return
             kind = type(effect)
             answer = None
@@ -333,22 +340,29 @@ class Driver:
                     player.waits, player.since = True, self.clock.now()
                     return
                 answer = player.inbox.popleft()
-            elif kind is Reduce:
-                endpoint.flush()
-                self._reducing.append(player)
-                return
-            elif kind is Compute:
-                assert player.worker is not None
-                endpoint.flush()
-                answer = player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))  # type: ignore[union-attr]
-                if answer is None:
-                    return
-            elif kind is Update:
-                answer = self._update(player, effect)  # type: ignore[arg-type]
+            elif kind is Compute or kind is Update or kind is Reduce:
+                answer = self._work(player, effect)
                 if answer is None:
                     return
             else:
                 answer = self._answer(player, effect)
+
+    def _end_story(self, player: Player) -> None:
+        if player.caller is not None and player.caller.waits:  # what it said last is still to be heard
+            player.caller.then = lambda: self._end(player)
+        else:
+            self._end(player)
+
+    def _work(self, player: Player, effect: Effect) -> Any:
+        """Have the worker do what may take it long; None where the answer comes later."""
+        if isinstance(effect, Update):
+            return self._update(player, effect)
+        player.endpoint.flush()
+        if isinstance(effect, Compute):
+            assert player.worker is not None
+            return player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))
+        self._reducing.append(player)
+        return None
 
     def _reduce(self) -> None:
         """Go on with the reductions."""
@@ -398,3 +412,18 @@ class Driver:
         if player.caller is not None:
             player.caller.ended = True
         player.endpoint.close()
+
+
+PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
+    RecordEffect: Driver._perform_record,
+    End: Driver._perform_end,
+    Save: Driver._perform_write,
+    Commit: Driver._perform_write,
+    Discard: Driver._perform_write,
+    Load: Driver._perform_load,
+    Connect: Driver._perform_connect,
+    Lend: Driver._perform_lend,
+    Become: Driver._perform_become,
+    Wake: Driver._perform_wake,
+}
+"""How each effect of a machine is performed, beside sending."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -79,43 +80,55 @@ class Witness:
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
-        if isinstance(message, membership.Join):
-            self._lives[sender] = message.incarnation
-            self._ends[life(sender, message.incarnation)] = sender, message.incarnation
-        elif isinstance(message, membership.Welcome):
-            self.plan = message.plan
-            if (course := sum(isinstance(record, Rewound) for record in self._run.records)) > self._course:
-                self._course = course
-                self.holder.clear()
-        elif isinstance(message, membership.Anew):
-            self._courses[sender, self._lives[sender]] += 1
-        elif isinstance(message, initialising.Restored) and message.loaded:
+        if (note := NOTES.get(type(message))) is not None:
+            note(self, sender, to, message)
+
+    def _note_join(self, sender: str, _: str, message: membership.Join) -> None:
+        self._lives[sender] = message.incarnation
+        self._ends[life(sender, message.incarnation)] = sender, message.incarnation
+
+    def _note_welcome(self, _sender: str, _to: str, message: membership.Welcome) -> None:
+        self.plan = message.plan
+        if (course := sum(isinstance(record, Rewound) for record in self._run.records)) > self._course:
+            self._course = course
+            self.holder.clear()
+
+    def _note_anew(self, sender: str, _to: str, _message: membership.Anew) -> None:
+        self._courses[sender, self._lives[sender]] += 1
+
+    def _note_restored(self, sender: str, _: str, message: initialising.Restored) -> None:
+        if message.loaded:
             self._restored(sender)
-        elif isinstance(message, dealing.Deal):
-            portion = message.portion
-            for index in range(portion.first, portion.first + portion.count):
-                holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
-                assert holder is None or not self._lives_on(holder), f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
-                self.holder[portion.epoch, index] = who
-                self.waiting[who].append((portion.epoch, index))
-        elif isinstance(message, pushing.Push):
-            role, sender = sender, self._name(sender, message.incarnation)
-            if (sender, message.clock) not in self.pushes:
-                mine = self.waiting[sender]
-                assert len(mine) >= message.steps
-                self.pushes[sender, message.clock] = mine[: message.steps]
-                del mine[: message.steps]
-            payload = None
-            if not self.network.phantom:
-                lent = self.network.endpoints[role].arena.gradients[message.slot][message.start : message.stop]
-                payload = lent.clone()
-                self._lent[sender, to, message.clock] = lent
-            self.sent_pushes[sender, to, message.clock] = message, payload
-        elif isinstance(message, initialising.Initialise) and not self.network.phantom:
+
+    def _note_deal(self, _: str, to: str, message: dealing.Deal) -> None:
+        portion = message.portion
+        for index in range(portion.first, portion.first + portion.count):
+            holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
+            assert holder is None or not self._lives_on(holder), f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
+            self.holder[portion.epoch, index] = who
+            self.waiting[who].append((portion.epoch, index))
+
+    def _note_push(self, role: str, to: str, message: pushing.Push) -> None:
+        sender = self._name(role, message.incarnation)
+        if (sender, message.clock) not in self.pushes:
+            mine = self.waiting[sender]
+            assert len(mine) >= message.steps
+            self.pushes[sender, message.clock] = mine[: message.steps]
+            del mine[: message.steps]
+        payload = None
+        if not self.network.phantom:
+            lent = self.network.endpoints[role].arena.gradients[message.slot][message.start : message.stop]
+            payload = lent.clone()
+            self._lent[sender, to, message.clock] = lent
+        self.sent_pushes[sender, to, message.clock] = message, payload
+
+    def _note_initialise(self, sender: str, to: str, message: initialising.Initialise) -> None:
+        if not self.network.phantom:
             lent = self.network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]
             self._lent[sender, to, -message.start] = lent
-        elif isinstance(message, pushing.Pushed):
-            self._acknowledged(sender, self._name(to, message.incarnation), message)
+
+    def _note_pushed(self, sender: str, to: str, message: pushing.Pushed) -> None:
+        self._acknowledged(sender, self._name(to, message.incarnation), message)
 
     def _saved(self, number: int, part: str, arrays: Any, facts: Any) -> None:
         """A shard has written its part of a checkpoint."""
@@ -336,3 +349,16 @@ class Lead:
                 assert self.ticks[who] - min(tick, applied) <= self.bound, (
                     f"{who} begins tick {self.ticks[who]}, {other} is at {tick}, {applied} applied"
                 )
+
+
+NOTES: Mapping[type[Message], Callable[[Witness, str, str, Any], None]] = {
+    membership.Join: Witness._note_join,
+    membership.Welcome: Witness._note_welcome,
+    membership.Anew: Witness._note_anew,
+    initialising.Restored: Witness._note_restored,
+    dealing.Deal: Witness._note_deal,
+    pushing.Push: Witness._note_push,
+    initialising.Initialise: Witness._note_initialise,
+    pushing.Pushed: Witness._note_pushed,
+}
+"""What a message that is sent (by whom, to whom) adds to the accounts."""

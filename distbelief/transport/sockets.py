@@ -324,21 +324,8 @@ class SocketEndpoint(NetworkEndpoint):
         if link.doomed:
             return
         room = link.room
-        try:
-            if room is not None:
-                count, *_ = link.socket.recvmsg_into((room, self._scratch))
-            elif link.role:
-                count = link.socket.recv_into(self._scratch)
-            else:
-                count = self._receive_first(link)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._lose(link, link.error or f"the link to {link.role} broke: {error}")
-            return
-        if not count:
-            inside = " in the middle of a message" if link.rest or room is not None else ""
-            self._lose(link, link.error or f"{link.role} closed its link{inside}")
+        count = self._receive(link)
+        if count is None:
             return
         if room is not None and link.arrival is not None:
             if count < len(room):
@@ -362,6 +349,27 @@ class SocketEndpoint(NetworkEndpoint):
             self._lose(link, str(error))
         if room is None and link.room is not None:
             self._read(link)  # the rest of a long payload has most likely come already
+
+    def _receive(self, link: Link) -> int | None:
+        """Receive once, first into the room that a payload still needs; returns how many bytes, None where there are none."""
+        room = link.room
+        try:
+            if room is not None:
+                count, *_ = link.socket.recvmsg_into((room, self._scratch))
+            elif link.role:
+                count = link.socket.recv_into(self._scratch)
+            else:
+                count = self._receive_first(link)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            self._lose(link, link.error or f"the link to {link.role} broke: {error}")
+            return None
+        if not count:
+            inside = " in the middle of a message" if link.rest or room is not None else ""
+            self._lose(link, link.error or f"{link.role} closed its link{inside}")
+            return None
+        return count
 
     def _parse(self, link: Link, data: memoryview) -> int:
         """Deliver the frames that data begins with; returns how many bytes that used."""
