@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,6 @@ from distbelief.strategies import Downpour, Strategy, by_name
 if TYPE_CHECKING:
     from distbelief.tasks import Task
 
-_INSTEAD = {
-    "epochs": "it counts --iterations",
-    "batch_size": "give the strategy its own, beside --portion-size",
-    **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "its line search finds each step"),
-    "clip_norm": "its line search bounds each step",
-    "drop_last": "a batch is the sum of its portions, of whatever size",
-}
 MOST_THREADS = 1024
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -108,15 +101,13 @@ class Job:
         device_number(self.device)
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
-        named = {name: getattr(whose, name) for name in Settings.__struct_fields__ for whose in (self, self.strategy) if hasattr(whose, name)}
-        for name in getattr(self.strategy, "without", ()):
+        for name, instead in self.strategy.meaningless.items():
             if getattr(self, name) != getattr(Job, name):
-                raise UsageError(f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {_INSTEAD[name]}")
-        named |= getattr(self.strategy, "implied", {})
-        named["snapshot_seconds"], named["snapshot_pushes"] = _intervals(self.snapshot_every)
-        settings = Settings(**named)
-        if settings.mapped and self.device != "cpu":
-            raise UsageError(f"--device {self.device}: strategy {self.strategy.name} computes in memory that all replicas share, the host's: use cpu")
+                raise UsageError(f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}")
+        common = {one.name: getattr(self, one.name) for one in fields(self) if one.name in Settings.__struct_fields__}
+        seconds, pushes = _intervals(self.snapshot_every)
+        settings = Settings(**common | self.strategy.settings(), snapshot_seconds=seconds, snapshot_pushes=pushes)
+        self.strategy.check_device(self.device)
         settings.check()
         return settings
 

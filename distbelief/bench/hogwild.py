@@ -113,7 +113,7 @@ def _svm(options: HogwildOptions) -> dict[str, dict[str, list[float]]]:
 
 def _job(task: str, strategy: Mapped, epochs: int, batch_size: int) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
-    job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")  # type: ignore[arg-type]
+    job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
     return float(courses.run(job)["samples_per_second"])
 
 

@@ -189,7 +189,7 @@ def _simulated(case: Case, inputs: Inputs) -> float:
     """
     hosts = Hosts(CORES, together=inputs.together, busy=inputs.step if case.pad else 0.0)
     pace = case.pad or Pace(step=inputs.step, spread="constant")
-    if case.strategy.served:
+    if case.strategy.coordinated:
         handling = Handling(memory=inputs.handling.memory) if isinstance(case.strategy, Allreduce) else inputs.handling
         on = Simulated(pace=pace, phantom=True, hosts=hosts, handling=handling)
     else:

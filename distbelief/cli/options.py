@@ -98,21 +98,16 @@ Source = tuple[type, tuple[str, ...]]
 def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     """The options of a command with a strategy, by the heading that its help shows them under."""
     kind = STRATEGIES[strategy]
-    job = ("task", "strategy", *_without(kind), *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()))
+    job = ("task", "strategy", *kind.meaningless, *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()))
     place: list[Source] = []
     if command == "simulate":
         place = [(Virtual, ())]
-    elif kind.served:
+    elif kind.coordinated:
         place = [(Local, ("pace",)), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {strategy: own, "optimizer": stepping, "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
     return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
-
-
-def _without(kind: type[Strategy]) -> tuple[str, ...]:
-    """What of a job means nothing to a strategy."""
-    return getattr(kind, "without", ())
 
 
 def _is_stepped(kind: type[Strategy]) -> bool:
@@ -331,7 +326,7 @@ class Options:
             UsageError: an option has a value that it cannot have.
         """
         stepped: dict[str, Any] = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
-        own = {name: value for name, value in self._of(Job).items() if name not in _without(self.kind)}
+        own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
         job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind)), **own)
         job.settings()
         return job

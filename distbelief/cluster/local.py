@@ -62,7 +62,7 @@ class Local(LocalOptions):
         began = time.monotonic()
         settings = msgspec.structs.replace(self.settings(job), evaluate_every=0)
         requirements.allow_files(settings)
-        requirements.check_script(job, settings, script)
+        requirements.check_script(job, script)
         return self._run(job, settings, view, began, evaluated=False, script=script)
 
     def _run(self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool, script: list[str] | None = None) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class LocalOptions(Checked):
         return "tcp" if self.listen else self.transport
 
     @property
+    def padded(self) -> bool:
+        """Whether steps are made slower."""
+        return self.pace is not None
+
+    @property
     def bound(self) -> str:
         """Where the roles listen: as `bind`, or after the join server of --listen."""
         if not self.listen:

@@ -14,7 +14,6 @@ from distbelief.core.settings import Settings, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
-from distbelief.schedules.allreduce import check_hosts
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task
@@ -47,18 +46,7 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     if local.tls and local.insecure:
         raise UsageError("--tls and --insecure exclude each other: leave one of them off")
     settings = job.settings()
-    if settings.among_themselves:
-        _check_assembled(local, settings)
-    if settings.mapped and local.carrier != "shared":
-        asked = f"--listen {local.listen}" if local.listen else f"--transport {local.transport}"
-        raise UsageError(f"{asked}: strategy {settings.consistency} is of one machine, whose memory its replicas update; leave it off")
-    if not job.strategy.served and (local.transport != type(local).transport or local.pace):
-        asked = "a pace" if local.pace else f"--transport {local.transport}"
-        raise UsageError(f"{asked}: strategy {job.strategy.name} is one process, which sends nothing and is padded by nobody: leave it off")
-    if settings.among_themselves:
-        check_hosts(settings.algorithm, settings.per_host, auto=local.carrier == "tcp")
-    if local.listen and not job.strategy.served:
-        raise UsageError(f"--listen {local.listen}: strategy {job.strategy.name} has no replicas that could join")
+    job.strategy.check_machine(settings, local)
     for name in ("replicas", "shards"):
         if (count := getattr(settings, name)) > PROCESSES:
             raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
@@ -67,8 +55,6 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     _check_ports(local, roles.shard(settings.shards - 1))
     if local.carrier == "tcp":
         check_network(host_and_port(local.bound)[0], local.advertised)
-    if settings.read_in_place and local.carrier != "shared":
-        raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
     return settings
 
 
@@ -83,17 +69,6 @@ def _check_ports(local: LocalOptions, last: str) -> None:
     if port > PORTS:
         raise UsageError(f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any that is free")
     listen_at(local.bound, last, f"{where} {first}")
-
-
-def _check_assembled(local: LocalOptions, settings: Settings) -> None:
-    """Refuse what a job without a server cannot do."""
-    if local.listen:
-        raise UsageError(f"--listen {local.listen}: strategy {settings.consistency} has no server that guests could join; leave it off")
-    if local.encrypted:
-        raise UsageError(
-            f"strategy {settings.consistency} over a network is torch.distributed's, which encrypts nothing: allow that with --insecure, on a"
-            " network where nobody else can read or forge it"
-        )
 
 
 def check_task(job: Job) -> None:
@@ -114,7 +89,7 @@ def check_task(job: Job) -> None:
         raise errors.DataError(why)
 
 
-def check_script(job: Job, settings: Settings, script: list[str]) -> None:
+def check_script(job: Job, script: list[str]) -> None:
     """Refuse what means nothing to a job whose replicas run a script.
 
     Raises:
@@ -123,20 +98,9 @@ def check_script(job: Job, settings: Settings, script: list[str]) -> None:
     for name in ("evaluate_every", "target_accuracy", "data_dir"):
         if (value := getattr(job, name)) and value != getattr(Job, name):
             raise UsageError(f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off")
-    if settings.descent:
-        raise UsageError(
-            f"strategy {job.strategy.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
-            " distbelief train module:function sandblaster"
-        )
-    if settings.mapped:
-        raise UsageError(
-            f"strategy {job.strategy.name} needs a task, distbelief train module:function {job.strategy.name}: a loop of a script steps when it"
-            " likes, and would see parameters change between any two of its lines"
-        )
+    job.strategy.check_script()
     if not os.path.isfile(script[0]):
         raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
-    if not job.strategy.served:
-        raise UsageError(f"strategy {job.strategy.name} has no replicas to run a script in; run it with python itself")
 
 
 def check_cut(task: Task, settings: Settings) -> None:

@@ -45,9 +45,9 @@ class Running:
     ) -> None:
         self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
         self._script = script or []
-        shared = settings.read_in_place or settings.mapped or (settings.among_themselves and cluster.carrier == "shared")
+        shared = job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
-        lasts = job.strategy.served and settings.restarts > 0
+        lasts = job.strategy.coordinated and settings.restarts > 0
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
         self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
         explanation = Explanation(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
@@ -114,8 +114,7 @@ class Running:
 
     def _roles(self) -> list[str]:
         strategy = self.job.strategy
-        measures = self.evaluates and strategy.served and not self.settings.among_themselves
-        return [*strategy.cast(), *[roles.EVALUATOR] * measures]
+        return [*strategy.roles(), *[roles.EVALUATOR] * (self.evaluates and strategy.evaluated)]
 
     def _spec(self, role: str, incarnation: int) -> bytes:
         """What the process of a role must know."""

@@ -59,7 +59,7 @@ class Simulated(VirtualCluster):
         sitting = Sitting(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
-            if job.strategy.served:
+            if job.strategy.coordinated:
                 simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
                 sitting.live.ask = lambda: _tell_shards(simulation, sitting)
                 supervisor = simulation.supervisor

@@ -18,7 +18,7 @@ from distbelief.cluster.place import NEVER, Effect, Ended, Event, Interruption, 
 from distbelief.cluster.sitting import Sitting, evaluates
 from distbelief.cluster.supervisor import Supervisor
 from distbelief.cluster.timed import TimedPhantom, TimedWorker, Watcher, with_data
-from distbelief.cluster.virtual_cluster import VirtualCluster, server_roles
+from distbelief.cluster.virtual_cluster import VirtualCluster
 from distbelief.cluster.words import Died, Interrupt, Listening, Word
 from distbelief.core import events, roles
 from distbelief.core.conversations import membership
@@ -158,9 +158,9 @@ class Simulation:
 
     def _roles(self) -> list[str]:
         """Everybody, in the order in which they are started."""
-        replicas = map(roles.replica, range(self.settings.replicas))
-        measures = self.evaluates and not self.settings.among_themselves
-        return [roles.COORDINATOR, *server_roles(self.settings), *replicas, *[roles.EVALUATOR] * measures]
+        strategy = self.job.strategy
+        measures = self.evaluates and strategy.evaluated
+        return [roles.COORDINATOR, *strategy.server_roles(), *strategy.replica_roles(), *[roles.EVALUATOR] * measures]
 
     def _add_evaluator(self, incarnation: int) -> None:
         evaluated = self._flat(self._model())

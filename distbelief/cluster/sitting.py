@@ -21,6 +21,7 @@ from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
 from distbelief.record.recorder import Recorder
 from distbelief.server import optimizers
+from distbelief.strategies import by_name
 from distbelief.tasks import Task
 
 
@@ -104,8 +105,7 @@ class Sitting:
             raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
         self.go_back()
         self._before = str(before.get("strategy"))
-        was_descent = bool(self.manifest and self.manifest.plan.settings.descent)
-        if was_descent != bool(self.settings.descent):
+        if self.manifest and by_name(self.manifest.plan.settings.consistency).counts != self.job.strategy.counts:
             raise CheckpointError(
                 f"{out} was trained with {self._before}, and {self.job.strategy.name} counts its data otherwise: begin another run from its weights,"
                 f" with --init-from {out}"

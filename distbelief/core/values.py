@@ -116,7 +116,7 @@ def admit(value: Any, hint: Any, where: str) -> Any:
         if (held := _held(value, kind, where)) is not _NONE:
             return held
     if isinstance(value, type):
-        made = f"; write {value.__name__}()" if value in kinds else ""
+        made = f"; write {value.__name__}()" if any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds) else ""
         raise UsageError(f"{where}: must be {_names(kinds)}, not a class{made}")
     raise UsageError(f"{where}: must be {_names(kinds)}, not {_article(type(value).__name__)}")
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 from distbelief.errors import unknown
 from distbelief.strategies.allreduce.options import Allreduce
+from distbelief.strategies.base import Strategy
 from distbelief.strategies.parameter_server.options import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.sandblaster.options import Sandblaster
 from distbelief.strategies.shared_memory.options import Hogwild, Locking
 from distbelief.strategies.single.options import Single
-
-Strategy = Downpour | Synchronous | Softsync | Bounded | Sandblaster | Allreduce | Hogwild | Locking | Single
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
     kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)

@@ -1,14 +1,182 @@
-"""What strategies have in common whose every update is of one global batch: the learning rate can be given for a smaller one."""
+"""What a strategy is: its options, the settings that they make, its roles, and what it has no meaning for. It needs no torch."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
+from distbelief.core import roles
+from distbelief.core.settings import Settings
 from distbelief.core.values import Checked
+from distbelief.errors import UsageError
+
+
+class Machine(Protocol):
+    """Processes of one machine, as far as a strategy asks about them."""
+
+    @property
+    def listen(self) -> str:
+        """HOST or HOST:PORT where guests may join; "" where none may."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """The transport that was asked for."""
+        ...
+
+    @property
+    def carrier(self) -> str:
+        """The transport that is used: shared or tcp."""
+        ...
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether links are TLS."""
+        ...
+
+    @property
+    def padded(self) -> bool:
+        """Whether steps are made slower."""
+        ...
+
+
+class Virtual(Protocol):
+    """A simulated cluster, as far as a strategy asks about it."""
+
+    @property
+    def network(self) -> bool:
+        """Whether its network is another than usual."""
+        ...
+
+    @property
+    def messages(self) -> bool:
+        """Whether messages cost another time than usual."""
+        ...
+
+    @property
+    def adds(self) -> bool:
+        """Whether it says how fast a gradient is added to another."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether it says how fast links inside a host are."""
+        ...
+
+    @property
+    def host_replicas(self) -> int | None:
+        """Replicas on each host, 0 for all on one; None where each role has a machine of its own."""
+        ...
+
+    @property
+    def faulty(self) -> bool:
+        """Whether roles crash, or would come back after another time than usual."""
+        ...
 
 
 @dataclass(frozen=True)
-class Scaled(Checked):
+class Strategy(Checked):
+    """A way to train. Its fields are its options, and their docstrings what `--help` says of them."""
+
+    name: ClassVar[str]
+    coordinated: ClassVar[bool] = True
+    """Whether replicas train under a coordinator; else one process plays everything."""
+    evaluated: ClassVar[bool] = True
+    """Whether an evaluator of its own measures the model; else who has it does."""
+    counts: ClassVar[str] = "minibatches"
+    """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
+    meaningless: ClassVar[Mapping[str, str]] = {}
+    """Options of a job that mean nothing to it, and what there is instead."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that its options make.
+
+        >>> from distbelief.strategies.parameter_server.options import Bounded
+        >>> Bounded(staleness=2).settings()["staleness"]
+        2
+        """
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in Settings.__struct_fields__}
+        return {"consistency": self.name, **own}
+
+    def phantom(self, settings: Settings) -> Settings:
+        """The settings of a job in which nothing is computed."""
+        return settings
+
+    def replica_roles(self) -> tuple[str, ...]:
+        """The replicas of a job."""
+        return ()
+
+    def server_roles(self) -> tuple[str, ...]:
+        """The shards of a job, and their standbys."""
+        return ()
+
+    def roles(self) -> tuple[str, ...]:
+        """The roles of a job, beside the evaluator."""
+        return (*self.replica_roles(), roles.COORDINATOR, *self.server_roles())
+
+    def needs_memory(self, settings: Settings, carrier: str) -> bool:
+        """Whether the processes of a job share memory that outlives each of them."""
+        return False
+
+    def check_device(self, device: str) -> None:
+        """Refuse a device that it cannot compute on.
+
+        Raises:
+            UsageError: naming the device, and the remedy.
+        """
+
+    def check_machine(self, settings: Settings, machine: Machine) -> None:
+        """Refuse what means nothing to it on processes of one machine.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse what means nothing to it on a simulated cluster.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if cluster.adds:
+            raise UsageError(
+                "--network reduce: says how fast replicas add to what others have, which they do with strategies allreduce, hogwild and locking; with"
+                f" {self.name} they do not: leave it off"
+            )
+        check_local_links(cluster)
+
+    def check_script(self) -> None:
+        """Refuse replicas that run a user's own script.
+
+        Raises:
+            UsageError: saying why, and the remedy.
+        """
+
+
+def check_local_links(cluster: Virtual) -> None:
+    """Refuse links inside a host where no roles are on one.
+
+    Raises:
+        UsageError: nobody has said who is on one host.
+    """
+    if cluster.local and cluster.host_replicas is None:
+        raise UsageError("--network local-latency and local-bandwidth are of links inside a host: say with --hosts who is on one, or leave it off")
+
+
+def replicas(count: int) -> tuple[str, ...]:
+    """The roles of so many replicas."""
+    return tuple(map(roles.replica, range(count)))
+
+
+def servers(shards: int, standby: int) -> tuple[str, ...]:
+    """The roles of so many shards, each with a standby or without."""
+    return (*map(roles.shard, range(shards)), *map(roles.standby, range(shards if standby else 0)))
+
+
+@dataclass(frozen=True)
+class Scaled(Strategy):
     """A strategy whose learning rate can grow with its global batch (Goyal et al. 2017, section 2.1)."""
 
     lr_scaling: str = field(default="none", kw_only=True)

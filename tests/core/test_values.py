@@ -30,7 +30,7 @@ CLASS = "not a class; write"
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no such strategy": (lambda: db.Job("digits", "dwonpour"), "unknown strategy 'dwonpour'; did you mean 'downpour'?"),
     "no strategy": (lambda: db.Job("digits", ""), "unknown strategy ''"),
-    "a strategy of None": (lambda: db.Job("digits", None), "Job(strategy=None): must be a Downpour, "),
+    "a strategy of None": (lambda: db.Job("digits", None), "Job(strategy=None): must be a Strategy or a string, "),
     "a strategy as a dict": (lambda: db.Job("digits", {"replicas": 2}), "or a string, not a dict"),
     "a strategy's class": (lambda: db.Job("digits", db.Downpour), f"{CLASS} Downpour()"),
     "an optimizer as a strategy": (lambda: db.Job("digits", db.optim("sgd")), "not an Optimizer"),

@@ -293,7 +293,7 @@ OWN: dict[str, dict[str, Cases]] = {
 
 def options_of(kind: type[Strategy]) -> list[str]:
     """Every option that a job of a strategy has."""
-    without = {"task", "strategy", *getattr(kind, "without", ())} - {f.name for f in dataclasses.fields(kind)}
+    without = {"task", "strategy", *kind.meaningless} - {f.name for f in dataclasses.fields(kind)}
     return [f.name for part in (kind, Job) for f in dataclasses.fields(part) if f.name not in without and f.name not in ("task", "strategy")]
 
 

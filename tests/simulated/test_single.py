@@ -146,7 +146,7 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
     before: dict[str, torch.Tensor] = {}
     for epoch, strategy in enumerate(strategies):
         job = Job(task, strategy, epochs=epoch + 1, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=epoch > 0)
-        if strategy.served:
+        if strategy.coordinated:
             Simulated().run(job)
         else:
             latest, manifest, _ = held(tmp_path)
@@ -155,7 +155,7 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
         _, manifest, arrays = held(tmp_path)
         assert manifest.samples == 40 * (epoch + 1)
         if before:
-            right = oracle(plain, task, before, optimizer, epoch, masters=strategy.served)
+            right = oracle(plain, task, before, optimizer, epoch, masters=strategy.coordinated)
             arrays["vector.moving"] = arrays["vector.moving"].view(dtype)[:48]
             assert all(torch.equal(arrays[name], value.to(arrays[name].dtype)) for name, value in right.items())
             arrays["vector.moving"] = arrays["vector.moving"].view(torch.uint8)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.settings import Settings
 from distbelief.core.values import Given
-from distbelief.schedules.allreduce import PLACED, check_algorithm
-from distbelief.strategies.base import Scaled
+from distbelief.errors import UsageError
+from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
+from distbelief.strategies.base import Machine, Scaled, Virtual, replicas
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,7 @@ class Allreduce(Scaled):
     """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the union of their minibatches."""
 
     name: ClassVar[str] = "allreduce"
-    served: ClassVar[bool] = True
-    """Whether there are replicas, under a coordinator."""
-    consistency: ClassVar[str] = "allreduce"
-    shards: ClassVar[int] = 1
-    """What a checkpoint is cut into: every replica holds everything."""
+    evaluated: ClassVar[bool] = False
 
     replicas: int = 2
     """Copies of the model, each in its own process."""
@@ -47,11 +44,43 @@ class Allreduce(Scaled):
         super().__post_init__()
         check_algorithm(self.algorithm, PLACED)
 
-    @property
-    def implied(self) -> dict[str, Any]:
-        """The setting that has another name where there are pushes."""
-        return {"push_every": self.accumulate}
+    def settings(self) -> dict[str, Any]:
+        """A checkpoint is of one part: every replica holds everything."""
+        return super().settings() | {"push_every": self.accumulate, "shards": 1}
 
-    def cast(self) -> tuple[str, ...]:
-        """The roles of a job."""
-        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR)
+    def replica_roles(self) -> tuple[str, ...]:
+        """The replicas of a job."""
+        return replicas(self.replicas)
+
+    def needs_memory(self, settings: Settings, carrier: str) -> bool:
+        """Where gradients are added up in it."""
+        return carrier == "shared"
+
+    def check_machine(self, settings: Settings, machine: Machine) -> None:
+        """Refuse guests, encryption, and hosts that the algorithm has no use for.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if machine.listen:
+            raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no server that guests could join; leave it off")
+        if machine.encrypted:
+            raise UsageError(
+                f"strategy {self.name} over a network is torch.distributed's, which encrypts nothing: allow that with --insecure, on a"
+                " network where nobody else can read or forge it"
+            )
+        check_hosts(settings.algorithm, settings.per_host, auto=machine.carrier == "tcp")
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse an algorithm that is not simulated, and hosts that it has no use for.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if settings.algorithm == "native":
+            raise UsageError("--algorithm native is that of a real network's library, and a simulated one has none: name another, or auto")
+        hosts = cluster.host_replicas is not None
+        if cluster.local and not (hosts or settings.per_host):
+            raise UsageError("--network local-latency and local-bandwidth are of links inside a host: set --hosts or --per-host")
+        if not (cluster.local or hosts):
+            check_hosts(settings.algorithm, settings.per_host, auto=True)

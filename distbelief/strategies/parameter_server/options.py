@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.values import Checked, Given
-from distbelief.strategies.base import Scaled
+from distbelief.core.settings import Settings
+from distbelief.core.values import Given
+from distbelief.errors import UsageError
+from distbelief.strategies.base import Machine, Scaled, Strategy, Virtual, replicas, servers
 
 
 @dataclass(frozen=True)
-class Served(Checked):
+class Served(Strategy):
     """A strategy whose replicas train parameters that shards hold, under a coordinator."""
-
-    served: ClassVar[bool] = True
-    """Whether there are replicas, and shards that serve them."""
 
     replicas: int = 2
     """Copies of the model, each in its own process."""
@@ -30,17 +28,13 @@ class Served(Checked):
     standby: int = field(default=0, kw_only=True)
     """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
 
-    name: ClassVar[str]
+    def replica_roles(self) -> tuple[str, ...]:
+        """The replicas of a job."""
+        return replicas(self.replicas)
 
-    @property
-    def consistency(self) -> str:
-        """What may be stale (`core/consistency`); every strategy on a server is one answer to that."""
-        return self.name
-
-    def cast(self) -> tuple[str, ...]:
-        """The roles of a job, beside the evaluator."""
-        standbys = map(roles.standby, range(self.shards if self.standby else 0))
-        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)), *standbys)
+    def server_roles(self) -> tuple[str, ...]:
+        """The shards of a job, and their standbys."""
+        return servers(self.shards, self.standby)
 
 
 @dataclass(frozen=True)
@@ -69,6 +63,29 @@ class Downpour(Asynchronous):
 
     read_in_place: bool = False
     """Compute on the shards' own memory, torn, and fetch nothing (one machine, shared memory)."""
+
+    def needs_memory(self, settings: Settings, carrier: str) -> bool:
+        """Where replicas read the shards' own."""
+        return settings.read_in_place
+
+    def check_machine(self, settings: Settings, machine: Machine) -> None:
+        """Refuse to read in place what is not in shared memory.
+
+        Raises:
+            UsageError: naming the option.
+        """
+        if settings.read_in_place and machine.carrier != "shared":
+            raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse to read in place.
+
+        Raises:
+            UsageError: naming the option.
+        """
+        if settings.read_in_place:
+            raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
+        super().check_virtual(settings, cluster)
 
 
 @dataclass(frozen=True)

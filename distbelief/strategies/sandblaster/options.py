@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from distbelief.core import roles
+import msgspec
+
 from distbelief.core.descent import Descent
-from distbelief.core.values import Checked
+from distbelief.core.settings import Settings
+from distbelief.errors import UsageError
+from distbelief.strategies.base import Strategy, replicas, servers
+
+SEARCHED = "its line search finds each step"
 
 
 @dataclass(frozen=True)
-class Sandblaster(Checked):
+class Sandblaster(Strategy):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of it.
 
-    >>> Sandblaster(history=5).implied["descent"].history
+    >>> Sandblaster(history=5).settings()["descent"].history
     5
     """
 
     name: ClassVar[str] = "sandblaster"
-    consistency: ClassVar[str] = "sandblaster"
-    served: ClassVar[bool] = True
-    """Whether there are replicas, and shards that serve them."""
-    without: ClassVar[tuple[str, ...]] = (
-        "epochs", "batch_size", "drop_last", "lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs", "clip_norm",
-    )  # fmt: skip
-    """What of a job means nothing here."""
+    counts: ClassVar[str] = "iterations"
+    meaningless: ClassVar[Mapping[str, str]] = {
+        "epochs": "it counts --iterations",
+        "batch_size": "give the strategy its own, beside --portion-size",
+        **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), SEARCHED),
+        "clip_norm": "its line search bounds each step",
+        "drop_last": "a batch is the sum of its portions, of whatever size",
+    }
 
     replicas: int = 2
     """Copies of the model, each in its own process."""
@@ -65,13 +72,31 @@ class Sandblaster(Checked):
     standby: int = field(default=0, kw_only=True)
     """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes back, once it was sent them."""
 
-    @property
-    def implied(self) -> dict[str, Any]:
-        """The settings that these options make, beside those of their own names: an epoch is an iteration, a minibatch a portion."""
+    def settings(self) -> dict[str, Any]:
+        """An epoch is an iteration, a minibatch a portion."""
         own = {name: getattr(self, name) for name in Descent.__struct_fields__ if name != "batch"}
-        return {"epochs": self.iterations, "batch_size": self.portion_size, "descent": Descent(**own, batch=self.batch_size)}
+        return super().settings() | {"epochs": self.iterations, "batch_size": self.portion_size, "descent": Descent(**own, batch=self.batch_size)}
 
-    def cast(self) -> tuple[str, ...]:
-        """The roles of a job, beside the evaluator."""
-        standbys = map(roles.standby, range(self.shards if self.standby else 0))
-        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR, *map(roles.shard, range(self.shards)), *standbys)
+    def replica_roles(self) -> tuple[str, ...]:
+        """The replicas of a job."""
+        return replicas(self.replicas)
+
+    def server_roles(self) -> tuple[str, ...]:
+        """The shards of a job, and their standbys."""
+        return servers(self.shards, self.standby)
+
+    def phantom(self, settings: Settings) -> Settings:
+        """There is no loss to search for."""
+        assert settings.descent is not None
+        return msgspec.structs.replace(settings, descent=msgspec.structs.replace(settings.descent, line_search="none", tolerance=0.0))
+
+    def check_script(self) -> None:
+        """Refuse every script.
+
+        Raises:
+            UsageError: saying why, and the remedy.
+        """
+        raise UsageError(
+            f"strategy {self.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
+            " distbelief train module:function sandblaster"
+        )

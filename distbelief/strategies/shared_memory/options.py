@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from distbelief.core import roles
 from distbelief.core.mapping import RANGES
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.values import Checked, Given
+from distbelief.core.settings import Settings
+from distbelief.core.values import Given
+from distbelief.errors import UsageError
+from distbelief.strategies.base import Machine, Strategy, Virtual, check_local_links, replicas
 
 
 @dataclass(frozen=True)
-class Mapped(Checked):
+class Mapped(Strategy):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in place."""
-
-    served: ClassVar[bool] = True
-    """Whether there are replicas, under a coordinator."""
-    name: ClassVar[str]
 
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""
@@ -26,14 +24,53 @@ class Mapped(Checked):
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica or the coordinator that died is started anew."""
 
-    @property
-    def consistency(self) -> str:
-        """What may be stale, or torn."""
-        return self.name
+    def replica_roles(self) -> tuple[str, ...]:
+        """The replicas of a job."""
+        return replicas(self.replicas)
 
-    def cast(self) -> tuple[str, ...]:
-        """The roles of a job, beside the evaluator."""
-        return (*map(roles.replica, range(self.replicas)), roles.COORDINATOR)
+    def needs_memory(self, settings: Settings, carrier: str) -> bool:
+        """The mapping."""
+        return True
+
+    def check_device(self, device: str) -> None:
+        """Refuse any but the host.
+
+        Raises:
+            UsageError: naming the device.
+        """
+        if device != "cpu":
+            raise UsageError(f"--device {device}: strategy {self.name} computes in memory that all replicas share, the host's: use cpu")
+
+    def check_machine(self, settings: Settings, machine: Machine) -> None:
+        """Refuse a network.
+
+        Raises:
+            UsageError: naming the option.
+        """
+        if machine.carrier != "shared":
+            asked = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
+            raise UsageError(f"{asked}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off")
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse more hosts than one.
+
+        Raises:
+            UsageError: naming the hosts.
+        """
+        check_local_links(cluster)
+        if cluster.host_replicas and cluster.host_replicas < settings.replicas:
+            raise UsageError(f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} update one memory, on one host; leave it off")
+
+    def check_script(self) -> None:
+        """Refuse every script.
+
+        Raises:
+            UsageError: saying why, and the remedy.
+        """
+        raise UsageError(
+            f"strategy {self.name} needs a task, distbelief train module:function {self.name}: a loop of a script steps when it"
+            " likes, and would see parameters change between any two of its lines"
+        )
 
 
 @dataclass(frozen=True)
@@ -41,8 +78,10 @@ class Hogwild(Mapped):
     """No locks: an update may overwrite part of another, and a gradient may be computed while parameters change."""
 
     name: ClassVar[str] = "hogwild"
-    locks: ClassVar[str] = "none"
-    shards: ClassVar[int] = 1
+
+    def settings(self) -> dict[str, Any]:
+        """The whole mapping is one range, which nobody locks."""
+        return super().settings() | {"locks": "none", "shards": 1}
 
 
 @dataclass(frozen=True)
@@ -56,7 +95,6 @@ class Locking(Mapped):
     shards: int = 0
     """With --locks shard, ranges of the parameters that have a lock of their own; 0: 8."""
 
-    @property
-    def implied(self) -> dict[str, int]:
-        """What the settings call otherwise: the ranges of the mapping."""
-        return {"shards": self.shards or (RANGES if self.locks == "shard" else 1)}
+    def settings(self) -> dict[str, Any]:
+        """Its shards are the ranges of the mapping."""
+        return super().settings() | {"shards": self.shards or (RANGES if self.locks == "shard" else 1)}

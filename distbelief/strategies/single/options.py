@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.settings import Settings
 from distbelief.core.values import Given
-from distbelief.strategies.base import Scaled
+from distbelief.errors import UsageError
+from distbelief.strategies.base import Machine, Scaled, Virtual
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,51 @@ class Single(Scaled):
     """The plain PyTorch loop in one process: no server, no messages."""
 
     name: ClassVar[str] = "single"
-    served: ClassVar[bool] = False
-    """Whether there are replicas, and shards that serve them."""
-    replicas: ClassVar[int] = 1
-    shards: ClassVar[int] = 1
+    coordinated: ClassVar[bool] = False
+    evaluated: ClassVar[bool] = False
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What the loop steps with."""
 
-    def cast(self) -> tuple[str, ...]:
-        """The roles of a job: one, which plays everything."""
+    def settings(self) -> dict[str, Any]:
+        """One model, in one part."""
+        return super().settings() | {"replicas": 1, "shards": 1}
+
+    def roles(self) -> tuple[str, ...]:
+        """One, which plays everything."""
         return (roles.SINGLE,)
+
+    def check_machine(self, settings: Settings, machine: Machine) -> None:
+        """Refuse what is of several processes.
+
+        Raises:
+            UsageError: naming the option.
+        """
+        if machine.padded or machine.transport != "shared":
+            asked = "a pace" if machine.padded else f"--transport {machine.transport}"
+            raise UsageError(f"{asked}: strategy {self.name} is one process, which sends nothing and is padded by nobody: leave it off")
+        if machine.listen:
+            raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no replicas that could join")
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse what means nothing to a loop that has nobody to talk to.
+
+        Raises:
+            UsageError: naming the option.
+        """
+        if cluster.network:
+            raise UsageError(f"--network and delays mean nothing to strategy {self.name}, which sends nothing: leave them off")
+        if cluster.messages:
+            raise UsageError(f"--handling message means nothing to strategy {self.name}, which is told nothing: leave it off")
+        if cluster.host_replicas is not None:
+            raise UsageError(f"--hosts means nothing to strategy {self.name}, which has one machine for one role: leave it off")
+        if cluster.faulty:
+            raise UsageError(f"--faults crash and restart mean nothing to strategy {self.name}: nobody could go on; leave them off")
+
+    def check_script(self) -> None:
+        """Refuse every script.
+
+        Raises:
+            UsageError: saying how it is run.
+        """
+        raise UsageError(f"strategy {self.name} has no replicas to run a script in; run it with python itself")
