@@ -17,7 +17,7 @@ class Bench(NamedTuple):
     @property
     def options(self) -> type[Any]:
         """The dataclass of its options."""
-        return getattr(importlib.import_module(self.module), self.options_name)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(self.module), self.options_name)  # type: ignore[no-any-return]  # a class of options, by its name
 
     def defaults(self, quick: bool) -> Any:
         """Its options where none is given; those that `--quick` makes shorter can still be given beside it."""
@@ -25,7 +25,7 @@ class Bench(NamedTuple):
 
     def run(self, options: Any) -> dict[str, Any]:
         """Run it; returns what it writes as JSON."""
-        return importlib.import_module(self.module).run(options)  # type: ignore[no-any-return]
+        return importlib.import_module(self.module).run(options)  # type: ignore[no-any-return]  # a bench's result
 
 
 BENCHES: Mapping[str, Bench] = {

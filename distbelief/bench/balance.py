@@ -85,7 +85,7 @@ class _Weighing(Simulation):
                 self.said_and_heard += len(wire.encode(message)) + (payload.nbytes if payload is not None else 0)
             send(to, message, payload)
 
-        endpoint.send = weigh  # type: ignore[method-assign]
+        endpoint.send = weigh  # type: ignore[method-assign]  # weighs what it then sends
         return endpoint
 
 

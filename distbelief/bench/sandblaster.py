@@ -141,7 +141,7 @@ def _half(connection: Connection, task: str, size: int, which: int, times: int) 
         for index in own:
             trainer.compute(Batch(0, index))
             for total, parameter in zip(sums, parameters, strict=True):
-                total.add_(parameter.grad)  # type: ignore[arg-type]
+                total.add_(parameter.grad)  # type: ignore[arg-type]  # there is one after backward
 
     half()
     connection.send_bytes(b"ready")

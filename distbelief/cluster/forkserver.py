@@ -102,7 +102,7 @@ def _server() -> Any:
 def _ensure_running() -> None:
     """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file outlives us, however we end."""
     server = _server()
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
     with _starting, tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
         place = os.open(folder, os.O_PATH)  # whatever TMPDIR is: the name of a socket has room for 107 characters
         before, config["tempdir"] = config.get("tempdir"), f"/proc/self/fd/{place}"  # where multiprocessing makes its sockets

@@ -151,8 +151,8 @@ class JoinServer:
             connection.settimeout(PATIENCE)
             if self._context:
                 connection = self._context.wrap_socket(socket.socket(fileno=os.dup(visitor.fileno())), server_side=True)
-                connection.greet()  # type: ignore[attr-defined]
-                if connection.peer != GUEST:  # type: ignore[attr-defined]
+                connection.greet()  # type: ignore[attr-defined]  # a connection of ours: the context makes no other
+                if connection.peer != GUEST:  # type: ignore[attr-defined]  # as above
                     return
             request = _requests.decode(_hear(connection, WORD_LIMIT))
             known = hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job

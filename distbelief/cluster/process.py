@@ -160,7 +160,7 @@ class _Process:
                 raise SystemExit(0)
 
     def _note(self, moment: float, role: str, record: Record) -> None:
-        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]
+        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # a Record of any kind; a Noted names all kinds
 
     # machines
 
@@ -338,7 +338,7 @@ class _Process:
         sys.argv[:] = self.spec.script
         sys.path.insert(0, str(Path(script).resolve().parent))
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
         self._run_path(script)
         loop.current.leave()
         if not loop.current.joined:

@@ -26,7 +26,7 @@ class Noted(Word, frozen=True, tag=True):
 
     moment: float
     role: str
-    record: records.Any
+    record: records.AnyRecord
 
 
 class Failed(Word, frozen=True, tag=True):

@@ -183,7 +183,7 @@ class Finished(Record, frozen=True, tag=True, gc=False):
         return cls(cause.outcome, cause, reason, role)
 
 
-Any = (
+AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded | Iterated
     | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
 )  # fmt: skip

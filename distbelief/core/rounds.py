@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.consistency import ANSWER, Action, Drop, Key, Policy, Update, Verdict
@@ -183,7 +182,7 @@ class Rounds(Policy):
             elif not self._never(key):
                 self._late.add(key)
 
-    def resume(self, floor: int, rulings: Iterable[Any]) -> None:
+    def resume(self, floor: int, rulings: Iterable[Ruling]) -> None:
         """Go on in the place of a shard that had made so many rounds, and knew these rulings; nobody takes part until he says so."""
         self.floor = self._decided = floor
         self._members.clear()

@@ -90,7 +90,7 @@ class Reduce:
         if self._failed:
             lost: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             # torch takes any exception, and says it is the value
-            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]
+            lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]  # its stubs take a future's value only
             return lost
         assert self._thread is not None
         before = self._thread.lines.device

@@ -63,7 +63,7 @@ class ReductionThread:
                 traceback.clear_frames(error.__traceback__)
                 error.__traceback__ = None
                 # torch takes any exception, and says it is the value
-                done.set_exception(error)  # type: ignore[arg-type]
+                done.set_exception(error)  # type: ignore[arg-type]  # its stubs take a future's value only
 
         self._queue.put(task)
         if lines.left:  # perhaps nobody takes it any more

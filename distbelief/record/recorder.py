@@ -45,7 +45,7 @@ def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
                 fields = msgspec.json.decode(text, type=dict[str, Any])
                 if fields.get("event") == "Tested":  # JSON has no NaN: it was written as null
                     fields = {key: math.nan if value is None else value for key, value in fields.items()}
-                seconds, record = float(fields.pop("seconds")), msgspec.convert(fields, records.Any, str_keys=True)
+                seconds, record = float(fields.pop("seconds")), msgspec.convert(fields, records.AnyRecord, str_keys=True)
                 if role := getattr(record, "role", ""):
                     roles.parse(role)
             except (msgspec.DecodeError, RemoteProtocolError, KeyError, TypeError, ValueError):

@@ -367,12 +367,12 @@ class Downpour:
         if self._links.stale(arrival):
             return
         if kind is pushing.Fetched:
-            self._links.answered(arrival.sender, event)  # type: ignore[arg-type]
-            self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]
+            self._links.answered(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched, by its kind
+            self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
         elif kind is pushing.Pushed:
-            self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]
+            self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]  # a Pushed
             if self._settings.read_in_place:
-                self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]
+                self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, attendance.Admitted):

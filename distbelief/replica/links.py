@@ -38,7 +38,7 @@ class Links:
         asked = self._asked.get(shard, [])
         for i, (message, _) in enumerate(asked):
             if type(message) is ANSWERS[type(answer)] and (
-                not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]
+                not isinstance(answer, pushing.Fetched) or (message.slot, message.start) == (answer.slot, answer.start)  # type: ignore[attr-defined]  # a Fetch, which is what a Fetched answers
             ):
                 del asked[i]
                 break

@@ -330,9 +330,9 @@ class Driver:
             kind = type(effect)
             answer = None
             if kind is Send:
-                say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]
+                say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]  # a Send
             elif kind is Receive:
-                if not effect.wait:  # type: ignore[union-attr]
+                if not effect.wait:  # type: ignore[union-attr]  # a Receive
                     self.clock.glance()
                     answer = player.inbox.popleft() if player.inbox else None
                     continue

@@ -6,7 +6,6 @@ It never sees the parameter vector. A job goes through the phases of `PHASES`, a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, mirroring
@@ -90,7 +89,7 @@ class Coordinator(Answering):
         who = who or [roles.EVALUATOR] * self._evaluations.pending
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """What it has dealt, by role."""
         return {"phase": self.phase, "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data}}
 

@@ -35,7 +35,7 @@ class Layerwise(torch.optim.Optimizer):
         self._parts[parameter] = list(parts)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's own also takes a closure, of which these have none
         """Both halves, where every layer is whole."""
         self.finish(self.squares())
 

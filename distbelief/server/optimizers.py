@@ -98,5 +98,5 @@ def check(settings: Optimizer) -> None:
     build(settings, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
 
 
-def _shown(options: Mapping[str, Any]) -> str:
+def _shown(options: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items() if key not in ("fused", "foreach"))

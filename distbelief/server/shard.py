@@ -11,7 +11,6 @@ lets the shard say is said once the standby has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Action, Drop, Key, Policy, Update, policy_of
@@ -395,7 +394,7 @@ class Shard:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """What it has applied, and of whom."""
         return {"version": self.version.updates, "of": standing(self.ledger.clocks, self._latest, self.waiting())}
 

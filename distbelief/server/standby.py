@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from distbelief.core import events, roles
 from distbelief.core.consistency import Key
@@ -76,7 +75,7 @@ class Standby:
         """What it waits for, in one sentence."""
         return "" if self._whole else "to be sent what its shard holds"
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, object]:
         """What it has applied."""
         return {"version": self._shard.version.updates} if self._whole else {}
 

@@ -101,7 +101,7 @@ def _find(reference: str) -> Callable[..., Task]:
         raise UsageError(
             f"task {reference!r}: module {module_name!r} {got}; name a function of it that returns a Task: {', '.join(found) or 'it has none'}"
         )
-    return function  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]  # what it returns is seen when it is called
 
 
 def _takes_data_dir(function: Callable[..., Task]) -> bool:

@@ -67,7 +67,7 @@ class Observed:
 
     def vector(self) -> bytes:
         """The moving range of the server's vector, put together from the shards; empty where it is a phantom's."""
-        return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]
+        return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]  # slices of torch's: no phantom is read
 
 
 class Trace:

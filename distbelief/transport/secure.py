@@ -61,7 +61,7 @@ class TlsSocket(ssl.SSLSocket):
         """Send as much as is taken at once; returns how much that was."""
         return self.sendmsg((data,))
 
-    def sendmsg(self, buffers: Iterable[Bytes], *_: object) -> int:  # type: ignore[override]
+    def sendmsg(self, buffers: Iterable[Bytes], *_: object) -> int:  # type: ignore[override]  # neither ancillary data nor an address
         """Send as much of several buffers as is taken at once; returns how much that was."""
         sent = 0
         try:
@@ -79,7 +79,7 @@ class TlsSocket(ssl.SSLSocket):
         except _WAIT:
             raise BlockingIOError from None
 
-    def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]
+    def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]  # as above
         """Receive into the first buffer all that is there for it, and into the second what its last record holds beyond that."""
         room, beyond = buffers
         got = 0

@@ -50,7 +50,7 @@ class DescentShard(Shard):
     @property
     def vectors(self) -> VectorSlice:
         """Its slice."""
-        return self.held  # type: ignore[return-value]
+        return self.held  # type: ignore[return-value]  # it was given what makes VectorSlices
 
     def _operate(self, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
         asks = any(map(operations.scalars, event.commands))

@@ -181,7 +181,7 @@ class MappedModel:
             if arrays is not None and name in arrays:
                 value.copy_(arrays[name])
             elif initial and name.endswith(".sum"):
-                value.fill_(float(initial))  # type: ignore[arg-type]
+                value.fill_(float(initial))  # type: ignore[arg-type]  # a number: checked with the optimizer
         self._steps.fill_(float(self._steps.max()))
 
     def look(self) -> None:
