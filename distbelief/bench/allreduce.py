@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distbelief.bench import lines
-from distbelief.bench.peers import Peer, Peers, lend
-from distbelief.bench.ranks import SWAPS, play
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
+from distbelief.bench.parts import lines
+from distbelief.bench.parts.peers import Peer, Peers, lend
+from distbelief.bench.parts.ranks import SWAPS, play
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import Link, price

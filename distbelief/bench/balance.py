@@ -6,8 +6,8 @@ import itertools
 import statistics
 from typing import Any
 
-from distbelief.bench.courses import counted, points
-from distbelief.bench.timing import figure
+from distbelief.bench.parts.courses import counted, points
+from distbelief.bench.parts.timing import figure
 from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from distbelief.bench import courses, loops
-from distbelief.bench.peers import Peers
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts.peers import Peers
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.strategies import Hogwild, Locking
@@ -75,7 +75,7 @@ def run(options: HogwildOptions) -> dict[str, Any]:
 
 
 def _mlp(options: HogwildOptions) -> dict[str, Any]:
-    task = "distbelief.bench.courses:mlp_quick" if options.quick else "mnist"
+    task = "distbelief.bench.parts.courses:mlp_quick" if options.quick else "mnist"
     samples = len(as_data(resolve(task).train())) * options.epochs
     course = loops.Course(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
     taken = interleave(

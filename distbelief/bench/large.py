@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distbelief.bench import courses
-from distbelief.bench.timing import figure, finish, machine, show
+from distbelief.bench.parts import courses
+from distbelief.bench.parts.timing import figure, finish, machine, show
 from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job

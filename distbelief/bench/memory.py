@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distbelief.bench import courses
-from distbelief.bench.timing import figure, finish, machine, number, show
+from distbelief.bench.parts import courses
+from distbelief.bench.parts.timing import figure, finish, machine, number, show
 from distbelief.cluster.local import Local
 from distbelief.cluster.settle import title_of
 from distbelief.core import roles
@@ -48,7 +48,8 @@ def run(options: MemoryOptions) -> dict[str, Any]:
     for prefetch in (0,) if options.quick else (0, 1):
         for transport in ("shared",) if options.quick else ("shared", "tcp"):
             large, small = (
-                _held(f"distbelief.bench.courses:{model}", prefetch, transport, options.epochs, options.optimizer) for model in ("wide", "narrow")
+                _held(f"distbelief.bench.parts.courses:{model}", prefetch, transport, options.epochs, options.optimizer)
+                for model in ("wide", "narrow")
             )
             measured[f"{transport}, prefetch {prefetch}"] = {
                 str(roles.kind(role)): {kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")}

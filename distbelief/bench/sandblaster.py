@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from distbelief.bench import courses
 from distbelief.bench.balance import balance, balance_settings, coordinator_bytes
-from distbelief.bench.peers import Peers
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show
+from distbelief.bench.parts import courses
+from distbelief.bench.parts.peers import Peers
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.effects import Batch
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
@@ -55,7 +55,7 @@ class SandblasterOptions:
     quiet: bool = False
     """Print nothing."""
     QUICK: ClassVar[Mapping[str, Any]] = {
-        "task": "distbelief.bench.courses:mlp_quick",
+        "task": "distbelief.bench.parts.courses:mlp_quick",
         "portion_size": 64,
         "repeats": 1,
         "iterations": 3,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distbelief.bench import validate
-from distbelief.bench.courses import counted
-from distbelief.bench.timing import figure, finish, interleave, machine, number, show
+from distbelief.bench.parts.courses import counted
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, show
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
 from distbelief.core.messages import Message

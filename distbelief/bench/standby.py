@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from distbelief.bench import courses
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts import courses
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.status import status
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
@@ -36,7 +36,7 @@ ENDLESS = 1_000_000
 class StandbyOptions:
     """Options of `bench standby`."""
 
-    task: str = "distbelief.bench.courses:lenet_short"
+    task: str = "distbelief.bench.parts.courses:lenet_short"
     """What is trained with and without standbys."""
     replicas: int = 2
     """Replicas of every job."""
@@ -50,7 +50,7 @@ class StandbyOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"task": "distbelief.bench.courses:lenet_quick", "repeats": 1}
+    QUICK: ClassVar[Mapping[str, Any]] = {"task": "distbelief.bench.parts.courses:lenet_quick", "repeats": 1}
     """Defaults with --quick."""
 
 
@@ -92,7 +92,7 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
     """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.courses:million", "downpour", "--standby", "1", "--json"]
+        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.parts.courses:million", "downpour", "--standby", "1", "--json"]
         command += ["--replicas", str(options.replicas), "--shards", str(options.shards), "--batch-size", "8", "--lr", "0", "--out", str(run)]
         command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distbelief.bench.timing import figure, finish, interleave, machine, number, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, show, spread
 from distbelief.errors import JobFailed
 
 SECONDS = 3.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from distbelief.bench import courses
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts import courses
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
 from distbelief.core.optimizer import optim

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from distbelief.bench.timing import number
+from distbelief.bench.parts.timing import number
 from distbelief.errors import UsageError
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from distbelief.bench import courses, loops
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.cluster.local import Local
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import unknown
@@ -18,8 +18,8 @@ from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchro
 from distbelief.tasks import as_data, resolve
 
 TASKS = {
-    "mlp": ("mnist", "distbelief.bench.courses:mlp_quick"),
-    "lenet": ("distbelief.bench.courses:lenet_short", "distbelief.bench.courses:lenet_quick"),
+    "mlp": ("mnist", "distbelief.bench.parts.courses:mlp_quick"),
+    "lenet": ("distbelief.bench.parts.courses:lenet_short", "distbelief.bench.parts.courses:lenet_quick"),
 }
 """The task of each model, and that of its quick form."""
 RATE = 0.01

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distbelief.bench import courses, loops
-from distbelief.bench.carriers import GRADIENT, Ours
-from distbelief.bench.peers import Peers
-from distbelief.bench.timing import figure, interleave, number, show, spread
+from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts.carriers import GRADIENT, Ours
+from distbelief.bench.parts.peers import Peers
+from distbelief.bench.parts.timing import figure, interleave, number, show, spread
 from distbelief.cluster.handling import Handling
 from distbelief.cluster.local import Local
 from distbelief.cluster.pace import Pace
@@ -54,9 +54,9 @@ class Model(NamedTuple):
     epochs: int
 
 
-MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.courses:lenet_short", 1)}
-QUICK = {"mlp": Model("distbelief.bench.courses:mlp_quick", 1), "lenet": Model("distbelief.bench.courses:lenet_quick", 1)}
-PADDED = Model("distbelief.bench.courses:mlp_short", 4)
+MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.parts.courses:lenet_short", 1)}
+QUICK = {"mlp": Model("distbelief.bench.parts.courses:mlp_quick", 1), "lenet": Model("distbelief.bench.parts.courses:lenet_quick", 1)}
+PADDED = Model("distbelief.bench.parts.courses:mlp_short", 4)
 """What padded replicas train: steps that are much shorter than the pad, so that few cores hold many replicas."""
 
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from distbelief.bench import limits
-from distbelief.bench.carriers import Ours
-from distbelief.bench.peers import Peers
-from distbelief.bench.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts import limits
+from distbelief.bench.parts.carriers import Ours
+from distbelief.bench.parts.peers import Peers
+from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.errors import UsageError
 
 OURS = ("shared, landed", "shared, in place", "tcp", "tls", "shared, landed, 1 shard", "shared, in place, 1 shard", "a push alone", "a fetch alone")

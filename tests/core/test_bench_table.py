@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from distbelief.bench.parts.timing import figure, finish, machine
 from distbelief.bench.table import table
-from distbelief.bench.timing import figure, finish, machine
 from distbelief.bench.wire import WireOptions
 from distbelief.errors import UsageError
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import BENCHES, allreduce, courses, hogwild, loops, memory, sandblaster, simulator, standby, start, straggle, train, wire
-from distbelief.bench.timing import figure
+from distbelief.bench import BENCHES, allreduce, hogwild, memory, sandblaster, simulator, standby, start, straggle, train, wire
+from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, options
 from distbelief.cluster import evaluate, guest, simulated, status, sweep
 from distbelief.cluster.sitting import Sitting

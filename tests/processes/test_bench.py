@@ -10,9 +10,10 @@ import subprocess
 import pytest
 import torch
 
-from distbelief.bench import BENCHES, lines, timing, wire
-from distbelief.bench.carriers import Ours
-from distbelief.bench.peers import Peers
+from distbelief.bench import BENCHES, wire
+from distbelief.bench.parts import lines, timing
+from distbelief.bench.parts.carriers import Ours
+from distbelief.bench.parts.peers import Peers
 from distbelief.errors import JobFailed, UsageError
 from distbelief.schedules.allreduce import ALGORITHMS
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from distbelief.bench import lines
+from distbelief.bench.parts import lines
 from distbelief.core.buckets import Bucket
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.player import WHOLE

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbelief.bench.peers import Peer, Peers, lend
+from distbelief.bench.parts.peers import Peer, Peers, lend
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.fabric.hook import Reduce, comm_hook

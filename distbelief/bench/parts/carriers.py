@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from distbelief.bench.peers import Peers
+from distbelief.bench.parts.peers import Peers
 from distbelief.cluster.authority import Authority
 from distbelief.core import roles
 from distbelief.core.conversations import initialising, membership, pushing
