@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from distbelief.cluster import cast
 from distbelief.cluster.simulation import Simulation
 from distbelief.cluster.timed import with_data
 from distbelief.core import mapping, roles
@@ -178,7 +177,7 @@ class _Computing(_Peer):
     def __init__(self, racing: Racing, role: str, endpoint: VirtualEndpoint) -> None:
         super().__init__(racing, role, endpoint)
         job, settings, model = racing.job, racing.settings, racing._model()
-        cast.check_model(settings, model)
+        racing.players.check_model(settings, model)
         self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm, settings.drop_last)
         self._mapped = MappedModel(racing._flat(model), roles.index_of(role))
 

@@ -17,7 +17,6 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster import cast
 from distbelief.cluster.addresses import listen_at
 from distbelief.cluster.channel import Channel
 from distbelief.cluster.mapped import MappedReplica, Reader
@@ -31,7 +30,7 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
@@ -45,7 +44,10 @@ from distbelief.runtime.player import Worker
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
+from distbelief.strategies import by_name
 from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.base import replicas, servers
+from distbelief.strategies.players import Players
 from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, resolve
@@ -85,6 +87,11 @@ def _traced(error: BaseException, script: str = "") -> str:
     return "".join(told.format()).rstrip()
 
 
+def _watched(settings: Settings) -> set[str]:
+    """The roles that whoever starts the job starts, and whose deaths he tells of; guests are beside them."""
+    return {*replicas(settings.replicas), *servers(settings.shards, standby=1), roles.EVALUATOR}
+
+
 class Shown(Protocol):
     """Who plays a role, as far as a status shows it."""
 
@@ -112,6 +119,11 @@ class _Process:
         self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
         if role != roles.SINGLE:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
+
+    @property
+    def players(self) -> Players:
+        """Who plays the roles of its job."""
+        return by_name(self.spec.settings.consistency).players()
 
     def play(self) -> None:
         """Play the role to its end."""
@@ -166,10 +178,10 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = cast.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.player = self.players.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0)) for one in spec.journal]
-            host = Host(self.endpoint, self.player, cast.memory_of(self.player), Journal(*files), cast.watched(spec.settings)) if files else None
+            host = Host(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings)) if files else None
             self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run), host=host)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
@@ -207,10 +219,10 @@ class _Process:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) is roles.Kind.STANDBY:
-            self.player = standby = cast.standby(self.spec.settings, index, cast.torch_slice, self.incarnation)
+            self.player = standby = self.players.served.standby(index, self._slice_of_its_own, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
-            self.player = shard = cast.shard(self.spec.settings, index, self._slice, self.incarnation)
+            self.player = shard = self.players.served.shard(index, self._slice, self.incarnation)
             self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
         address = self._listen()
         self._meet()
@@ -232,9 +244,13 @@ class _Process:
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         if self.spec.memory < 0:
-            return cast.torch_slice(plan, shard)
+            return self._slice_of_its_own(plan, shard)
         whole, own = common_memory(self.spec, plan), plan.assignments[shard]
-        return cast.torch_slice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+        return self.players.served.torch_slice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+
+    def _slice_of_its_own(self, plan: Plan, shard: int) -> TorchSlice:
+        """A slice in this process's memory."""
+        return self.players.served.torch_slice(plan, shard, None, None)
 
     def _play_single(self) -> None:
         spec = self.spec
@@ -273,7 +289,7 @@ class _Process:
             peer = Peer(spec, self.role, self.incarnation, self._flat(model), task, self._padded)
             self._tell_story(peer.story(self._listen()), peer, peer.store)
             return
-        cast.check_model(spec.settings, model)
+        self.players.check_model(spec.settings, model)
         if spec.settings.mapped:
             mapped = MappedReplica(spec, self.role, self._flat(model), task, self._padded)
             self._tell_story(mapped.story(self.incarnation), mapped, mapped.store)
@@ -282,7 +298,7 @@ class _Process:
         trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
         vectors = self._flat(model)
         worker = ServedWorker(spec, self.role, vectors, self._padded(trainer.compute), pump=self.pump())
-        self._tell_story(cast.replica(spec.settings, self.role, vectors, len(trainer.data), self.incarnation), worker)
+        self._tell_story(self.players.served.replica(self.role, vectors, len(trainer.data), self.incarnation), worker)
 
     def _padding(self) -> Padding | None:
         return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None

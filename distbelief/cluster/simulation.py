@@ -12,7 +12,6 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster import cast
 from distbelief.cluster.handling import INSTANT, Labour
 from distbelief.cluster.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.cluster.sitting import Sitting, evaluates
@@ -86,6 +85,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
+        self.players = self.job.strategy.players()
         self.network = VirtualNetwork(
             self.clock, cluster.weather, self.job.seed, cluster.phantom, settings.per_host, cluster.hosts, settings.replicas
         )
@@ -176,8 +176,8 @@ class Simulation:
         """Play the coordinator, which in a later life goes through its journal."""
         sitting, endpoint = self.sitting, self._endpoint(roles.COORDINATOR, incarnation)
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
-        self.coordinator = cast.coordinator(self.settings, self.evaluates, *resume)
-        host = Host(endpoint, self.coordinator, cast.memory_of(self.coordinator), Journal(*self._journal), self._watched) if self._revives else None
+        self.coordinator = self.players.coordinator(self.settings, self.evaluates, *resume)
+        host = Host(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched) if self._revives else None
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
         if incarnation:
             self.driver.replay(roles.COORDINATOR, self._known)
@@ -206,7 +206,7 @@ class Simulation:
 
     def _add_shard(self, index: int, incarnation: int) -> None:
         role = roles.shard(index)
-        shard, endpoint = cast.shard(self.settings, index, self._slice, incarnation), self._endpoint(role, incarnation)
+        shard, endpoint = self.players.served.shard(index, self._slice, incarnation), self._endpoint(role, incarnation)
         self._play_shard(role, shard, endpoint)
 
     def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
@@ -223,7 +223,7 @@ class Simulation:
     def _add_standby(self, index: int, incarnation: int) -> None:
         role = roles.standby(index)
         endpoint = self._endpoint(role, incarnation)
-        self.driver.add_machine(role, cast.standby(self.settings, index, self._slice, incarnation), endpoint, become=self._become)
+        self.driver.add_machine(role, self.players.served.standby(index, self._slice, incarnation), endpoint, become=self._become)
         self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
@@ -249,13 +249,13 @@ class Simulation:
             worker = TimedPhantom(endpoint.thread, stopwatch, samples, self.settings.batch_size)
         else:
             model = self._model()
-            cast.check_model(self.settings, model)
+            self.players.check_model(self.settings, model)
             vectors = self._flat(model)
             settings = self.settings
             task = with_data(self.task, self._data)
             trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
             worker = TimedWorker(endpoint.thread, stopwatch, vectors, trainer)
-        story = cast.replica(self.settings, role, vectors, samples, incarnation).story()
+        story = self.players.served.replica(role, vectors, samples, incarnation).story()
         self._play_story(role, story, endpoint, worker)
 
     def _flat(self, model: nn.Module) -> FlatModule:
@@ -268,7 +268,8 @@ class Simulation:
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
-        return cast.phantom_slice(plan, shard) if self.cluster.phantom else cast.torch_slice(plan, shard)
+        servers = self.players.served
+        return servers.phantom_slice(plan, shard) if self.cluster.phantom else servers.torch_slice(plan, shard, None, None)
 
     def _plan_crashes(self) -> None:
         """Kill roles as they are about to send the message that their crash names."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from distbelief.core import roles
 from distbelief.core.settings import Settings
 from distbelief.core.values import Checked
-from distbelief.errors import UsageError
+from distbelief.errors import LocalProtocolError, UsageError
+
+if TYPE_CHECKING:
+    from distbelief.strategies.players import Players
 
 
 class Machine(Protocol):
@@ -99,6 +102,15 @@ class Strategy(Checked):
         """
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in Settings.__struct_fields__}
         return {"consistency": self.name, **own}
+
+    @classmethod
+    def players(cls) -> Players:
+        """Who plays the roles of a job that has a coordinator; made when first asked for, as it needs torch.
+
+        Raises:
+            LocalProtocolError: one process plays everything.
+        """
+        raise LocalProtocolError(f"strategy {cls.name} has no players: one process plays everything")
 
     def phantom(self, settings: Settings) -> Settings:
         """The settings of a job in which nothing is computed."""

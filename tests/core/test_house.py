@@ -54,7 +54,7 @@ def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> N
 
 
 ROOM_FILES = 20
-LARGER_ROOMS = {"cluster": 38, "core": 29}
+LARGER_ROOMS = {"cluster": 37, "core": 29}
 """Rooms that still have more files: the numbers may only fall."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings
@@ -11,6 +11,9 @@ from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.base import Machine, Scaled, Virtual, replicas
+
+if TYPE_CHECKING:
+    from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,13 @@ class Allreduce(Scaled):
     def settings(self) -> dict[str, Any]:
         """A checkpoint is of one part: every replica holds everything."""
         return super().settings() | {"push_every": self.accumulate, "shards": 1}
+
+    @classmethod
+    def players(cls) -> Players:
+        """Who plays them."""
+        from distbelief.strategies.allreduce.players import PLAYERS
+
+        return PLAYERS
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Scaled, Strategy, Virtual, replicas, servers
+
+if TYPE_CHECKING:
+    from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class Served(Strategy):
 
     standby: int = field(default=0, kw_only=True)
     """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
+
+    @classmethod
+    def players(cls) -> Players:
+        """Who plays them."""
+        from distbelief.strategies.parameter_server.players import PLAYERS
+
+        return PLAYERS
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""

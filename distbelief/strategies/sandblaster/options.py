@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from distbelief.errors import UsageError
 from distbelief.strategies.base import Strategy, replicas, servers
 
 SEARCHED = "its line search finds each step"
+
+if TYPE_CHECKING:
+    from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,13 @@ class Sandblaster(Strategy):
         """An epoch is an iteration, a minibatch a portion."""
         own = {name: getattr(self, name) for name in Descent.__struct_fields__ if name != "batch"}
         return super().settings() | {"epochs": self.iterations, "batch_size": self.portion_size, "descent": Descent(**own, batch=self.batch_size)}
+
+    @classmethod
+    def players(cls) -> Players:
+        """Who plays them."""
+        from distbelief.strategies.sandblaster.players import PLAYERS
+
+        return PLAYERS
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""

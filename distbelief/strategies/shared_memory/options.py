@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distbelief.core.mapping import RANGES
 from distbelief.core.optimizer import Optimizer, optim
@@ -11,6 +11,9 @@ from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Strategy, Virtual, check_local_links, replicas
+
+if TYPE_CHECKING:
+    from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,13 @@ class Mapped(Strategy):
     """What every replica steps the mapping with: sgd, momentum, nesterov or adagrad."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica or the coordinator that died is started anew."""
+
+    @classmethod
+    def players(cls) -> Players:
+        """Who plays them."""
+        from distbelief.strategies.shared_memory.players import PLAYERS
+
+        return PLAYERS
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""

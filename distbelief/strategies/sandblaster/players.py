@@ -1,0 +1,36 @@
+"""Who plays the roles of a job that trains in large batches, and which models it can train."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from distbelief.core.settings import Settings
+from distbelief.errors import UsageError
+from distbelief.replica.downpour import Downpour
+from distbelief.replica.vectors import Vectors
+from distbelief.strategies.players import Players, Servers
+from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.replica import Sandblaster as BundleStory
+from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
+
+
+def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
+    return BundleStory(role, vectors, samples, incarnation=incarnation)
+
+
+def check_model(settings: Settings, model: nn.Module) -> None:
+    """Refuse a model whose loss on a batch is not the sum of those on its portions.
+
+    Raises:
+        UsageError: naming the part of it, and the remedy.
+    """
+    for name, part in model.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise UsageError(
+                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, and changes with every"
+                f" evaluation; strategy {settings.consistency} needs a model without batch norm, such as one with group norm or layer norm"
+            )
+
+
+PLAYERS = Players(Sandblaster, (), Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice, _replica), check_model)

@@ -1,0 +1,23 @@
+"""Who plays the roles of a job in one memory, and which models it can train."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from distbelief.core.settings import Settings
+from distbelief.strategies.players import COORDINATOR_STATE, Players
+from distbelief.strategies.shared_memory.coordinator import Keeping
+from distbelief.strategies.shared_memory.mapped import check
+from distbelief.tasks.flat import layout_of
+
+
+def check_model(settings: Settings, model: nn.Module) -> None:
+    """Refuse a model that cannot be stepped in place.
+
+    Raises:
+        UsageError: naming the part of it, and the remedy.
+    """
+    check(layout_of(model), settings)
+
+
+PLAYERS = Players(Keeping, (Keeping, *COORDINATOR_STATE), check_model=check_model)
