@@ -41,6 +41,7 @@ def main(path: str, largest: float = 64.0, repeats: int = 5) -> None:
     found = measure(AllreduceOptions(sizes=tuple(sizes), ranks=(2,), repeats=repeats, quiet=True))["one_host"]["2"]
     for name in (OWN, RING, COPY, PLACE):
         right.loglog([int(size) / 1e6 for size in found], [1e3 * one["seconds"][name] for one in found.values()], marker=".", label=name)
+    right.set_ylim(top=30 * right.get_ylim()[1])  # where the legend is
     for axes, title, label in (
         (left, "simulated, 8 ranks", "MB"),
         (middle, "simulated, 1 MB", "ranks"),
