@@ -86,6 +86,24 @@ class Settings(LearningRate, frozen=True):
         Raises:
             UsageError: naming the option, its value and what it may be.
         """
+        self._check_numbers()
+        self._check_together()
+        if self.staleness_scaling not in STALENESS_SCALINGS:
+            raise unknown("staleness scaling", self.staleness_scaling, STALENESS_SCALINGS)
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown(option(name), getattr(self, name), known)
+        if not 0 < self.bucket_mb < float("inf"):
+            raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
+        self.check_rate()
+        if self.mapped:
+            mapping.check(self.consistency, self.optimizer, self.locks, self.shards)
+        self.optimizer.check(norms=self.shards == 1 or self.in_rounds)
+        if self.descent:
+            self.descent.check()
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers that are out of bounds for their option."""
         least = dict.fromkeys(("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1)
         least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
         least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0)
@@ -102,6 +120,9 @@ class Settings(LearningRate, frozen=True):
         for name in ("replicas", "shards"):
             if (value := getattr(self, name)) > MOST:
                 raise UsageError(f"{option(name)} {value}: must be at most {MOST}")
+
+    def _check_together(self) -> None:
+        """Refuse options that contradict each other, or are none of the few values that they may be."""
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.prefetch not in (0, 1):
@@ -120,19 +141,6 @@ class Settings(LearningRate, frozen=True):
             raise UsageError(f"--backup-workers {self.backup_workers} of {self.replicas} replicas: at least one must be left that a round waits for")
         if self.n > self.replicas:
             raise UsageError(f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an update")
-        if self.staleness_scaling not in STALENESS_SCALINGS:
-            raise unknown("staleness scaling", self.staleness_scaling, STALENESS_SCALINGS)
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown(option(name), getattr(self, name), known)
-        if not 0 < self.bucket_mb < float("inf"):
-            raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
-        self.check_rate()
-        if self.mapped:
-            mapping.check(self.consistency, self.optimizer, self.locks, self.shards)
-        self.optimizer.check(norms=self.shards == 1 or self.in_rounds)
-        if self.descent:
-            self.descent.check()
 
     @property
     def global_batch(self) -> int:
