@@ -19,10 +19,7 @@ from torch import nn
 
 from distbelief.cluster.addresses import listen_at
 from distbelief.cluster.channel import Channel
-from distbelief.cluster.mapped import MappedReplica, Reader
 from distbelief.cluster.pace import Padding
-from distbelief.cluster.peer import Peer, Scripted
-from distbelief.cluster.served import Compute, ServedWorker, common_memory
 from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.spec import Spec
 from distbelief.cluster.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
@@ -34,26 +31,27 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
-from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import Host
+from distbelief.runtime.player import Store as Keeper
 from distbelief.runtime.player import Worker
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name
-from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.worker import Scripted
 from distbelief.strategies.base import replicas, servers
 from distbelief.strategies.players import Players
-from distbelief.strategies.shared_memory.replica import Hogwild
+from distbelief.strategies.process import Compute, Context, Player
+from distbelief.strategies.served import ServedWorker, common_memory
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, placed
+from distbelief.tasks.worker import build_model, check_measure, hint, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -285,20 +283,10 @@ class _Process:
             return
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
-        if spec.settings.among_themselves:
-            peer = Peer(spec, self.role, self.incarnation, self._flat(model), task, self._padded)
-            self._tell_story(peer.story(self._listen()), peer, peer.store)
-            return
         self.players.check_model(spec.settings, model)
-        if spec.settings.mapped:
-            mapped = MappedReplica(spec, self.role, self._flat(model), task, self._padded)
-            self._tell_story(mapped.story(self.incarnation), mapped, mapped.store)
-            return
-        settings = spec.settings
-        trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
-        vectors = self._flat(model)
-        worker = ServedWorker(spec, self.role, vectors, self._padded(trainer.compute), pump=self.pump())
-        self._tell_story(self.players.served.replica(self.role, vectors, len(trainer.data), self.incarnation), worker)
+        context = Context(spec, self.role, self.incarnation, task, self._flat(model), self._padded, self._listen, self.pump())
+        part = self.players.part(context)
+        self._tell_story(part.player, part.worker, part.store)
 
     def _padding(self) -> Padding | None:
         return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None
@@ -384,10 +372,9 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         vectors = self._flat(build_model(task, spec.settings.seed, "cpu"))
         check_measure(task, vectors.module)
-        worker = Reader(spec, vectors, task) if spec.settings.mapped else ServedWorker(spec, self.role, vectors, None, task)
-        self._tell_story(Evaluator(vectors, self.incarnation), worker)
+        self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(spec, vectors, task))
 
-    def _tell_story(self, player: Downpour | Evaluator | Allreduce | Hogwild, worker: Worker, store: Store | None = None) -> None:
+    def _tell_story(self, player: Player, worker: Worker, store: Keeper | None = None) -> None:
         self.player = player
         self.driver.add_story(self.role, player.story(), self.endpoint, worker, store)
         self._meet()

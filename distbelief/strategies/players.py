@@ -22,6 +22,7 @@ from distbelief.core.portions import START, Dealer, Portion, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.vectors import Vectors
+from distbelief.runtime.player import Worker
 from distbelief.server.dealing import Dealing
 from distbelief.server.ending import ClosingStep, Why
 from distbelief.server.evaluations import Evaluations
@@ -32,6 +33,10 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.server.standbys import Standbys
+from distbelief.strategies.process import Context, Part, ProcessSpec
+from distbelief.strategies.served import served_reader
+from distbelief.tasks import Task
+from distbelief.tasks.flat import FlatModule
 
 COORDINATOR_STATE = (
     Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause, Why,
@@ -94,6 +99,10 @@ class Players:
     coordinator: MakeCoordinator
     state: tuple[type, ...]
     """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it again."""
+    part: Callable[[Context], Part]
+    """What a process plays for a replica."""
+    reader: Callable[[ProcessSpec, FlatModule, Task], Worker] = served_reader
+    """Who measures for the evaluator, in its process."""
     servers: Servers | None = None
     """None where there are no shards."""
     check_model: Callable[[Settings, nn.Module], None] = check_nothing

@@ -10,6 +10,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.strategies.allreduce.coordinator import Conductor
 from distbelief.strategies.allreduce.grouping import Grouping
 from distbelief.strategies.allreduce.rations import Rations
+from distbelief.strategies.allreduce.worker import part
 from distbelief.strategies.players import Players
 
-PLAYERS = Players(Conductor, (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause, GroupPhase, Duty))
+PLAYERS = Players(Conductor, (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause, GroupPhase, Duty), part)

@@ -9,10 +9,16 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers
+from distbelief.strategies.process import Context, Part
+from distbelief.strategies.served import served_part
 
 
 def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
     return Downpour(role, vectors, samples, incarnation=incarnation)
 
 
-PLAYERS = Players(Coordinator, (Coordinator, *COORDINATOR_STATE), Servers(Shard, Standby, TorchSlice, PhantomSlice, _replica))
+def _part(context: Context) -> Part:
+    return served_part(context, _replica)
+
+
+PLAYERS = Players(Coordinator, (Coordinator, *COORDINATOR_STATE), _part, servers=Servers(Shard, Standby, TorchSlice, PhantomSlice, _replica))

@@ -9,10 +9,12 @@ from distbelief.errors import UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.vectors import Vectors
 from distbelief.strategies.players import Players, Servers
+from distbelief.strategies.process import Context, Part
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.replica import Sandblaster as BundleStory
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
+from distbelief.strategies.served import served_part
 
 
 def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
@@ -33,4 +35,10 @@ def check_model(settings: Settings, model: nn.Module) -> None:
             )
 
 
-PLAYERS = Players(Sandblaster, (), Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice, _replica), check_model)
+def _part(context: Context) -> Part:
+    return served_part(context, _replica)
+
+
+PLAYERS = Players(
+    Sandblaster, (), _part, servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice, _replica), check_model=check_model
+)

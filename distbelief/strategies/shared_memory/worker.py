@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from distbelief.cluster.spec import Spec
 from distbelief.core import mapping, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.record.restore import Store
+from distbelief.runtime.player import Worker
+from distbelief.strategies.process import Compute, Context, Part, ProcessSpec, open_memory
 from distbelief.strategies.shared_memory.mapped import MappedModel, Stroke
 from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.tasks import Task
@@ -22,8 +23,6 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.locks import Locks
-
-Compute = Callable[[Batch], Computed]
 
 
 class MappedReplica:
@@ -37,7 +36,7 @@ class MappedReplica:
         padded: makes what computes as slow as the cluster's pace has it.
     """
 
-    def __init__(self, spec: Spec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
+    def __init__(self, spec: ProcessSpec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
         settings = spec.settings
         self._spec, self._role = spec, role
         self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
@@ -86,10 +85,21 @@ class MappedReplica:
         raise UsageError("a replica measures nothing")
 
 
+def part(context: Context) -> Part:
+    """What a process plays for a replica."""
+    replica = MappedReplica(context.spec, context.role, context.flat, context.task, context.padded)
+    return Part(replica.story(context.incarnation), replica, replica.store)
+
+
+def reader(spec: ProcessSpec, flat: FlatModule, task: Task) -> Worker:
+    """Who measures for the evaluator."""
+    return Reader(spec, flat, task)
+
+
 class Reader:
     """Who measures for the evaluator: a copy of the mapping as it is."""
 
-    def __init__(self, spec: Spec, flat: FlatModule, task: Task) -> None:
+    def __init__(self, spec: ProcessSpec, flat: FlatModule, task: Task) -> None:
         self._spec, self._flat, self._task = spec, flat, task
 
     def attach(self, plan: Plan, arena: Arena) -> None:
@@ -108,11 +118,6 @@ class Reader:
         """Of the parameters as they are now."""
         self._copy.copy_(self._there)
         return measure(self._task, self._flat.module)
-
-
-def open_memory(spec: Spec) -> int:
-    """The supervisor's memory."""
-    return os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
 
 
 def memory_of(descriptor: int, plan: Plan) -> torch.Tensor:

@@ -9,7 +9,6 @@ import socket
 import struct
 from collections.abc import Callable
 
-from distbelief.cluster.spec import Spec
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Batch, Computed, Measured
@@ -19,12 +18,12 @@ from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.record.restore import Store
 from distbelief.strategies.allreduce.replica import Allreduce
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.strategies.process import Compute, Context, Part, ProcessSpec, open_memory
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, check_measure, measure, placed
 from distbelief.transport.base import Arena
 
-Compute = Callable[[Batch], Computed]
 SIOCGIFADDR = 0x8915
 
 
@@ -40,7 +39,7 @@ class Peer:
         padded: makes what computes as slow as the cluster's pace has it.
     """
 
-    def __init__(self, spec: Spec, role: str, incarnation: int, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
+    def __init__(self, spec: ProcessSpec, role: str, incarnation: int, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
         settings = spec.settings
         self._role, self._incarnation, self._task, self._flat = role, incarnation, task, flat
         self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, drop_last=settings.drop_last)
@@ -77,10 +76,16 @@ class Peer:
         return self._carrier.reduce()
 
 
+def part(context: Context) -> Part:
+    """What a process plays for a replica."""
+    peer = Peer(context.spec, context.role, context.incarnation, context.flat, context.task, context.padded)
+    return Part(peer.story(context.listen()), peer, peer.store)
+
+
 class Scripted:
     """The part of a replica whose loop is the user's: a step may be several backward passes, so that nothing is added up before it is over."""
 
-    def __init__(self, spec: Spec, role: str, incarnation: int, address: str) -> None:
+    def __init__(self, spec: ProcessSpec, role: str, incarnation: int, address: str) -> None:
         self._role, self._incarnation, self._address = role, incarnation, address
         self._carrier = carrier(spec, role)
         self.store = Store(spec.run)
@@ -108,11 +113,11 @@ def store_of(carrier: Carrier) -> str:
     return carrier.store if isinstance(carrier, ProcessGroup) else ""
 
 
-def carrier(spec: Spec, role: str) -> Carrier:
+def carrier(spec: ProcessSpec, role: str) -> Carrier:
     """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network."""
     settings, index = spec.settings, roles.index_of(role)
     if spec.transport == "shared":
-        descriptor = os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
+        descriptor = open_memory(spec)
         return SharedMemory(descriptor, index, settings.replicas, settings.algorithm, settings.per_host)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
