@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distbelief import tasks
+    from distbelief.cluster.compute_model import ComputeModel
     from distbelief.cluster.evaluate import evaluate
     from distbelief.cluster.handling import INSTANT, Handling
     from distbelief.cluster.local import Local
-    from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Simulated
     from distbelief.cluster.sitting import View
     from distbelief.cluster.virtual_cluster import Crash
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.processors import Hosts
-    from distbelief.transport.virtual import Outage, Weather
+    from distbelief.transport.virtual import NetworkModel, Outage
 
     __version__: str
 
@@ -38,12 +38,12 @@ _PLACES = {
     "Local": "cluster.local",
     "Simulated": "cluster.simulated",
     "Crash": "cluster.virtual_cluster",
-    "Pace": "cluster.pace",
+    "ComputeModel": "cluster.compute_model",
     "View": "cluster.sitting",
     **dict.fromkeys(("INSTANT", "Handling"), "cluster.handling"),
     "Hosts": "transport.processors",
     "Outage": "transport.virtual",
-    "Weather": "transport.virtual",
+    "NetworkModel": "transport.virtual",
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "cluster.evaluate",
     "Job": "job",
@@ -60,8 +60,8 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling", "Hogwild", "Hosts",
-    "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "Pace", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
-    "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "Weather", "__version__", "comm_hook", "evaluate", "join",
+    "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
+    "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "evaluate", "join",
     "optim", "run", "tasks",
 ]  # fmt: skip
 

@@ -23,7 +23,9 @@ def simulated(algorithm: str, ranks: int, size: int, rounds: int = 4) -> float:
     """Seconds of one all-reduce of so many bytes."""
     data = db.TensorData(torch.zeros(rounds * ranks, 1), torch.zeros(rounds * ranks, dtype=torch.int64))
     task = db.Task(model=lambda: torch.nn.Linear(size // 4, 1, bias=False), train=lambda: data)
-    place = db.Simulated(db.Weather(latency=20e-6, bandwidth=1.25e9), db.Pace(step=STEP, spread="constant"), phantom=True, handling=db.INSTANT)
+    place = db.Simulated(
+        db.NetworkModel(latency=20e-6, bandwidth=1.25e9), db.ComputeModel(step=STEP, spread="constant"), phantom=True, handling=db.INSTANT
+    )
     seconds = db.run(db.Job(task=task, strategy=db.Allreduce(ranks, algorithm=algorithm), batch_size=1, evaluate_every=0), on=place)["seconds"]
     return max(float(seconds) / rounds - STEP, 1e-6)
 

@@ -49,7 +49,7 @@ def simulated(epochs: int, scale: float) -> Curves:
     """Each method on the virtual cluster."""
     few, many, most = (max(2, round(count * scale)) for count in (20, 200, 2000))
     portion = min(500, SAMPLES // most)
-    steps, portions = (db.Simulated(pace=db.Pace(step=samples * SECONDS)) for samples in (BATCH, portion))
+    steps, portions = (db.Simulated(compute=db.ComputeModel(step=samples * SECONDS)) for samples in (BATCH, portion))
     return {
         "SGD, 1 machine": train(db.Single(optimizer=db.optim("sgd", lr=0.1)), steps, epochs),
         f"Downpour, {few} replicas": train(db.Downpour(few, 8, optimizer=db.optim("sgd", lr=0.1 / few)), steps, epochs),

@@ -25,7 +25,7 @@ STRATEGIES = {
 
 def main(path: str, step: float = 0.03, epochs: int = 8) -> None:
     """Train with each of them, and draw."""
-    place = db.Local(pace=db.Pace(step=step, spread="constant", slow={0: 4.0}))
+    place = db.Local(compute=db.ComputeModel(step=step, spread="constant", slow={0: 4.0}))
     plt.figure(figsize=(7, 4))
     for name, strategy in STRATEGIES.items():
         history = db.run(db.Job(task="digits", strategy=strategy, epochs=epochs, batch_size=16, checkpoint_every=0), on=place)["history"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from distbelief.bench.parts.courses import counted, points
 from distbelief.bench.parts.timing import figure
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, roles, wire
@@ -29,7 +29,7 @@ WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
 def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, float]:
     """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in bundles with and without backup portions, and split once."""
     slow = {round(i / STRAGGLERS): SLOWER for i in range(max(1, round(replicas * STRAGGLERS)))}
-    cluster = Simulated(pace=Pace(step=0.01, slow={who: factor for who, factor in slow.items() if who < replicas}), phantom=True)
+    cluster = Simulated(compute=ComputeModel(step=0.01, slow={who: factor for who, factor in slow.items() if who < replicas}), phantom=True)
     ways = {"bundles, backup portions": (BUNDLE, 1), "bundles, no backup portions": (BUNDLE, 0), "one static split": (SHARE, 0)}
     found = {}
     for name, (send_every, backup) in ways.items():
@@ -51,8 +51,8 @@ def balance_settings() -> dict[str, Any]:
         "times slower": SLOWER,
         "seconds of a portion": 0.01,
         "cluster": {
-            "latency": cluster.weather.latency,
-            "bandwidth": cluster.weather.bandwidth,
+            "latency": cluster.network.latency,
+            "bandwidth": cluster.network.bandwidth,
             "message": cluster.handling.message,
             "memory": cluster.handling.memory,
         },

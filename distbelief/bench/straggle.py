@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from distbelief.bench.parts import courses
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.local import Local
-from distbelief.cluster.pace import Pace
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -59,12 +59,12 @@ def run(options: StraggleOptions) -> dict[str, Any]:
     facts = machine()
     pad, repeats = options.pad, options.repeats
     scenarios = {
-        f"one replica always {FACTOR:g} times slower": Pace(step=pad, spread="constant", slow={options.replicas - 1: FACTOR}),
-        f"{CHANCE:.0%} of the steps {TAIL:g} times slower": Pace(step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL),
+        f"one replica always {FACTOR:g} times slower": ComputeModel(step=pad, spread="constant", slow={options.replicas - 1: FACTOR}),
+        f"{CHANCE:.0%} of the steps {TAIL:g} times slower": ComputeModel(step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL),
     }
     measured = {}
-    for name, pace in scenarios.items():
-        turns = {strategy: partial(_rate, made, pace, options) for strategy, made in _strategies(options.replicas).items()}
+    for name, compute in scenarios.items():
+        turns = {strategy: partial(_rate, made, compute, options) for strategy, made in _strategies(options.replicas).items()}
         taken = interleave(turns, repeats)
         measured[name] = {
             "samples_per_second": {strategy: statistics.median(values) for strategy, values in taken.items()},
@@ -94,9 +94,9 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
     }
 
 
-def _rate(strategy: Strategy, pace: Pace, options: StraggleOptions) -> float:
+def _rate(strategy: Strategy, compute: ComputeModel, options: StraggleOptions) -> float:
     job = Job(task=options.task, strategy=strategy, epochs=options.epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0)
-    return float(courses.run(job, Local(pace=pace))["samples_per_second"])
+    return float(courses.run(job, Local(compute=compute))["samples_per_second"])
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:

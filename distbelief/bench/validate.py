@@ -21,9 +21,9 @@ from distbelief.bench.parts import courses, loops
 from distbelief.bench.parts.carriers import GRADIENT, Ours
 from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, interleave, number, show, spread
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import Handling
 from distbelief.cluster.local import Local
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
     model: Model
     strategy: Strategy
-    pad: Pace | None = None
+    pad: ComputeModel | None = None
 
 
 def strategies(replicas: int) -> dict[str, Strategy]:
@@ -93,9 +93,9 @@ def cases(models: Mapping[str, Model], padded: Model, pad: float) -> dict[str, C
         found[f"{name}, single"] = Case(model, Single(optimizer=SGD))
         found[f"{name}, downpour, 1 replica"] = Case(model, Downpour(replicas=1, shards=1, optimizer=SGD))
         found |= {f"{name}, {strategy}, 2 replicas": Case(model, made) for strategy, made in strategies(2).items()}
-    alike, slow = (Pace(step=pad, spread="constant", slow=one) for one in ({}, {3: SLOWER}))
-    for told, pace in (("4 padded", alike), (f"4 padded, one {SLOWER:g} times slower", slow)):
-        found |= {f"{told}, {strategy}": Case(padded, made, pace) for strategy, made in strategies(4).items()}
+    alike, slow = (ComputeModel(step=pad, spread="constant", slow=one) for one in ({}, {3: SLOWER}))
+    for told, compute in (("4 padded", alike), (f"4 padded, one {SLOWER:g} times slower", slow)):
+        found |= {f"{told}, {strategy}": Case(padded, made, compute) for strategy, made in strategies(4).items()}
     return found
 
 
@@ -179,7 +179,7 @@ def _job(case: Case) -> Job:
 
 
 def _real(case: Case) -> float:
-    return float(courses.run(_job(case), Local(pace=case.pad))["seconds"])
+    return float(courses.run(_job(case), Local(compute=case.pad))["seconds"])
 
 
 def _simulated(case: Case, inputs: Inputs) -> float:
@@ -188,12 +188,12 @@ def _simulated(case: Case, inputs: Inputs) -> float:
     Who reduces in shared memory wakes nobody's process for it, so that a message of an all-reduce costs what it usually does.
     """
     hosts = Hosts(CORES, together=inputs.together, busy=inputs.step if case.pad else 0.0)
-    pace = case.pad or Pace(step=inputs.step, spread="constant")
+    compute = case.pad or ComputeModel(step=inputs.step, spread="constant")
     if case.strategy.coordinated:
         handling = Handling(memory=inputs.handling.memory) if isinstance(case.strategy, Allreduce) else inputs.handling
-        on = Simulated(pace=pace, phantom=True, hosts=hosts, handling=handling)
+        on = Simulated(compute=compute, phantom=True, hosts=hosts, handling=handling)
     else:
-        on = Simulated(pace=pace, phantom=True)
+        on = Simulated(compute=compute, phantom=True)
     return float(on.run(_job(case))["seconds"])
 
 

@@ -69,21 +69,21 @@ def simulate(args: list[str]) -> int:
     asked = options.parse("simulate", task, strategy, rest)
     job = asked.job(task)
     virtual = asked.virtual
-    network, pace = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
+    line, steps = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
     faults, hosts = words.faults(virtual.faults), words.hosts(virtual.hosts)
     handling = words.handling(virtual.handling)
     _begin(asked, f"{strategy} on {task}, simulated")
+    from distbelief.cluster.compute_model import ComputeModel
     from distbelief.cluster.handling import Handling
-    from distbelief.cluster.pace import Pace
     from distbelief.cluster.simulated import Simulated
     from distbelief.cluster.virtual_cluster import Crash
     from distbelief.transport.processors import Hosts
-    from distbelief.transport.virtual import Outage, Weather
+    from distbelief.transport.virtual import NetworkModel, Outage
 
     crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
-    weather = Weather(**network, **faults.weather, outages=outages)
+    network = NetworkModel(**line, **faults.delays, outages=outages)
     own: dict[str, Any] = {"handling": Handling(**handling), "hosts": Hosts(**hosts) if hosts else None, **faults.place}
-    place = Simulated(weather, Pace(**pace), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
+    place = Simulated(network, ComputeModel(**steps), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
     if virtual.sweep is not None:
         return _sweep(place, job, virtual.sweep, asked, args)
     return _run(lambda: place.run(job, _view(asked)), asked, ["simulate", *args])

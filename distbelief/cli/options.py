@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from distbelief.cli import words
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.local import Local
-from distbelief.cluster.pace import Pace
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
 from distbelief.core.values import read_as
@@ -103,7 +103,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     if command == "simulate":
         place = [(Virtual, ())]
     elif kind.coordinated:
-        place = [(Local, ("pace",)), (Padded, ())]
+        place = [(Local, ("compute",)), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {strategy: own, "optimizer": stepping, "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
@@ -335,8 +335,8 @@ class Options:
         """The processes of this machine, as slow as they are to be.
 
         Raises:
-            UsageError: a pace that is none.
+            UsageError: a compute model that is none.
         """
         padded = Padded(**self._of(Padded))
         slow = {"step": words.duration(padded.pad, "--pad"), **words.stragglers(padded.straggle, "--straggle")}
-        return Local(**self._of(Local), pace=Pace(**slow, spread="constant") if any(slow.values()) else None)
+        return Local(**self._of(Local), compute=ComputeModel(**slow, spread="constant") if any(slow.values()) else None)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distbelief.cluster.pace import SPREADS
+from distbelief.cluster.compute_model import SPREADS
 from distbelief.core.roles import Kind, Role
 from distbelief.errors import UsageError, unknown
 
@@ -79,7 +79,7 @@ def fraction(text: str, where: str) -> float:
 
 
 def network(text: str) -> dict[str, float]:
-    """The fields of `Weather` in `--network`.
+    """The fields of `NetworkModel` in `--network`.
 
     Raises:
         UsageError: an unknown word, or a value that it cannot have.
@@ -145,7 +145,7 @@ def hosts(text: str) -> dict[str, Any]:
 
 
 def compute(text: str) -> dict[str, Any]:
-    """The fields of `Pace` in `--compute`: a time, or a spread, a mean and (lognormal) a variation.
+    """The fields of `ComputeModel` in `--compute`: a time, or a spread, a mean and (lognormal) a variation.
 
     Raises:
         UsageError: an unknown spread, or a value that it cannot have.
@@ -165,7 +165,7 @@ def compute(text: str) -> dict[str, Any]:
 
 
 def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, Any]:
-    """The fields of `Pace` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now and then are.
+    """The fields of `ComputeModel` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now and then are.
 
     Raises:
         UsageError: it is neither.
@@ -192,8 +192,8 @@ class Faults(NamedTuple):
     """Who dies, and as it sends its how manieth message."""
     outages: list[tuple[float, float, tuple[str, ...]]]
     """From when until when who is on one side."""
-    weather: dict[str, float]
-    """The fields of `Weather` for delays."""
+    delays: dict[str, float]
+    """The fields of `NetworkModel` for delays."""
     place: dict[str, float]
     """Those of `Simulated` for restarts."""
 
@@ -205,7 +205,7 @@ def faults(texts: Iterable[str]) -> Faults:
         UsageError: an unknown fault, or a value that it cannot have.
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
-    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], weather={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
+    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], delays={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
     >>> faults(["crash=coordinator@9"]).crashes
     [('coordinator', 9)]
     >>> faults(["outage=2s+500ms@replica1/shard0"]).outages
@@ -221,7 +221,7 @@ def faults(texts: Iterable[str]) -> Faults:
             found.outages.append(_outage(value))
         elif kind == "delay":
             chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
-            found.weather.update(delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay"))
+            found.delays.update(delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay"))
         elif kind == "restart":
             found.place.update(restart_seconds=duration(value, "--faults restart"))
         else:

@@ -1,4 +1,4 @@
-"""One run of a simulated `single`: the plain loop on one virtual machine, with the step times of the pace and nobody to talk to."""
+"""One run of a simulated `single`: the plain loop on one virtual machine, with the step times of the compute model and nobody to talk to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import torch
 
+from distbelief.cluster.compute_model import Stopwatch
 from distbelief.cluster.handling import Labour
-from distbelief.cluster.pace import Stopwatch
 from distbelief.cluster.place import NEVER, Said
 from distbelief.cluster.simulation import model_of, task_of, without_loss
 from distbelief.cluster.sitting import Sitting
@@ -24,7 +24,7 @@ from distbelief.strategies.single.loop import SingleLoop
 
 
 class Alone:
-    """A simulation of the plain loop; a step takes what the pace says, and the time of the update that it ends with.
+    """A simulation of the plain loop; a step takes what the compute model says, and the time of the update that it ends with.
 
     Args:
         job: what is run.
@@ -71,7 +71,7 @@ class _Timed(SingleLoop):
         self._updating = labour.update(self._flat.layout.trained.size)
 
     def compute(self, batch: Batch) -> Computed:
-        """The gradient of a minibatch, as long as the pace says after the step began."""
+        """The gradient of a minibatch, as long as the compute model says after the step began."""
         return msgspec.structs.replace(super().compute(batch), seconds=self._passed())
 
     def _passed(self) -> float:

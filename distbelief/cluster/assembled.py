@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distbelief.cluster.pace import Stopwatch
+from distbelief.cluster.compute_model import Stopwatch
 from distbelief.cluster.simulation import Simulation
 from distbelief.cluster.timed import with_data
 from distbelief.core import roles
@@ -31,7 +31,7 @@ class Assembled(Simulation):
 
     def _add_replica(self, index: int, incarnation: int) -> None:
         role, samples = roles.replica(index), len(self._data)
-        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
+        stopwatch = self.cluster.compute.stopwatch(index, self.job.seed + incarnation)
         worker: _Worker | _Phantom
         endpoint = self._endpoint(role, incarnation)
         if self.cluster.phantom:
@@ -49,9 +49,9 @@ class Assembled(Simulation):
 
     def _choose(self, bucket: Bucket, ranks: int) -> str:
         """The cheapest algorithm for a bucket on this network."""
-        weather = self.network.weather
-        adding = weather.reduction or self.cluster.handling.addition
-        link, inside = Link(weather.latency, weather.bandwidth, adding), self.network.inside
+        network = self.network.model
+        adding = network.reduction or self.cluster.handling.addition
+        link, inside = Link(network.latency, network.bandwidth, adding), self.network.inside
         within = Link(inside.latency, inside.bandwidth, adding) if inside else None
         hosts = by_host(ranks, self.settings.per_host)
         return cheapest(ranks, bucket.length, bucket.item, link, within, hosts, CHOICES, HEADER)

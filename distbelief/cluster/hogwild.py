@@ -80,13 +80,13 @@ def _lie_of(plan: Plan) -> mapping.Lie:
 
 
 class _Peer:
-    """One life of a replica: its steps take the time that the cluster's pace has them take, and its updates that of their bytes."""
+    """One life of a replica: its steps take the time that the cluster's compute model has them take, and its updates that of their bytes."""
 
     counts: Counts
 
     def __init__(self, racing: Racing, role: str, endpoint: VirtualEndpoint) -> None:
         self._racing, self._role, self._endpoint, self.dead = racing, role, endpoint, False
-        self._stopwatch = racing.cluster.pace.stopwatch(roles.index_of(role), racing.job.seed + endpoint.incarnation)
+        self._stopwatch = racing.cluster.compute.stopwatch(roles.index_of(role), racing.job.seed + endpoint.incarnation)
         self._strokes: deque[Stroke] = deque()
         self._wanted: deque[int] = deque()
         self._then: Callable[[], None]
@@ -153,7 +153,7 @@ class _Peer:
 
     def _seconds(self, size: int) -> float:
         """How long it takes to update so many bytes of parameters."""
-        work, reduction = self._endpoint.work, self._racing.cluster.weather.reduction
+        work, reduction = self._endpoint.work, self._racing.cluster.network.reduction
         return size * reduction if reduction or work is None else work.update(size)
 
     def _made(self, _: None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distbelief.cluster.addresses import host_and_port, is_loopback, told_host
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.core.values import Checked
 
 
@@ -27,7 +27,7 @@ class LocalOptions(Checked):
     listen: str = ""
     """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The coordinator and the shards
     listen at the ports after it. It implies --transport tcp."""
-    pace: Pace | None = None
+    compute: ComputeModel | None = None
     """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
 
     @property
@@ -38,7 +38,7 @@ class LocalOptions(Checked):
     @property
     def padded(self) -> bool:
         """Whether steps are made slower."""
-        return self.pace is not None
+        return self.compute is not None
 
     @property
     def bound(self) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from distbelief.cluster.addresses import listen_at
 from distbelief.cluster.channel import Channel
-from distbelief.cluster.pace import Padding
+from distbelief.cluster.compute_model import Padding
 from distbelief.cluster.settle import name_process, settle_process
 from distbelief.cluster.spec import Spec
 from distbelief.cluster.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
@@ -289,10 +289,10 @@ class _Process:
         self._tell_story(part.player, part.worker, part.store)
 
     def _padding(self) -> Padding | None:
-        return Padding(self.spec.pace, roles.index_of(self.role), self.spec.settings.seed) if self.spec.pace else None
+        return Padding(self.spec.compute, roles.index_of(self.role), self.spec.settings.seed) if self.spec.compute else None
 
     def _padded(self, compute: Compute) -> Compute:
-        """What computes, sleeping after each step as the cluster's pace has it."""
+        """What computes, sleeping after each step as the cluster's compute model has it."""
         padding = self._padding()
         if padding is None:
             return compute

@@ -50,8 +50,8 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     for name in ("replicas", "shards"):
         if (count := getattr(settings, name)) > PROCESSES:
             raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
-    if local.pace:
-        local.pace.check(settings.replicas)
+    if local.compute:
+        local.compute.check(settings.replicas)
     _check_ports(local, roles.shard(settings.shards - 1))
     if local.carrier == "tcp":
         check_network(host_and_port(local.bound)[0], local.advertised)

@@ -65,7 +65,7 @@ class Simulated(VirtualCluster):
                 supervisor = simulation.supervisor
                 simulation.run()
             else:
-                stopwatch, labour = self.pace.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
+                stopwatch, labour = self.compute.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
                 alone = Alone(job, settings, stopwatch, labour, sitting, clock, stopped, self.phantom)
                 supervisor = alone.supervisor
                 alone.run()

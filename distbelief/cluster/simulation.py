@@ -87,7 +87,7 @@ class Simulation:
         cluster, settings = self.cluster, self.settings
         self.players = self.job.strategy.players()
         self.network = VirtualNetwork(
-            self.clock, cluster.weather, self.job.seed, cluster.phantom, settings.per_host, cluster.hosts, settings.replicas
+            self.clock, cluster.network, self.job.seed, cluster.phantom, settings.per_host, cluster.hosts, settings.replicas
         )
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
@@ -192,7 +192,7 @@ class Simulation:
         """The endpoint of one life of a role, whose messages take their time; the evaluator is outside of all time."""
         endpoint = self.network.endpoint(role, incarnation)
         if role != roles.EVALUATOR and self.cluster.handling != INSTANT:
-            lengths, adds = self._lengths, not self.cluster.weather.reduction
+            lengths, adds = self._lengths, not self.cluster.network.reduction
             endpoint.work = Labour(self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds)
         return endpoint
 
@@ -240,7 +240,7 @@ class Simulation:
 
     def _add_replica(self, index: int, incarnation: int) -> None:
         role, samples = roles.replica(index), len(self._data)
-        stopwatch = self.cluster.pace.stopwatch(index, self.job.seed + incarnation)
+        stopwatch = self.cluster.compute.stopwatch(index, self.job.seed + incarnation)
         vectors: Vectors
         worker: TimedWorker | TimedPhantom
         endpoint = self._endpoint(role, incarnation)

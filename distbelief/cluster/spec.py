@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.local_options import LocalOptions
-from distbelief.cluster.pace import Pace
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
 from distbelief.transport.secure import Identity
@@ -33,7 +33,7 @@ class Spec(msgspec.Struct, frozen=True):
     bind: str
     advertise: str
     insecure: bool
-    pace: Pace | None
+    compute: ComputeModel | None
     identity: Identity | None
     """What this role proves itself with, where links are TLS."""
     heir: Identity | None
@@ -83,7 +83,7 @@ def tell(
         bind=cluster.bound,
         advertise=cluster.advertised,
         insecure=cluster.insecure,
-        pace=cluster.pace,
+        compute=cluster.compute,
         identity=None,
         heir=None,
         run=str(sitting.folder.path if sitting.folder else ""),
@@ -108,6 +108,6 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     """What a replica on another machine is told: of the job, and nothing of this machine. What a script is called here is not its affair."""
     return Spec(
         job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1, transport=told.transport, bind="127.0.0.1",
-        advertise="", insecure=told.insecure, pace=None, identity=identity, heir=None, run="", checkpoint="", position=START, samples=0, number=1,
+        advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", checkpoint="", position=START, samples=0, number=1,
         init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[], evaluator=False,
     )  # fmt: skip

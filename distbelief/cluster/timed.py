@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from distbelief.cluster.pace import Stopwatch
+from distbelief.cluster.compute_model import Stopwatch
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import Handling
-from distbelief.cluster.pace import Pace
 from distbelief.core import roles
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import Checked, CheckedStruct, admit, shown
@@ -18,7 +18,7 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategies import Strategy
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 PHANTOM_LACKS: Mapping[str, str] = {
     "target_accuracy": "that could reach it",
@@ -45,9 +45,9 @@ class Crash(CheckedStruct, frozen=True):
 class VirtualCluster(Checked):
     """The options of a virtual cluster, and what they refuse."""
 
-    weather: Weather = Weather()
+    network: NetworkModel = NetworkModel()
     """The network."""
-    pace: Pace = Pace()
+    compute: ComputeModel = ComputeModel()
     """The compute times."""
     crashes: tuple[Crash, ...] = ()
     """Who dies, and when."""
@@ -64,7 +64,7 @@ class VirtualCluster(Checked):
 
     def described(self) -> dict[str, Any]:
         """What this cluster is like, as results tell it."""
-        own = {name: getattr(self, name) for name in ("weather", "pace", "handling", "hosts", "crashes", "restart_seconds", "phantom")}
+        own = {name: getattr(self, name) for name in ("network", "compute", "handling", "hosts", "crashes", "restart_seconds", "phantom")}
         return dict(msgspec.to_builtins(own, str_keys=True))
 
     def settings(self, job: Job) -> Settings:
@@ -79,8 +79,8 @@ class VirtualCluster(Checked):
         job.strategy.check_virtual(settings, self)
         if self.phantom:
             settings = job.strategy.phantom(msgspec.structs.replace(settings, evaluate_every=0, checkpoint_every=0))
-        self.weather.check()
-        self.pace.check(settings.replicas)
+        self.network.check()
+        self.compute.check(settings.replicas)
         self.handling.check()
         if self.hosts is not None:
             self.hosts.check()
@@ -104,9 +104,9 @@ class VirtualCluster(Checked):
     # what a strategy asks
 
     @property
-    def network(self) -> bool:
+    def sends(self) -> bool:
         """Whether the network is another than usual."""
-        return self.weather != Weather()
+        return self.network != NetworkModel()
 
     @property
     def messages(self) -> bool:
@@ -116,12 +116,12 @@ class VirtualCluster(Checked):
     @property
     def adds(self) -> bool:
         """Whether the network says how fast a gradient is added to another."""
-        return bool(self.weather.reduction)
+        return bool(self.network.reduction)
 
     @property
     def local(self) -> bool:
         """Whether the network says how fast links inside a host are."""
-        return bool(self.weather.local_latency or self.weather.local_bandwidth)
+        return bool(self.network.local_latency or self.network.local_bandwidth)
 
     @property
     def host_replicas(self) -> int | None:
@@ -157,7 +157,7 @@ class VirtualCluster(Checked):
 
     def _check_outages(self, strategy: Strategy, settings: Settings) -> None:
         there = _there(strategy, settings)
-        for outage in self.weather.outages:
+        for outage in self.network.outages:
             if strange := [role for role in outage.side if role not in there]:
                 raise UsageError(f"{strange[0]} cannot be cut off: there are {_told(there)}")
             if there <= {*outage.side}:

@@ -322,7 +322,7 @@ def _cluster(told: Mapping[str, Any]) -> str:
     handling, hosts = told["handling"], told["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
-    return f"steps of {_time(told['pace']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is read and written, {each}"
+    return f"steps of {_time(told['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is read and written, {each}"
 
 
 def _many(count: int, noun: str, plural: str = "s") -> str:

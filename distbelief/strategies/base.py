@@ -49,7 +49,7 @@ class Virtual(Protocol):
     """A simulated cluster, as far as a strategy asks about it."""
 
     @property
-    def network(self) -> bool:
+    def sends(self) -> bool:
         """Whether its network is another than usual."""
         ...
 

@@ -88,7 +88,7 @@ class Context:
     flat: FlatModule
     """Its model, with its initial parameters."""
     padded: Callable[[Compute], Compute]
-    """Makes what computes as slow as the place's pace has it."""
+    """Makes what computes as slow as the place's compute model has it."""
     listen: Callable[[], str]
     """Has others reach this process; returns its address."""
     pump: Pump | None

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated, stage
 from distbelief.cluster.simulation import Simulation
 from distbelief.cluster.virtual_cluster import Crash
@@ -17,7 +17,7 @@ from distbelief.core.messages import Message
 from distbelief.core.records import Record
 from distbelief.job import Job
 from distbelief.testing.checkers import Checker, Rules, attach
-from distbelief.transport.virtual import Outage, Weather
+from distbelief.transport.virtual import NetworkModel, Outage
 
 
 class Observed:
@@ -95,13 +95,13 @@ class Trace:
         return self._hash.hexdigest()
 
 
-def draw_weather(chance: random.Random) -> Weather:
+def draw_network(chance: random.Random) -> NetworkModel:
     """A network for a sweep: fast or slow, even or not.
 
-    >>> draw_weather(random.Random(2)).latency
+    >>> draw_network(random.Random(2)).latency
     0.0
     """
-    return Weather(
+    return NetworkModel(
         latency=chance.choice((0.0, 50e-6, 5e-3)),
         bandwidth=chance.choice((1e5, 1e9)),
         jitter=chance.choice((0.0, 1.0, 20.0)),
@@ -110,13 +110,13 @@ def draw_weather(chance: random.Random) -> Weather:
     )
 
 
-def draw_pace(chance: random.Random, slow: float) -> Pace:
+def draw_compute(chance: random.Random, slow: float) -> ComputeModel:
     """Computing times for a sweep; with chance `slow`, the first replica is always slow.
 
-    >>> draw_pace(random.Random(2), slow=1.0).slow
+    >>> draw_compute(random.Random(2), slow=1.0).slow
     {0: 20.0}
     """
-    return Pace(
+    return ComputeModel(
         spread=chance.choice(("constant", "lognormal", "exponential")),
         slow={0: 20.0} if chance.random() < slow else {},
         straggle_chance=chance.choice((0.0, 0.1)),

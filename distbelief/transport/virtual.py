@@ -58,7 +58,7 @@ class Outage(CheckedStruct, frozen=True):
             raise UsageError(f"network outage from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as 'replica 1'")
 
 
-class Weather(CheckedStruct, frozen=True):
+class NetworkModel(CheckedStruct, frozen=True):
     """What the network is like. Times in seconds, rates in bytes per second."""
 
     latency: float = 50e-6
@@ -78,7 +78,7 @@ class Weather(CheckedStruct, frozen=True):
     """When who cannot reach whom."""
 
     def check(self) -> None:
-        """Refuse impossible weather.
+        """Refuse impossible model.
 
         Raises:
             UsageError: naming the value.
@@ -101,7 +101,7 @@ class VirtualNetwork:
 
     Args:
         clock: moves the time.
-        weather: latency and bandwidth.
+        model: latency and bandwidth.
         seed: of jitter and delays.
         phantom: whether payloads are only lengths, so that arenas are empty.
         per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
@@ -110,18 +110,18 @@ class VirtualNetwork:
     """
 
     def __init__(
-        self, clock: Timer, weather: Weather | None = None, seed: int = 0, phantom: bool = False, per_host: int = 0,
+        self, clock: Timer, model: NetworkModel | None = None, seed: int = 0, phantom: bool = False, per_host: int = 0,
         hosts: Hosts | None = None, replicas: int = 1,
     ) -> None:  # fmt: skip
-        self.clock, self.weather = clock, weather or Weather()
-        self.weather.check()
-        self.unsteady = bool(self.weather.jitter or self.weather.delay_chance)
-        self.outages = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.weather.outages, key=lambda cut: cut.start)]
+        self.clock, self.model = clock, model or NetworkModel()
+        self.model.check()
+        self.unsteady = bool(self.model.jitter or self.model.delay_chance)
+        self.outages = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)]
         self.chance = random.Random(seed)
         self.phantom = phantom
-        usual = Link(self.weather.latency, self.weather.bandwidth)
+        usual = Link(self.model.latency, self.model.bandwidth)
         own = MEMORY if hosts else usual
-        inside = Link(self.weather.local_latency or own.latency, self.weather.local_bandwidth or own.bandwidth)
+        inside = Link(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
         self.inside = inside if (per_host or hosts) and inside != usual else None
         """What links inside a host are like, where that is otherwise."""
         self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
@@ -253,15 +253,15 @@ class VirtualEndpoint(Endpoint):
     def _carry(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Have a message arrive that leaves now."""
         network, to = self.network, peer.role
-        weather = network.weather
+        model = network.model
         size = HEADER if payload is None else HEADER + payload.nbytes
-        line = weather if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
+        line = model if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
         takes = size / line.bandwidth
         arrives = carry(self.port, peer.port, network.clock.time, takes, line.latency)
-        if weather.reduction and payload is not None and isinstance(message, Piece) and message.adds:
-            arrives = add(peer.port, arrives, payload.nbytes * weather.reduction)
+        if model.reduction and payload is not None and isinstance(message, Piece) and message.adds:
+            arrives = add(peer.port, arrives, payload.nbytes * model.reduction)
         if network.unsteady:
-            arrives += self._late(weather)
+            arrives += self._late(model)
         last = self.last.get(to, 0.0)
         if network.outages:
             began, alone = self.port.leaves - takes, takes + line.latency
@@ -271,12 +271,12 @@ class VirtualEndpoint(Endpoint):
         self.last[to] = arrives = arrives if arrives > last else last
         network.clock.call_at(arrives, peer.take, (self, Arrival(self.role, message, payload)))
 
-    def _late(self, weather: Weather) -> float:
+    def _late(self, model: NetworkModel) -> float:
         late = 0.0
-        if weather.jitter:
-            late = weather.latency * weather.jitter * self.network.chance.random()
-        if weather.delay_chance and self.network.chance.random() < weather.delay_chance:
-            late += weather.delay
+        if model.jitter:
+            late = model.latency * model.jitter * self.network.chance.random()
+        if model.delay_chance and self.network.chance.random() < model.delay_chance:
+            late += model.delay
         return late
 
     def take(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
@@ -336,7 +336,7 @@ class VirtualEndpoint(Endpoint):
         other = self.peers.get(peer)
         if other is not None and other not in self.cut:
             other._hear_of_end(self, f"{self.role} closed the link: {reason}", self.last.get(peer, 0.0))
-            self._end_link(other, reason, self.network.clock.time + self.network.weather.latency)
+            self._end_link(other, reason, self.network.clock.time + self.network.model.latency)
 
     def close(self) -> None:
         """End this role: every peer is told `Lost` after all that was sent before."""
@@ -369,7 +369,7 @@ class VirtualEndpoint(Endpoint):
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
         """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an outage."""
         network = self.network
-        now, latency = network.clock.time, network.weather.latency
+        now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)
         self._end_link(peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.outages else moment)
 

@@ -107,16 +107,16 @@ def test_the_options_of_a_process_reach_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "pace"),
+    ("args", "compute"),
     [
         ("", None),
-        ("--pad 50ms", db.Pace(step=0.05, spread="constant")),
-        ("--straggle 1:4", db.Pace(step=0.0, spread="constant", slow={1: 4.0})),
-        ("--pad 1s --straggle 0:2 5%x10", db.Pace(step=1.0, spread="constant", slow={0: 2.0}, straggle_chance=0.05, straggle_factor=10.0)),
+        ("--pad 50ms", db.ComputeModel(step=0.05, spread="constant")),
+        ("--straggle 1:4", db.ComputeModel(step=0.0, spread="constant", slow={1: 4.0})),
+        ("--pad 1s --straggle 0:2 5%x10", db.ComputeModel(step=1.0, spread="constant", slow={0: 2.0}, straggle_chance=0.05, straggle_factor=10.0)),
     ],
 )
-def test_the_pace_of_real_processes_reaches_them(args: str, pace: db.Pace | None) -> None:
-    assert spec(*args.split()).pace == pace
+def test_the_pace_of_real_processes_reaches_them(args: str, compute: db.ComputeModel | None) -> None:
+    assert spec(*args.split()).compute == compute
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_the_defaults_are_those_of_the_python_api() -> None:
         assert job.strategy.optimizer.lr == rate
     assert options.parse("train", "mnist", "single", []).job("mnist") == db.Job("mnist", db.Single())
     asked = options.parse("simulate", "mnist", "downpour", [])
-    assert db.Weather(**words.network(asked.virtual.network)) == db.Weather()
-    assert db.Pace(**words.compute(asked.virtual.compute)) == db.Pace()
+    assert db.NetworkModel(**words.network(asked.virtual.network)) == db.NetworkModel()
+    assert db.ComputeModel(**words.compute(asked.virtual.compute)) == db.ComputeModel()
 
 
 def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:
@@ -325,13 +325,13 @@ def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) 
     result = db.run(
         db.Job("digits", db.Downpour(replicas=3)),
         on=db.Simulated(
-            db.Weather(
+            db.NetworkModel(
                 latency=1e-3,
                 delay_chance=0.01,
                 delay=5e-3,
                 outages=(db.Outage(0.02, 0.08, ("replica 0", "shard 1")), db.Outage(1e-3, 3e-3, ("coordinator",))),
             ),
-            db.Pace(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
+            db.ComputeModel(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
             (db.Crash("replica 2", 9),),
             restart_seconds=0.05,
         ),

@@ -29,7 +29,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "insecure": (True, {**TCP, "bind": "10.0.0.1"}),
     "tls": (True, TCP),
     "listen": ("127.0.0.1:7000", {}),
-    "pace": (db.Pace(step=0.5), {}),
+    "compute": (db.ComputeModel(step=0.5), {}),
 }
 """Of each option: another value, and what is set beside it."""
 
@@ -38,7 +38,7 @@ def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
     spec = tell(place, job, place.settings(job), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True, -1, ())
-    return spec.transport, spec.bind, spec.advertise, spec.pace, place.encrypted
+    return spec.transport, spec.bind, spec.advertise, spec.compute, place.encrypted
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(db.Local)])

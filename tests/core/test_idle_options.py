@@ -63,9 +63,9 @@ TAKEN = [
     (db.Allreduce(4, algorithm="hierarchical", per_host=2), db.Local()),
     (db.Allreduce(4, algorithm="hierarchical:tree", per_host=2), db.Simulated()),
     (db.Allreduce(4, per_host=2), db.Local(transport="tcp")),
-    (db.Allreduce(4, algorithm="ring", per_host=2), db.Simulated(db.Weather(local_latency=1e-6))),
-    (db.Hogwild(), db.Simulated(db.Weather(reduction=1e-9))),
-    (db.Allreduce(), db.Simulated(db.Weather(reduction=1e-9))),
+    (db.Allreduce(4, algorithm="ring", per_host=2), db.Simulated(db.NetworkModel(local_latency=1e-6))),
+    (db.Hogwild(), db.Simulated(db.NetworkModel(reduction=1e-9))),
+    (db.Allreduce(), db.Simulated(db.NetworkModel(reduction=1e-9))),
     (db.Sandblaster(line_search="none"), db.Simulated(phantom=True)),
 ]
 
@@ -86,7 +86,7 @@ def test_the_usual_value_is_taken_where_it_changes_nothing() -> None:
     ("place", "says"),
     [
         (db.Local(transport="tcp"), "--transport tcp: strategy single is one process, which sends nothing"),
-        (db.Local(pace=db.Pace(slow={0: 2.0})), "a pace: strategy single is one process, .* padded by nobody"),
+        (db.Local(compute=db.ComputeModel(slow={0: 2.0})), "a compute model: strategy single is one process, .* padded by nobody"),
     ],
 )
 def test_one_process_has_no_links_and_no_pace(place: db.Local, says: str) -> None:

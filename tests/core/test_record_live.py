@@ -196,7 +196,7 @@ def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
 
 
 def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
-    cluster = {"pace": {"step": 1e-3}, "handling": {"message": 6e-6, "memory": 26e9}, "hosts": {"cores": 2}}
+    cluster = {"compute": {"step": 1e-3}, "handling": {"message": 6e-6, "memory": 26e9}, "hosts": {"cores": 2}}
     whole = Summary({"cluster": cluster, "settings": {"target_accuracy": 0.5}})
     whole.take(0.0, r.Started(1, 1, 10, 100, 10, 1))
     whole.take(2.0, r.Stepped("replica 0", 10, 100, 10, None, 0, 0))

@@ -75,18 +75,18 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "exempt as a number": (lambda: db.optim("adamw", decay_exempt=1), "Optimizer(decay_exempt=1): must be True or False"),
     "a transport of None": (lambda: db.Local(transport=None), "Local(transport=None): must be a string"),
     "a port as a number": (lambda: db.Local(listen=7000), "Local(listen=7000): must be a string, not an int"),
-    "a pace as a class": (lambda: db.Local(pace=db.Pace), "Local(pace=Pace): must be a Pace or None, " + CLASS + " Pace()"),
-    "the weather as a dict": (lambda: db.Simulated({"latency": 1}), "Simulated(weather={'latency': 1}): must be a Weather, not a dict"),
+    "a model as a class": (lambda: db.Local(compute=db.ComputeModel), "Local(compute=ComputeModel): must be a ComputeModel or None, " + CLASS),
+    "the network as a dict": (lambda: db.Simulated({"latency": 1}), "Simulated(network={'latency': 1}): must be a NetworkModel, not a dict"),
     "one crash": (lambda: db.Simulated(crashes=db.Crash("shard 0", 3)), "must be a tuple, each of it a Crash, not a Crash"),
     "a crash as a pair": (lambda: db.Simulated(crashes=[("shard 0", 3)]), "must be a Crash, not a tuple"),
     "a message as a string": (lambda: db.Crash("shard 0", "3"), "Crash(message='3'): must be a whole number"),
     "a crash of a number": (lambda: db.Crash(0, 3), "Crash(role=0): must be a string, not an int"),
-    "a latency with its unit": (lambda: db.Weather(latency="1ms"), "Weather(latency='1ms'): must be a number, not a str"),
+    "a latency with its unit": (lambda: db.NetworkModel(latency="1ms"), "NetworkModel(latency='1ms'): must be a number, not a str"),
     "an outage's side as a string": (lambda: db.Outage(0, 1, "shard 0"), "must be a tuple, each of it a string, not a str"),
-    "an outage as a tuple": (lambda: db.Weather(outages=((0, 1, ("shard 0",)),)), "must be an Outage, not a tuple"),
-    "a step with its unit": (lambda: db.Pace(step="1ms"), "Pace(step='1ms'): must be a number, not a str"),
-    "slow ones as a list": (lambda: db.Pace(slow=[1]), "must be a dict from a whole number to a number, not a list"),
-    "a slow one by name": (lambda: db.Pace(slow={"replica 1": 4}), "must be a whole number, not a str"),
+    "an outage as a tuple": (lambda: db.NetworkModel(outages=((0, 1, ("shard 0",)),)), "must be an Outage, not a tuple"),
+    "a step with its unit": (lambda: db.ComputeModel(step="1ms"), "ComputeModel(step='1ms'): must be a number, not a str"),
+    "slow ones as a list": (lambda: db.ComputeModel(slow=[1]), "must be a dict from a whole number to a number, not a list"),
+    "a slow one by name": (lambda: db.ComputeModel(slow={"replica 1": 4}), "must be a whole number, not a str"),
     "cores as a string": (lambda: db.Hosts(cores="2"), "Hosts(cores='2'): must be a whole number, not a str"),
     "half a replica": (lambda: db.Hosts(replicas=0.5), "Hosts(replicas=0.5): must be a whole number, not a float"),
     "a message with its unit": (lambda: db.Handling(message="6us"), "Handling(message='6us'): must be a number, not a str"),
@@ -129,12 +129,12 @@ UNFIT: dict[str, tuple[Callable[[], object], str]] = {
     "no norm": (lambda: run(db.Job(tiny(), db.Downpour(), clip_norm=NAN)), "--clip-norm nan: must be 0 or more"),
     "too large a seed": (lambda: run(db.Job(tiny(), db.Downpour(), seed=10**30)), "does not fit into 64 bits"),
     "too large a bundle": (lambda: run(db.Job(tiny(), db.Sandblaster(send_every=10**30))), "must be 1 or more, and fit into 64 bits"),
-    "no latency": (lambda: run(on=db.Simulated(db.Weather(latency=NAN))), "network latency nan must be 0 or more, and finite"),
-    "an endless latency": (lambda: run(on=db.Simulated(db.Weather(latency=INF))), "network latency inf must be 0 or more, and finite"),
-    "no bandwidth": (lambda: run(on=db.Simulated(db.Weather(bandwidth=0))), "network bandwidth 0.0 must be more than 0"),
-    "an endless step": (lambda: run(on=db.Simulated(pace=db.Pace(step=INF))), "a step of inf s"),
-    "endless straggling": (lambda: run(on=db.Simulated(pace=db.Pace(straggle_factor=INF))), "stragglers 0.0xinf"),
-    "endlessly slow": (lambda: run(on=db.Simulated(pace=db.Pace(slow={0: INF}))), "replica 0 slower inf times"),
+    "no latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=NAN))), "network latency nan must be 0 or more, and finite"),
+    "an endless latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=INF))), "network latency inf must be 0 or more, and finite"),
+    "no bandwidth": (lambda: run(on=db.Simulated(db.NetworkModel(bandwidth=0))), "network bandwidth 0.0 must be more than 0"),
+    "an endless step": (lambda: run(on=db.Simulated(compute=db.ComputeModel(step=INF))), "a step of inf s"),
+    "endless straggling": (lambda: run(on=db.Simulated(compute=db.ComputeModel(straggle_factor=INF))), "stragglers 0.0xinf"),
+    "endlessly slow": (lambda: run(on=db.Simulated(compute=db.ComputeModel(slow={0: INF}))), "replica 0 slower inf times"),
     "a message far away": (lambda: run(on=db.Simulated(crashes=(db.Crash("shard 0", 10**30),))), "its messages are counted from 1, in 64 bits"),
 }  # fmt: skip
 
@@ -161,7 +161,7 @@ def test_what_stands_for_a_value_becomes_it() -> None:
     assert [type(value) for value in (job.epochs, job.clip_norm, job.lr_steps[0], job.out)] == [int, float, float, str]
     assert type(db.Downpour(np.int64(3)).replicas) is int
     assert type(db.optim("sgd", lr=1).lr) is float
-    assert type(db.Pace(slow={np.int64(1): np.float64(2)}).slow[1]) is float
+    assert type(db.ComputeModel(slow={np.int64(1): np.float64(2)}).slow[1]) is float
 
 
 def test_two_tensors_are_data() -> None:

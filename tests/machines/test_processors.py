@@ -11,9 +11,9 @@ from distbelief.core.messages import Message, Version
 from distbelief.errors import UsageError
 from distbelief.runtime.clock import VirtualClock
 from distbelief.transport.processors import Host, Hosts
-from distbelief.transport.virtual import MEMORY, VirtualNetwork, Weather
+from distbelief.transport.virtual import MEMORY, NetworkModel, VirtualNetwork
 
-INSTANT = Weather(latency=0.25, bandwidth=float("inf"))
+INSTANT = NetworkModel(latency=0.25, bandwidth=float("inf"))
 ONE_HOST = Hosts(cores=4)
 
 
@@ -39,9 +39,9 @@ class Fixed:
 class Pair:
     """Two replicas and a shard that answers each message with one; who heard what, and when."""
 
-    def __init__(self, weather: Weather = INSTANT, hosts: Hosts | None = None) -> None:
+    def __init__(self, network: NetworkModel = INSTANT, hosts: Hosts | None = None) -> None:
         self.clock = VirtualClock()
-        self.network = VirtualNetwork(self.clock, weather, hosts=hosts)
+        self.network = VirtualNetwork(self.clock, network, hosts=hosts)
         self.one, self.other, self.shard = (self.network.endpoint(role) for role in ("replica 0", "replica 1", "shard 0"))
         self.heard: list[tuple[float, str, str]] = []
         for endpoint in (self.one, self.other, self.shard):
@@ -68,7 +68,7 @@ def say(number: int) -> Ready:
 @pytest.mark.parametrize("hosts", [None, ONE_HOST], ids=["own machines", "one host"])
 def test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done(hosts: Hosts | None) -> None:
     """Two messages at 0.25, each a second's work; each answer is half a second more, and on its way for a quarter."""
-    pair = Pair(Weather(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
+    pair = Pair(NetworkModel(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
     pair.shard.work = Fixed(1.0, 0.5)
     pair.one.send("shard 0", say(1))
     pair.other.send("shard 0", say(2))
@@ -85,7 +85,7 @@ def test_a_round_of_answers_leaves_one_by_one() -> None:
 @pytest.mark.parametrize("hosts", [None, ONE_HOST], ids=["own machines", "one host"])
 def test_a_story_finds_what_has_arrived_at_once_and_what_it_does_next_is_later(hosts: Hosts | None) -> None:
     """Two messages reach a replica at 0.25 while it computes until 1; half a second's work each, then it speaks."""
-    pair = Pair(Weather(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
+    pair = Pair(NetworkModel(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
     pair.one.work, pair.answers = Fixed(0.5), 0
     pair.one.thread.do(1.0, lambda _: pair.one.send("shard 0", say(3)), None)
     pair.other.send("replica 0", say(1))
@@ -95,7 +95,7 @@ def test_a_story_finds_what_has_arrived_at_once_and_what_it_does_next_is_later(h
 
 @pytest.mark.parametrize("hosts", [None, ONE_HOST], ids=["own machines", "one host"])
 def test_who_dies_says_nothing_that_waited_and_hears_nothing(hosts: Hosts | None) -> None:
-    pair = Pair(Weather(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
+    pair = Pair(NetworkModel(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
     """It is told the first of three, and dies before it has said the answer to it."""
     pair.shard.work = Fixed(1.0, 0.5)
     for number in (1, 2, 3):
@@ -107,7 +107,7 @@ def test_who_dies_says_nothing_that_waited_and_hears_nothing(hosts: Hosts | None
 @pytest.mark.parametrize("hosts", [None, ONE_HOST], ids=["own machines", "one host"])
 def test_who_ends_is_heard_out(hosts: Hosts | None) -> None:
     """What was said while there was work to be done arrives, and then the end."""
-    pair = Pair(Weather(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
+    pair = Pair(NetworkModel(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
     pair.shard.thread.owe(1.0)
     pair.shard.work = Fixed(0.0)
     pair.shard.send("replica 0", say(1))
@@ -182,7 +182,7 @@ def test_who_dies_asleep_does_not_wake() -> None:
 
 def test_links_inside_a_host_are_those_of_its_memory() -> None:
     def arrives(hosts: Hosts | None, **local: float) -> float:
-        pair = Pair(Weather(latency=0.25, bandwidth=1e3, **local), hosts)
+        pair = Pair(NetworkModel(latency=0.25, bandwidth=1e3, **local), hosts)
         pair.one.send("shard 0", say(1))
         return pair.run()[0][0]
 

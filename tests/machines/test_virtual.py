@@ -1,4 +1,4 @@
-"""The virtual network keeps the promises of transports, in fair weather and in foul."""
+"""The virtual network keeps the promises of transports, in fair model and in foul."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from distbelief.core.events import Lost
 from distbelief.core.messages import Version
 from distbelief.runtime.clock import VirtualClock
 from distbelief.testing import Pair, check_transport
-from distbelief.transport.virtual import HEADER, Outage, VirtualNetwork, Weather
+from distbelief.transport.virtual import HEADER, NetworkModel, Outage, VirtualNetwork
 
 STORMS = tuple(Outage(start, start + 0.3, ("replica 0",)) for start in (0.0, 1e-3, 0.1, 0.25, 1.0, 2.0, 2.3, 10.0))
 
 
 @pytest.mark.parametrize(
-    "weather",
+    "model",
     [
-        Weather(),
-        Weather(jitter=5.0),
-        Weather(delay_chance=0.2, delay=0.5),
-        Weather(latency=0.0, bandwidth=1e4),
-        Weather(outages=STORMS),
-        Weather(delay_chance=0.2, delay=0.5, bandwidth=1e4, outages=STORMS),
+        NetworkModel(),
+        NetworkModel(jitter=5.0),
+        NetworkModel(delay_chance=0.2, delay=0.5),
+        NetworkModel(latency=0.0, bandwidth=1e4),
+        NetworkModel(outages=STORMS),
+        NetworkModel(delay_chance=0.2, delay=0.5, bandwidth=1e4, outages=STORMS),
     ],
     ids=["fair", "jitter", "delays", "narrow", "outages", "outages and delays"],
 )
-def test_conformance(weather: Weather) -> None:
+def test_conformance(model: NetworkModel) -> None:
     def make_pair(size: int, gradients: int, parameters: int) -> Pair:
         clock = VirtualClock()
-        network = VirtualNetwork(clock, weather, seed=size)
+        network = VirtualNetwork(clock, model, seed=size)
         a, b = network.endpoint("replica 0"), network.endpoint("shard 0")
         a.allocate(size, gradients, parameters)
 
@@ -46,9 +46,9 @@ def test_conformance(weather: Weather) -> None:
 class Line:
     """A replica that sends to a shard; what arrives, with its moments."""
 
-    def __init__(self, weather: Weather, seed: int = 0) -> None:
+    def __init__(self, model: NetworkModel, seed: int = 0) -> None:
         self.clock = VirtualClock()
-        network = VirtualNetwork(self.clock, weather, seed)
+        network = VirtualNetwork(self.clock, model, seed)
         self.replica, self.shard = network.endpoint("replica 0"), network.endpoint("shard 0")
         self.came: list[tuple[float, object]] = []
         self.shard.deliver, self.replica.deliver = self.take, lambda _: None
@@ -71,14 +71,14 @@ class Line:
 @pytest.mark.parametrize("side", ["replica 0", "shard 0"])
 def test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_not_at_its_time(side: str) -> None:
     """Latency 0.1: one sent before that has arrived, one under way, two during it, one as it heals."""
-    line = Line(Weather(latency=0.1, bandwidth=float("inf"), outages=(Outage(1.0, 2.0, (side,)),)))
+    line = Line(NetworkModel(latency=0.1, bandwidth=float("inf"), outages=(Outage(1.0, 2.0, (side,)),)))
     for moment in (0.5, 0.95, 1.2, 1.9, 2.0):
         line.clock.call_at(moment, line.send, None)
     assert line.run() == [(0.6, 0), (2.1, 1), (2.1, 2), (2.1, 3), (2.1, 4)]
 
 
 def test_what_is_sent_during_a_partition_waits_though_nothing_was_under_way_before_it() -> None:
-    line = Line(Weather(latency=0.1, bandwidth=float("inf"), outages=(Outage(1.0, 2.0, ("replica 0",)),)))
+    line = Line(NetworkModel(latency=0.1, bandwidth=float("inf"), outages=(Outage(1.0, 2.0, ("replica 0",)),)))
     line.clock.call_at(1.2, line.send, None)
     assert line.run() == [(2.1, 0)]
 
@@ -86,7 +86,7 @@ def test_what_is_sent_during_a_partition_waits_though_nothing_was_under_way_befo
 def test_a_partition_is_between_its_sides_only() -> None:
     """Within one side nothing is cut, nor within the other."""
     for side in (("replica 0", "shard 0"), ("replica 1",)):
-        line = Line(Weather(latency=0.1, bandwidth=float("inf"), outages=(Outage(1.0, 2.0, side),)))
+        line = Line(NetworkModel(latency=0.1, bandwidth=float("inf"), outages=(Outage(1.0, 2.0, side),)))
         line.clock.call_at(1.5, line.send, None)
         assert line.run() == [(1.6, 0)]
 
@@ -94,13 +94,13 @@ def test_a_partition_is_between_its_sides_only() -> None:
 def test_partitions_follow_upon_each_other() -> None:
     """Those that overlap are one; what is sent again between two, but too late to arrive, is sent once more."""
     cuts = tuple(Outage(start, stop, ("replica 0",)) for start, stop in ((2.05, 3.0), (1.5, 2.0), (1.0, 1.7)))
-    line = Line(Weather(latency=0.1, bandwidth=float("inf"), outages=cuts))
+    line = Line(NetworkModel(latency=0.1, bandwidth=float("inf"), outages=cuts))
     line.clock.call_at(1.1, line.send, None)
     assert line.run() == [(3.1, 0)]
 
 
 def test_after_a_partition_a_backlog_takes_the_time_of_its_bytes() -> None:
-    line = Line(Weather(latency=0.0, bandwidth=HEADER / 0.25, outages=(Outage(1.0, 5.0, ("replica 0",)),)))
+    line = Line(NetworkModel(latency=0.0, bandwidth=HEADER / 0.25, outages=(Outage(1.0, 5.0, ("replica 0",)),)))
     for moment in (1.5, 2.0, 2.5):
         line.clock.call_at(moment, line.send, None)
     assert line.run() == [(5.25, 0), (5.5, 1), (5.75, 2)]
@@ -108,7 +108,7 @@ def test_after_a_partition_a_backlog_takes_the_time_of_its_bytes() -> None:
 
 @pytest.mark.parametrize("how", ["dies", "drops"])
 def test_the_news_of_an_end_comes_after_the_heal_and_after_all_that_was_sent(how: str) -> None:
-    line = Line(Weather(latency=0.1, outages=(Outage(1.0, 2.0, ("shard 0",)),)))
+    line = Line(NetworkModel(latency=0.1, outages=(Outage(1.0, 2.0, ("shard 0",)),)))
     line.clock.call_at(0.5, line.send, None)
     line.clock.call_at(1.5, line.send, None)
     line.clock.call_at(1.6, lambda _: line.replica.close() if how == "dies" else line.replica.drop("shard 0", "enough"), None)
@@ -120,7 +120,7 @@ def test_the_news_of_an_end_comes_after_the_heal_and_after_all_that_was_sent(how
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_the_weather_a_link_keeps_its_order_and_loses_nothing(seed: int) -> None:
-    line = Line(Weather(jitter=20.0, delay_chance=0.2, delay=0.5, bandwidth=1e4, outages=STORMS), seed)
+    line = Line(NetworkModel(jitter=20.0, delay_chance=0.2, delay=0.5, bandwidth=1e4, outages=STORMS), seed)
     for number in range(300):
         line.clock.call_at(number * 0.01, line.send, None)
     line.clock.call_at(3.0, lambda _: line.replica.close(), None)

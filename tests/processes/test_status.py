@@ -13,13 +13,13 @@ import pytest
 
 from distbelief.cli import main
 from distbelief.cluster import status
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.local import Local
-from distbelief.cluster.pace import Pace
 from distbelief.core import records
 from distbelief.errors import UsageError
 from distbelief.strategies import Downpour, Single
 
-SLOW = Local(pace=Pace(step=0.005, spread="constant"))
+SLOW = Local(compute=ComputeModel(step=0.005, spread="constant"))
 
 
 def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) -> Any:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
@@ -33,7 +33,7 @@ from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_outages, draw_revivals
 from distbelief.testing.tally import NAME, Tallied, tallied
 from distbelief.testing.witness import Witness
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200"))
 OPTIONS = ("replicas", "optimizer", "algorithm", "bucket_mb", "buffers", "on_death", "per_host", "restarts")
@@ -179,7 +179,7 @@ def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
     task = plain.classes(wide, samples=47)
     shared = {"task": task, "batch_size": 4, "epochs": 2, "evaluate_every": 0, "checkpoint_every": 0}
     ours, _ = begin(plain, optimizer=optim(name, lr=0.01), **shared)
-    cluster = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"), handling=INSTANT)
+    cluster = Simulated(network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT)
     synchronous = Observed(Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster)
     witness = Witness(synchronous)
     synchronous.run()
@@ -231,7 +231,7 @@ def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
 
 
 def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNamespace) -> None:
-    real, phantom = (begin(plain, Simulated(pace=Pace(spread="constant"), phantom=p), epochs=2) for p in (False, True))
+    real, phantom = (begin(plain, Simulated(compute=ComputeModel(spread="constant"), phantom=p), epochs=2) for p in (False, True))
     for run, _ in (real, phantom):
         run.run()
     assert real[0].simulation.clock.now() == pytest.approx(phantom[0].simulation.clock.now(), rel=1e-6)
@@ -254,24 +254,24 @@ def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -
 
 
 @pytest.mark.parametrize(
-    ("weather", "algorithm"),
+    ("network", "algorithm"),
     [
-        (Weather(latency=1.0, bandwidth=1e12), "naive"),
-        (Weather(latency=1e-3, bandwidth=1e5, local_latency=1e-6, local_bandwidth=1e9), "hierarchical"),
+        (NetworkModel(latency=1.0, bandwidth=1e12), "naive"),
+        (NetworkModel(latency=1e-3, bandwidth=1e5, local_latency=1e-6, local_bandwidth=1e9), "hierarchical"),
     ],
 )
-def test_auto_takes_the_cheapest(plain: SimpleNamespace, weather: Weather, algorithm: str) -> None:
+def test_auto_takes_the_cheapest(plain: SimpleNamespace, network: NetworkModel, algorithm: str) -> None:
     taken = []
     for name in ("auto", algorithm):
-        hosts = 3 if weather.local_latency else per_host(name, 3)
-        run, sent = begin(plain, Simulated(weather=weather), replicas=6, per_host=hosts, algorithm=name)
+        hosts = 3 if network.local_latency else per_host(name, 3)
+        run, sent = begin(plain, Simulated(network=network), replicas=6, per_host=hosts, algorithm=name)
         run.run()
         taken.append([(a, b, m.step, m.start) for a, b, m in sent.pieces])
     assert sorted(taken[0]) == sorted(taken[1])
 
 
 def test_buckets_are_sent_while_the_rest_is_computed(plain: SimpleNamespace) -> None:
-    slow = Simulated(weather=Weather(latency=0.0, bandwidth=1e6), pace=Pace(step=1e-3, spread="constant"))
+    slow = Simulated(network=NetworkModel(latency=0.0, bandwidth=1e6), compute=ComputeModel(step=1e-3, spread="constant"))
     ended = []
     for megabytes in (25.0, 0.0002):
         run, sent = begin(plain, slow, bucket_mb=megabytes, algorithm="ring")
@@ -295,9 +295,9 @@ def test_buffers_are_the_first_ones_or_each_ones_own(plain: SimpleNamespace) -> 
 
 def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None:
     """A hierarchical all-reduce moves over the slow links exactly the bytes of its formula."""
-    weather = Weather(local_latency=1e-6, local_bandwidth=1e10)
+    network = NetworkModel(local_latency=1e-6, local_bandwidth=1e10)
     for per_host in (1, 2, 4):
-        run, sent = begin(plain, Simulated(weather=weather), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64)
+        run, sent = begin(plain, Simulated(network=network), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64)
         run.run()
         home = {roles.replica(i): i // per_host for i in range(8)}
         rounds = 1 + max(m.round for _, _, m in sent.pieces)
@@ -311,10 +311,10 @@ def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None
 def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str) -> None:
     """On the network of papers.md, section 8, of which schedules/price gives the table; adding up costs too, where it is to."""
     for reduction in (0.0, 1e-10):
-        weather = Weather(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
+        network = NetworkModel(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
         data = TensorData(torch.zeros(ranks, 1), torch.zeros(ranks, dtype=torch.int64))
         task = Task(model=lambda: nn.Linear(size // 4, 1, bias=False), train=lambda data=data: data)  # type: ignore[misc]
-        cluster = Simulated(weather=weather, pace=Pace(step=1e-3, spread="constant"), phantom=True, handling=INSTANT)
+        cluster = Simulated(network=network, compute=ComputeModel(step=1e-3, spread="constant"), phantom=True, handling=INSTANT)
         run = Observed(Job(task, Allreduce(replicas=ranks, algorithm=algorithm), batch_size=1, evaluate_every=0, checkpoint_every=0), cluster)
         computed, summed = moments(run)
         run.run()
@@ -449,13 +449,15 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
         at = chance.randint(1, chance.choice((20, 150)))
         crashes = tuple(Crash(roles.replica(i), max(1, at + chance.randint(-3, 3))) for i in dead)
         crashes += draw_revivals(random.Random(f"coordinator {seed}"), restarts)
-        weather = Weather(
+        network = NetworkModel(
             jitter=chance.choice((0.0, 2.0)),
             delay_chance=chance.choice((0.0, 0.02)),
             delay=5e-3,
             outages=tuple(p for p in draw_outages(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas),
         )
-        cluster = Simulated(weather, Pace(spread=chance.choice(("constant", "exponential"))), crashes, restart_seconds=chance.choice((0.001, 0.1)))
+        cluster = Simulated(
+            network, ComputeModel(spread=chance.choice(("constant", "exponential"))), crashes, restart_seconds=chance.choice((0.001, 0.1))
+        )
         options = {
             "replicas": replicas,
             "restarts": restarts,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from distbelief.cluster import handling
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
@@ -31,9 +31,9 @@ from distbelief.strategies.parameter_server.options import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_outages, draw_pace, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 from distbelief.testing.witness import Lead, Witness
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
 PARTS = max(1, SEEDS // CHUNK)
@@ -43,8 +43,8 @@ FLOORS = {
     "done after a shard came again": 3, "done after all went back": 2, "done after a standby succeeded": 8, "done with pushes forgotten": 1,
 }  # fmt: skip
 """How many of `CHUNK` seeds end in each way, at least."""
-INSTANT = Weather(latency=0.0, bandwidth=float("inf"))
-UNEVEN = Simulated(weather=Weather(jitter=5.0, delay_chance=0.05, delay=3e-3), pace=Pace(spread="exponential", slow={0: 3.0}))
+INSTANT = NetworkModel(latency=0.0, bandwidth=float("inf"))
+UNEVEN = Simulated(network=NetworkModel(jitter=5.0, delay_chance=0.05, delay=3e-3), compute=ComputeModel(spread="exponential", slow={0: 3.0}))
 
 
 def smooth(dtype: torch.dtype) -> nn.Module:
@@ -124,7 +124,7 @@ def test_synchronous_replicas_are_sgd_on_the_union_batch(
 
 def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleNamespace) -> None:
     """22 minibatches on 4 replicas: five rounds of four, and one of the two that are left; nobody is waited for in vain."""
-    run, witness = play(plain, Synchronous(4, 2), Simulated(weather=INSTANT, pace=Pace(spread="constant")), epochs=2)
+    run, witness = play(plain, Synchronous(4, 2), Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), epochs=2)
     sizes = [len(group) for _, group in sorted(witness.groups["shard 0"].items())]
     assert sizes == [4, 4, 4, 4, 4, 2]
     assert run.outcome == "done"
@@ -132,9 +132,9 @@ def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleN
 
 
 def test_a_round_waits_for_the_slowest_and_not_for_the_dead(plain: SimpleNamespace) -> None:
-    slow = Pace(spread="constant", slow={1: 50.0})
-    waiting, _ = play(plain, Synchronous(3, 2), Simulated(pace=slow))
-    bereft, witness = play(plain, Synchronous(3, 2), Simulated(pace=slow, crashes=(Crash("replica 1", 9),)))
+    slow = ComputeModel(spread="constant", slow={1: 50.0})
+    waiting, _ = play(plain, Synchronous(3, 2), Simulated(compute=slow))
+    bereft, witness = play(plain, Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
     assert waiting.outcome == bereft.outcome == "done"
     assert bereft.simulation.clock.now() < waiting.simulation.clock.now() / 2
     assert any(len(group) == 2 for group in witness.groups["shard 0"].values())
@@ -148,7 +148,7 @@ def test_a_first_round_does_not_wait_for_one_that_died_at_any_message(plain: Sim
 
 def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
     task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)), samples=16)
-    run, witness = play(plain, Synchronous(2, 1, Optimizer("sgd", 0.0)), Simulated(pace=Pace(spread="constant")), task=task, batch_size=8)
+    run, witness = play(plain, Synchronous(2, 1, Optimizer("sgd", 0.0)), Simulated(compute=ComputeModel(spread="constant")), task=task, batch_size=8)
     plan, shard = run.simulation.coordinator.plan, run.simulation.shards[0]
     assert plan is not None
     mean = next(e for e in plan.layout.entries if e.tensor.name == "1.running_mean")
@@ -188,8 +188,8 @@ def test_backup_workers_are_sgd_on_the_union_of_what_was_taken(plain: SimpleName
 
 
 TABLE = {  # papers.md section 4: E[(100 - b)-th fastest of 100], mean time 1
-    "lognormal": (Pace(step=1.0, variation=0.3), {0: 2.02, 1: 1.81, 2: 1.70, 4: 1.58, 6: 1.49, 10: 1.38, 20: 1.22}),
-    "stragglers": (Pace(step=1.0, variation=0.03, straggle_chance=0.02), {0: 8.96, 1: 6.38, 2: 3.91, 4: 1.50, 6: 1.09, 10: 1.04, 20: 1.03}),
+    "lognormal": (ComputeModel(step=1.0, variation=0.3), {0: 2.02, 1: 1.81, 2: 1.70, 4: 1.58, 6: 1.49, 10: 1.38, 20: 1.22}),
+    "stragglers": (ComputeModel(step=1.0, variation=0.03, straggle_chance=0.02), {0: 8.96, 1: 6.38, 2: 3.91, 4: 1.50, 6: 1.09, 10: 1.04, 20: 1.03}),
 }
 
 
@@ -199,13 +199,13 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
 
     A round ends exactly when the (100 - b)-th of the drawn times has passed, and the mean of those over many draws is the table's.
     """
-    pace, table = TABLE[mix]
-    draws = [sorted(pace.stopwatch(i, seed).draw() for i in range(100)) for seed in range(4000)]
+    compute, table = TABLE[mix]
+    draws = [sorted(compute.stopwatch(i, seed).draw() for i in range(100)) for seed in range(4000)]
     for backups, expected in table.items():
         assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), f"{backups} backup workers"
         for seed in range(4):
             job = Job(task=points(100), strategy=Synchronous(100, 1, backup_workers=backups), batch_size=1, seed=seed)
-            run = Observed(job, Simulated(weather=INSTANT, pace=pace, handling=handling.INSTANT, phantom=True))
+            run = Observed(job, Simulated(network=INSTANT, compute=compute, handling=handling.INSTANT, phantom=True))
             witness = Witness(run)
             run.simulation.run()
             assert witness.moments["shard 0", 1] == pytest.approx(draws[seed][99 - backups], abs=1e-9)
@@ -213,7 +213,7 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
 
 def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard(plain: SimpleNamespace) -> None:
     """Also after a round that was made without its replica, when some shards have made the next and others have not."""
-    stormy = Simulated(weather=Weather(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2), pace=Pace(spread="exponential"))
+    stormy = Simulated(network=NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2), compute=ComputeModel(spread="exponential"))
     _, witness = play(plain, Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
     assert len(witness.dropped) > 20
     for who, clock in witness.pushes:
@@ -244,7 +244,7 @@ def points(samples: int) -> Task:
 @pytest.mark.parametrize("n", [1, 2, 6, 15, 30])
 def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleNamespace, n: int) -> None:
     """Zhang et al. 2016, section 3: 30 learners, mean about n, P(> 2n) under 1e-4."""
-    run, witness = play(plain, Softsync(30, 1, n=n), Simulated(weather=INSTANT, phantom=True), task=points(30 * 700), batch_size=1)
+    run, witness = play(plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(30 * 700), batch_size=1)
     groups, pushes = witness.groups["shard 0"], witness.sent_pushes
     # while all have work: with fewer replicas, fewer pushes make an update
     whole = [(version, group) for version, group in sorted(groups.items()) if version <= 0.95 * len(groups)]
@@ -273,7 +273,7 @@ def test_softsync_wants_no_pushes_of_the_dead(plain: SimpleNamespace) -> None:
 
 def test_softsync_waits_for_nobody(plain: SimpleNamespace) -> None:
     """With one replica out of four 50 times slower: the other three do nearly all, at their own pace."""
-    slow, options = Simulated(weather=INSTANT, pace=Pace(spread="constant", slow={1: 50.0})), {"samples": 803}
+    slow, options = Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={1: 50.0})), {"samples": 803}
     seconds = [play(plain, kind, slow, **options)[0].simulation.clock.now() for kind in (Downpour(4, 2), Softsync(4, 2, n=1))]
     assert seconds[1] < 1.05 * seconds[0]
 
@@ -381,7 +381,7 @@ def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1}, {"push_every": 2, "fetch_every": 3}], ids=str)
 def test_an_infinite_bound_is_downpour(plain: SimpleNamespace, options: dict[str, int]) -> None:
     """Bit for bit, with the same times: where messages take none, so that saying who takes part takes none either."""
-    cluster = Simulated(weather=INSTANT, pace=Pace(slow={0: 3.0}), handling=handling.INSTANT)
+    cluster = Simulated(network=INSTANT, compute=ComputeModel(slow={0: 3.0}), handling=handling.INSTANT)
     runs = [play(plain, kind, cluster, epochs=2)[0] for kind in (Downpour(4, 3, **options), Bounded(4, 3, staleness=10**9, **options))]
     assert runs[0].vector() == runs[1].vector()
     assert runs[0].simulation.clock.now() == runs[1].simulation.clock.now()
@@ -427,7 +427,7 @@ def line(samples: int) -> Task:
 
 def final_loss(plain: SimpleNamespace, strategy: Strategy) -> float:
     task = line(6000)
-    run, _ = play(plain, strategy, Simulated(pace=Pace(step=1e-2)), task=task)
+    run, _ = play(plain, strategy, Simulated(compute=ComputeModel(step=1e-2)), task=task)
     weights, data = vector(run, torch.float64), task.train()
     inputs, targets = data.batch(torch.arange(len(data)))
     order = [e.tensor.name for e in run.simulation.coordinator.plan.layout.entries]  # type: ignore[union-attr]
@@ -491,7 +491,7 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     options = {"samples": chance.randint(4, 60), "batch_size": pick((2, 3, 8)), "epochs": pick((1, 2, 3)), "seed": seed}
     options |= {"interrupted": pick((None, None, None, chance.expovariate(20.0)))}
     options |= {"evaluate_every": pick((0, 1)), "checkpoint_every": pick((0, 1)), "lr_schedule": pick(("constant", "linear"))}
-    weather, pace = draw_weather(chance), draw_pace(chance, slow=0.2)
+    network, compute = draw_network(chance), draw_compute(chance, slow=0.2)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     strategy = dataclasses.replace(strategy, restarts=pick((0, 0, 1, 3)))
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
@@ -501,7 +501,7 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
         crashes += tuple(Crash(f"shard {i}", chance.randint(1, 60)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts)
         options["snapshot_every"] = pick(("0", "1", "5", "20", "10ms", "1s"))
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
-    weather = msgspec.structs.replace(weather, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
+    network = msgspec.structs.replace(network, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
     if (more := random.Random(f"standby {seed}")).random() < 0.4:
         strategy = dataclasses.replace(strategy, standby=1)
         roles = [f"{kind} {i}" for kind in ("shard", "standby") for i in range(shards)]
@@ -513,7 +513,7 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     if options["evaluate_every"] and (late := random.Random(f"evaluator {seed}")).random() < 0.4:
         crashes += (Crash("evaluator", late.randint(1, late.choice((2, 20)))),)
-    return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
+    return strategy, options, Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=restart_seconds)
 
 
 SCALES = {"none": lambda _: 1.0, "inverse": lambda tau: 1 / max(tau, 1), "exponential": lambda tau: 2.718281828459045 ** (1 - max(tau, 1))}
@@ -590,7 +590,7 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
 @pytest.mark.parametrize("strategy", [Synchronous(2, 2), Sandblaster(2, 2, iterations=4)], ids=lambda strategy: strategy.name)
 def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNamespace, strategy: Any) -> None:
     """There is work again once a shard has died, and nobody is to be asked twice."""
-    run = Observed(Job(plain.classes(plain.mlp), dataclasses.replace(strategy, restarts=1)), Simulated(weather=Weather(latency=5e-3)))
+    run = Observed(Job(plain.classes(plain.mlp), dataclasses.replace(strategy, restarts=1)), Simulated(network=NetworkModel(latency=5e-3)))
     simulation = run.simulation
 
     def asked() -> str | None:
@@ -613,7 +613,7 @@ def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_rea
     job = Job(
         plain.classes(plain.mlp), Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.2)), epochs=60, target_accuracy=0.4, checkpoint_every=20
     )
-    run = Observed(job, Simulated(weather=Weather(latency=5e-3)))
+    run = Observed(job, Simulated(network=NetworkModel(latency=5e-3)))
     simulation, killed = run.simulation, []
 
     def asked() -> None:
@@ -689,7 +689,7 @@ def test_replay(plain: SimpleNamespace) -> None:
 )
 def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strategy: Synchronous, crash: Crash | None) -> None:
     """A slice that is a round behind the others is fetched again before anything is measured; all are, where the shards have gone back."""
-    weather = Weather(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2)
+    network = NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2)
     made: dict[str, tuple[int, int]] = {}
     measured: list[set[tuple[int, int]]] = []
     asked: list[str] = []
@@ -705,7 +705,7 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
                 made[sender] = message.version.incarnation, message.floor
 
     job = Job(task=plain.classes(plain.mlp), strategy=strategy, epochs=20, batch_size=2, snapshot_every="7")
-    run = Observed(job, Simulated(weather=weather, pace=Pace(step=1e-3), crashes=(crash,) if crash else (), restart_seconds=1e-3))
+    run = Observed(job, Simulated(network=network, compute=ComputeModel(step=1e-3), crashes=(crash,) if crash else (), restart_seconds=1e-3))
     run.watch(Watch())
     run.simulation.run()
     assert run.outcome == "done"
@@ -720,8 +720,8 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
 def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(plain: SimpleNamespace, message: int, pause: float) -> None:
     """It is told to measure as soon as it is welcomed, while its shards hold every fetch back."""
     cluster = Simulated(
-        weather=Weather(latency=1e-3, jitter=1.0),
-        pace=Pace(step=1e-3),
+        network=NetworkModel(latency=1e-3, jitter=1.0),
+        compute=ComputeModel(step=1e-3),
         crashes=(Crash("evaluator", message),),
         restart_seconds=pause,
     )

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import INSTANT, STATES, Handling, Labour, touched
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import Piece
@@ -24,11 +24,11 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import HEADER, Weather
+from distbelief.transport.virtual import HEADER, NetworkModel
 
 UNIT = Handling(message=0.0, memory=1.0)
 """Seconds are vectors' bytes."""
-STEADY = Pace(step=1e-3, spread="constant")
+STEADY = ComputeModel(step=1e-3, spread="constant")
 AT, SLICE = Version(0, 1), 40
 HUNDRED = Phantom(100)
 
@@ -102,10 +102,10 @@ def test_every_optimizer_says_how_many_vectors_it_keeps() -> None:
 
 
 def run(plain: SimpleNamespace, strategy: Strategy, **options: Any) -> dict[str, Any]:
-    pace = options.pop("pace", STEADY)
+    compute = options.pop("compute", STEADY)
     task = plain.classes(plain.mlp, samples=options.pop("samples", 24))
     job = Job(task, strategy, batch_size=4, **{"checkpoint_every": 0, "evaluate_every": 0, **options.pop("job", {})})
-    return Simulated(pace=pace, phantom=True, **options).run(job)
+    return Simulated(compute=compute, phantom=True, **options).run(job)
 
 
 def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace) -> None:
@@ -114,7 +114,7 @@ def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace)
     The fetch follows the push on the line, and is read when the update is made.
     """
     latency, bandwidth, message, memory = 1e-3, 1e6, 2e-3, 1e5
-    own = {"weather": Weather(latency=latency, bandwidth=bandwidth), "handling": Handling(message, memory)}
+    own = {"network": NetworkModel(latency=latency, bandwidth=bandwidth), "handling": Handling(message, memory)}
     short, long = (run(plain, Downpour(1, 1, optimizer=optim("sgd")), samples=samples, **own)["seconds"] for samples in (80, 120))
     size = plain_size(plain)
     copies = 2 * size / memory
@@ -142,7 +142,7 @@ def test_what_handling_costs_makes_every_strategy_slower(plain: SimpleNamespace,
     own: dict[str, Any] = {"snapshot_every": "0"} if strategy.name == "sandblaster" else {"batch_size": 4}
 
     def seconds(handling: Handling) -> float:
-        return float(Simulated(pace=STEADY, phantom=True, handling=handling).run(Job(task, strategy, **own))["seconds"])
+        return float(Simulated(compute=STEADY, phantom=True, handling=handling).run(Job(task, strategy, **own))["seconds"])
 
     assert seconds(msgspec.structs.replace(INSTANT, **knob)) > 1.2 * seconds(INSTANT)
 
@@ -164,7 +164,7 @@ def test_roles_that_share_cores_are_slower(plain: SimpleNamespace, strategy: Str
 
 def test_four_replicas_on_one_core_take_four_times_the_time_of_one(plain: SimpleNamespace) -> None:
     """Steps of a millisecond, beside which messages are nothing."""
-    own = {"handling": INSTANT, "weather": Weather(local_latency=1e-9), "samples": 160}
+    own = {"handling": INSTANT, "network": NetworkModel(local_latency=1e-9), "samples": 160}
     assert run(plain, Downpour(4, 1), hosts=Hosts(cores=1), **own)["seconds"] == pytest.approx(40e-3, rel=0.01)
     assert run(plain, Downpour(4, 1), hosts=Hosts(cores=4), **own)["seconds"] == pytest.approx(10e-3, rel=0.01)
     assert run(plain, Downpour(4, 1), hosts=Hosts(cores=2), **own)["seconds"] == pytest.approx(20e-3, rel=0.01)
@@ -174,7 +174,7 @@ def test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates(plain: S
     size = plain_size(plain)
     for phantom in (True, False):
         job = Job(plain.classes(plain.mlp, samples=22), Single(optimizer=optim("adam")), batch_size=4, epochs=2)
-        result = Simulated(pace=STEADY, handling=Handling(memory=1e6), phantom=phantom).run(job)
+        result = Simulated(compute=STEADY, handling=Handling(memory=1e6), phantom=phantom).run(job)
         assert result["seconds"] == pytest.approx(12 * (1e-3 + 4 * size / 1e6))
         assert (result["steps"], result["samples"], result["replicas"], result["shards"]) == (12, 44, 1, 0)
         assert (result["test_accuracy"] is None) is phantom
@@ -193,7 +193,7 @@ def test_single_in_simulation_is_single(plain: SimpleNamespace, tmp_path: Any) -
 
 def test_a_slow_single_is_slow_and_ends_at_its_target(plain: SimpleNamespace) -> None:
     job = Job(plain.classes(plain.mlp), Single(), batch_size=4, epochs=5, target_accuracy=0.01)
-    usual, slow = (Simulated(pace=Pace(spread="constant", slow=slow)).run(job) for slow in ({}, {0: 4.0}))
+    usual, slow = (Simulated(compute=ComputeModel(spread="constant", slow=slow)).run(job) for slow in ({}, {0: 4.0}))
     assert usual["outcome"] == "target"
     assert slow["seconds"] == pytest.approx(4 * usual["seconds"], rel=0.01)
 
@@ -202,7 +202,7 @@ def test_a_result_says_what_the_cluster_costs(plain: SimpleNamespace) -> None:
     cluster = run(plain, Downpour(2), handling=Handling(1e-5, 5e9), hosts=Hosts(cores=3))["cluster"]
     assert cluster["handling"] == {"message": 1e-5, "memory": 5e9}
     assert cluster["hosts"] == {"cores": 3, "replicas": 0, "together": 1.0, "busy": 0.0}
-    assert cluster["pace"]["step"] == STEADY.step
+    assert cluster["compute"]["step"] == STEADY.step
 
 
 @pytest.mark.parametrize(

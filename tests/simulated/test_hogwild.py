@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
@@ -33,13 +33,13 @@ from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
 from distbelief.testing.endings import hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_pace, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
 from distbelief.testing.tally import ADAGRAD, NAME, tallied, times
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
-SLOW = Weather(reduction=1e-5)
+SLOW = NetworkModel(reduction=1e-5)
 """An update of the small MLP, 412 bytes, takes 4 ms; a step takes 1 ms."""
-STEADY = Pace(spread="constant")
+STEADY = ComputeModel(spread="constant")
 WAYS: dict[str, Callable[..., Any]] = {
     "hogwild": Hogwild,
     "global": lambda **o: Locking(locks="global", **o),
@@ -56,7 +56,7 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Racing]:
     """Run a job to its end."""
-    run = Observed(Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(weather=SLOW, pace=STEADY))
+    run = Observed(Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(network=SLOW, compute=STEADY))
     run.run()
     assert isinstance(run.simulation, Racing)
     return run, run.simulation
@@ -208,7 +208,7 @@ def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strat
     strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=0.05)})
     clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
     job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
-    run = Observed(job, Simulated(pace=STEADY))
+    run = Observed(job, Simulated(compute=STEADY))
     run.run()
     dense = dataclasses.replace(bags(), model=lambda: Bag(sparse=False))
     options = {
@@ -289,7 +289,7 @@ def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
 def phantom(plain: SimpleNamespace, strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
     run = Observed(
-        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4), Simulated(weather=SLOW, pace=STEADY, phantom=True)
+        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4), Simulated(network=SLOW, compute=STEADY, phantom=True)
     )
     run.run()
     return run.simulation.clock.now()
@@ -316,7 +316,7 @@ def test_two_replicas_make_half_the_time_and_their_updates_are_stale(plain: Simp
 def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleNamespace, way: str, moment: float) -> None:
     task = plain.classes(plain.mlp, samples=60)
     job = Job(task=task, strategy=WAYS[way](replicas=3, restarts=1), epochs=2, batch_size=4, snapshot_every="10")
-    run = Observed(job, Simulated(weather=SLOW, pace=STEADY, restart_seconds=0.01))
+    run = Observed(job, Simulated(network=SLOW, compute=STEADY, restart_seconds=0.01))
     simulation = run.simulation
     assert isinstance(simulation, Racing)
     for victim in ("replica 0", "replica 1"):
@@ -329,7 +329,8 @@ def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleName
 
 def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> None:
     run = Observed(
-        Job(task=plain.classes(plain.mlp, samples=60), strategy=Locking(replicas=2, restarts=0), batch_size=4), Simulated(weather=SLOW, pace=STEADY)
+        Job(task=plain.classes(plain.mlp, samples=60), strategy=Locking(replicas=2, restarts=0), batch_size=4),
+        Simulated(network=SLOW, compute=STEADY),
     )
     simulation, held = run.simulation, []
     assert isinstance(simulation, Racing)
@@ -347,7 +348,7 @@ def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> No
 @pytest.mark.parametrize("message", range(1, 16))
 @pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
 def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, victim: str, message: int) -> None:
-    cluster = Simulated(weather=SLOW, pace=STEADY, crashes=(Crash(victim, message),), restart_seconds=0.01)
+    cluster = Simulated(network=SLOW, compute=STEADY, crashes=(Crash(victim, message),), restart_seconds=0.01)
     run, simulation = race(plain.classes(plain.mlp, samples=60), Hogwild(replicas=2), cluster, epochs=2, snapshot_every="10")
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
@@ -356,7 +357,7 @@ def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, vict
 
 def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
     job = Job(task=plain.classes(plain.mlp, samples=60), strategy=Hogwild(replicas=2, restarts=0), batch_size=4, checkpoint_every=0)
-    run = Observed(job, Simulated(weather=SLOW, pace=STEADY))
+    run = Observed(job, Simulated(network=SLOW, compute=STEADY))
     simulation, killed = run.simulation, []
 
     def strike(sender: str, _to: str, message: object) -> None:
@@ -373,7 +374,7 @@ def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespac
 
 def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
     crashes = tuple(Crash(f"replica {i}", 5) for i in range(2))
-    run, _ = race(plain.classes(plain.mlp), Hogwild(replicas=2, restarts=0), Simulated(weather=SLOW, pace=STEADY, crashes=crashes), epochs=20)
+    run, _ = race(plain.classes(plain.mlp), Hogwild(replicas=2, restarts=0), Simulated(network=SLOW, compute=STEADY, crashes=crashes), epochs=20)
     assert run.outcome == "failed"
 
 
@@ -451,8 +452,8 @@ def drawn(plain: SimpleNamespace, seed: int) -> Observed:
     dying = chance.sample(range(replicas), chance.randint(0, replicas))
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts)))
     crashes += draw_revivals(chance, restarts)
-    weather = msgspec.structs.replace(draw_weather(chance), reduction=chance.choice((0.0, 1e-6)))
-    cluster = Simulated(weather, draw_pace(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5)))
+    network = msgspec.structs.replace(draw_network(chance), reduction=chance.choice((0.0, 1e-6)))
+    cluster = Simulated(network, draw_compute(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5)))
     task = tallied(plain.classes(plain.mlp, samples=30), 4, epochs=2, seed=seed)
     job = Job(task, make(replicas, ADAGRAD, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
               checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
@@ -26,7 +26,7 @@ def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: An
     """A job of two replicas, and its parameters at its end."""
     own = {"replicas": 2, **{name: options.pop(name) for name in ("replicas", "optimizer", "restarts") if name in options}}
     job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": Hogwild(**own), "batch_size": 4, **options})
-    run = Observed(job, cluster or Simulated(pace=Pace(spread="constant")))
+    run = Observed(job, cluster or Simulated(compute=ComputeModel(spread="constant")))
     run.run()
     assert isinstance(run.simulation, Racing)
     return run, run.simulation.vector().clone()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
@@ -34,7 +34,7 @@ from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 from distbelief.transport.base import Arena
 from distbelief.transport.inline import Inline
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 Groups = Callable[[nn.Module], list[dict[str, Any]]]
 Sequence = list[tuple[str, str, bytes]]
@@ -140,7 +140,7 @@ def test_simulated_is_inline_where_no_time_passes(plain: SimpleNamespace, option
     task = plain.classes(plain.mlp, samples=40)
     strategy = Downpour(replicas=replicas, shards=shards, optimizer=Optimizer("adam", 0.01), **options)
     job = Job(task=task, strategy=strategy, batch_size=4, epochs=2, evaluate_every=0, clip_norm=0.5)
-    nothing_takes_time = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(step=0.0), handling=INSTANT)
+    nothing_takes_time = Simulated(network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(step=0.0), handling=INSTANT)
     run, sequenced = Observed(job, nothing_takes_time), Sequenced()
     attach(run.simulation.network, sequenced)
     run.run()

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
@@ -30,7 +30,7 @@ from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 from distbelief.testing.witness import Witness
-from distbelief.transport.virtual import Outage, Weather
+from distbelief.transport.virtual import NetworkModel, Outage
 
 
 class Course:
@@ -76,7 +76,7 @@ def test_fetch_every_makes_a_fetch_so_often(plain: SimpleNamespace) -> None:
 @pytest.mark.parametrize("spread", ["constant", "exponential"])
 @pytest.mark.parametrize("options", [{}, {"push_every": 3}, {"prefetch": 1}], ids=str)
 def test_the_first_steps_of_a_warm_start_are_one_replicas(plain: SimpleNamespace, options: dict[str, int], spread: str) -> None:
-    late = Simulated(weather=Weather(jitter=50.0), pace=Pace(spread=spread))
+    late = Simulated(network=NetworkModel(jitter=50.0), compute=ComputeModel(spread=spread))
     for seed in range(5):
         _, course = play(plain, late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
         steps = [sender for sender, push in course.pushes for _ in range(push.steps)]
@@ -109,7 +109,7 @@ def test_checkpoint_every(plain: SimpleNamespace, every: int, count: int) -> Non
 @pytest.mark.parametrize(("every", "count"), [("0", 1), ("60s", 2), ("10", 2 + 3), ("20", 2 + 1), ("4ms", 2 + 4), ("0.1min", 2)])
 def test_snapshot_every_so_many_pushes_or_so_long(plain: SimpleNamespace, every: str, count: int) -> None:
     """One at the beginning and one at the end; those between are of 40 pushes in 20 ms."""
-    run, _ = play(plain, Simulated(pace=Pace(step=1e-3)), replicas=2, epochs=4, checkpoint_every=0, evaluate_every=0, snapshot_every=every)
+    run, _ = play(plain, Simulated(compute=ComputeModel(step=1e-3)), replicas=2, epochs=4, checkpoint_every=0, evaluate_every=0, snapshot_every=every)
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
 
 
@@ -148,25 +148,25 @@ def test_threads_are_the_jobs_while_it_runs(plain: SimpleNamespace) -> None:
     assert (seen, torch.get_num_threads()) == ({2}, before)
 
 
-STEADY = Pace(spread="constant")
+STEADY = ComputeModel(spread="constant")
 
 
 @pytest.mark.parametrize(
     ("base", "change"),
     [
-        (Weather(), {"latency": 1e-3}),
-        (Weather(), {"bandwidth": 1e5}),
-        (Weather(), {"jitter": 1.0}),
-        (Weather(delay=1e-2), {"delay_chance": 0.2}),
-        (Weather(delay_chance=0.2), {"delay": 1e-2}),
-        (Weather(), {"outages": (Outage(2e-3, 7e-3, ("replica 1",)),)}),
-        (Weather(), {"outages": (Outage(2e-3, 7e-3, ("shard 0", "coordinator")),)}),
+        (NetworkModel(), {"latency": 1e-3}),
+        (NetworkModel(), {"bandwidth": 1e5}),
+        (NetworkModel(), {"jitter": 1.0}),
+        (NetworkModel(delay=1e-2), {"delay_chance": 0.2}),
+        (NetworkModel(delay_chance=0.2), {"delay": 1e-2}),
+        (NetworkModel(), {"outages": (Outage(2e-3, 7e-3, ("replica 1",)),)}),
+        (NetworkModel(), {"outages": (Outage(2e-3, 7e-3, ("shard 0", "coordinator")),)}),
     ],
     ids=str,
 )
-def test_the_weather_costs_time(plain: SimpleNamespace, base: Weather, change: dict[str, float]) -> None:
-    def seconds(weather: Weather) -> float:
-        return play(plain, Simulated(weather=weather, pace=STEADY, phantom=True))[0].simulation.clock.now()
+def test_the_weather_costs_time(plain: SimpleNamespace, base: NetworkModel, change: dict[str, float]) -> None:
+    def seconds(network: NetworkModel) -> float:
+        return play(plain, Simulated(network=network, compute=STEADY, phantom=True))[0].simulation.clock.now()
 
     assert seconds(msgspec.structs.replace(base, **change)) > 1.02 * seconds(base)
 
@@ -178,7 +178,7 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain:
 
     def seconds(*outages: Outage) -> float:
         job = Job(plain.classes(plain.mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
-        run = Observed(job, Simulated(weather=Weather(outages=outages), pace=STEADY))
+        run = Observed(job, Simulated(network=NetworkModel(outages=outages), compute=STEADY))
         witness = Witness(run)
         run.simulation.run()
         witness.finish(run.outcome, [])
@@ -193,21 +193,21 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain:
 
 
 @pytest.mark.parametrize(
-    ("pace", "mean", "deviation"),
+    ("compute", "mean", "deviation"),
     [
-        (Pace(step=2.0, spread="constant"), 2.0, 0.0),
-        (Pace(step=2.0, spread="lognormal", variation=0.2), 2.0, 0.4),
-        (Pace(step=2.0, spread="lognormal", variation=0.5), 2.0, 1.0),
-        (Pace(step=2.0, spread="exponential"), 2.0, 2.0),
-        (Pace(step=2.0, spread="constant", slow={3: 4.0}), 8.0, 0.0),
-        (Pace(step=2.0, spread="constant", slow={2: 4.0}), 2.0, 0.0),
-        (Pace(step=1.0, spread="constant", straggle_chance=0.25, straggle_factor=5.0), 2.0, 4 * 0.1875**0.5),
-        (Pace(step=1.0, spread="constant", straggle_chance=0.25, straggle_factor=9.0), 3.0, 8 * 0.1875**0.5),
+        (ComputeModel(step=2.0, spread="constant"), 2.0, 0.0),
+        (ComputeModel(step=2.0, spread="lognormal", variation=0.2), 2.0, 0.4),
+        (ComputeModel(step=2.0, spread="lognormal", variation=0.5), 2.0, 1.0),
+        (ComputeModel(step=2.0, spread="exponential"), 2.0, 2.0),
+        (ComputeModel(step=2.0, spread="constant", slow={3: 4.0}), 8.0, 0.0),
+        (ComputeModel(step=2.0, spread="constant", slow={2: 4.0}), 2.0, 0.0),
+        (ComputeModel(step=1.0, spread="constant", straggle_chance=0.25, straggle_factor=5.0), 2.0, 4 * 0.1875**0.5),
+        (ComputeModel(step=1.0, spread="constant", straggle_chance=0.25, straggle_factor=9.0), 3.0, 8 * 0.1875**0.5),
     ],
     ids=str,
 )
-def test_a_pace_has_the_mean_and_the_spread_it_names(pace: Pace, mean: float, deviation: float) -> None:
-    stopwatch = pace.stopwatch(3, seed=0)
+def test_a_pace_has_the_mean_and_the_spread_it_names(compute: ComputeModel, mean: float, deviation: float) -> None:
+    stopwatch = compute.stopwatch(3, seed=0)
     drawn = torch.tensor([stopwatch.draw() for _ in range(20_000)], dtype=torch.float64)
     assert drawn.mean().item() == pytest.approx(mean, rel=0.03)
     assert drawn.std().item() == pytest.approx(deviation, rel=0.05, abs=1e-12)
@@ -233,24 +233,24 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
 @pytest.mark.parametrize(
     ("cluster", "options", "says"),
     [
-        (Simulated(weather=Weather(latency=-1.0)), {}, "network latency -1.0 must be 0 or more"),
-        (Simulated(weather=Weather(latency=float("nan"))), {}, "network latency nan must be 0 or more"),
-        (Simulated(weather=Weather(bandwidth=0.0)), {}, "network bandwidth 0.0 must be more than 0"),
-        (Simulated(weather=Weather(delay_chance=2.0)), {}, "delay chance 2.0 must be between 0 and 1"),
+        (Simulated(network=NetworkModel(latency=-1.0)), {}, "network latency -1.0 must be 0 or more"),
+        (Simulated(network=NetworkModel(latency=float("nan"))), {}, "network latency nan must be 0 or more"),
+        (Simulated(network=NetworkModel(bandwidth=0.0)), {}, "network bandwidth 0.0 must be more than 0"),
+        (Simulated(network=NetworkModel(delay_chance=2.0)), {}, "delay chance 2.0 must be between 0 and 1"),
         (
-            Simulated(weather=Weather(outages=(Outage(2.0, 1.0, ("replica 0",)),))),
+            Simulated(network=NetworkModel(outages=(Outage(2.0, 1.0, ("replica 0",)),))),
             {},
             "outage from 2.0 s until 1.0 s: it must begin at 0 or",
         ),
-        (Simulated(weather=Weather(outages=(Outage(-1.0, 1.0, ("replica 0",)),))), {}, "outage from -1.0 s until 1.0 s: it must begin"),
-        (Simulated(weather=Weather(outages=(Outage(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
-        (Simulated(weather=Weather(outages=(Outage(0.0, 1.0, ("replica 3",)),))), {}, "replica 3 cannot be cut off: there are the coordinator"),
-        (Simulated(weather=Weather(outages=(Outage(0.0, 1.0, EVERYBODY),))), {"evaluate_every": 0}, "has everybody on one side"),
-        (Simulated(pace=Pace(spread="lognorml")), {}, "did you mean 'lognormal'"),
-        (Simulated(pace=Pace(step=-1.0)), {}, "a step of -1.0 s"),
-        (Simulated(pace=Pace(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
-        (Simulated(pace=Pace(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
-        (Simulated(pace=Pace(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
+        (Simulated(network=NetworkModel(outages=(Outage(-1.0, 1.0, ("replica 0",)),))), {}, "outage from -1.0 s until 1.0 s: it must begin"),
+        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
+        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ("replica 3",)),))), {}, "replica 3 cannot be cut off: there are the coordinator"),
+        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, EVERYBODY),))), {"evaluate_every": 0}, "has everybody on one side"),
+        (Simulated(compute=ComputeModel(spread="lognorml")), {}, "did you mean 'lognormal'"),
+        (Simulated(compute=ComputeModel(step=-1.0)), {}, "a step of -1.0 s"),
+        (Simulated(compute=ComputeModel(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
+        (Simulated(compute=ComputeModel(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
+        (Simulated(compute=ComputeModel(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
         (Simulated(crashes=(Crash("replica 1", 0),)), {}, "replica 1 cannot crash at message 0: its messages are counted from 1"),
         (Simulated(crashes=(Crash("replica 1", 5), Crash("replica 1", 9))), {"restarts": 0}, "replica 1 cannot crash 2 times: it comes back 0 times"),
         (Simulated(restart_seconds=-1.0), {}, "restart_seconds -1.0: must be 0 or more"),

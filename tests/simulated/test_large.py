@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import INSTANT
 from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import norms, records
@@ -29,9 +29,9 @@ from distbelief.tasks import Task
 from distbelief.testing.simulations import Observed
 from distbelief.testing.tally import NAME, tallied
 from distbelief.testing.witness import Minibatch, Witness
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
-CALM = Simulated(weather=Weather(latency=0.0, bandwidth=float("inf")), pace=Pace(spread="constant"), handling=INSTANT)
+CALM = Simulated(network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT)
 """Rounds take the minibatches in their order."""
 Update = Callable[[nn.Module, dict[str, dict[str, torch.Tensor]], float, int], None]
 
@@ -239,7 +239,7 @@ def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(pla
     assert sorted((to, of.round) for sender, to, of in told.sent_by if sender == "shard 0") == sorted(up)
 
 
-WILD = {"weather": Weather(jitter=3.0), "pace": Pace(spread="exponential")}
+WILD = {"network": NetworkModel(jitter=3.0), "compute": ComputeModel(spread="exponential")}
 
 
 OWN = {"lars": (0.5, lars(decay=0.01)), "lamb": (0.01, lamb(decay=0.01))}
@@ -304,8 +304,8 @@ def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_fo
     plain: SimpleNamespace, first: int, second: int, seed: int
 ) -> None:
     """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told, for nobody will say his part again."""
-    crashes, weather = (Crash("shard 0", first), Crash("shard 1", second)), Weather(jitter=3.0)
-    run, witness = strike(plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(weather, crashes=crashes), seed)
+    crashes, network = (Crash("shard 0", first), Crash("shard 1", second)), NetworkModel(jitter=3.0)
+    run, witness = strike(plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed)
     assert run.outcome == "done"
     assert_as_in_the_paper(plain, run, "lars", rounds_of(witness), seed)
 

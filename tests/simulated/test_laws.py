@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
@@ -16,9 +16,9 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
-AT_ONCE = Weather(latency=0.0, bandwidth=float("inf"))
+AT_ONCE = NetworkModel(latency=0.0, bandwidth=float("inf"))
 
 
 def points(samples: int) -> Task:
@@ -47,10 +47,12 @@ def schedule(replicas: int, samples: int, cluster: Simulated, seed: int = 0, **o
     return seen.based, run.run()
 
 
-@pytest.mark.parametrize("pace", [Pace(), Pace(spread="exponential"), Pace(slow={0: 4.0})], ids=["lognormal", "exponential", "one slow replica"])
+@pytest.mark.parametrize(
+    "compute", [ComputeModel(), ComputeModel(spread="exponential"), ComputeModel(slow={0: 4.0})], ids=["lognormal", "exponential", "one slow replica"]
+)
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16, 32])
-def test_mean_staleness_is_the_number_of_other_replicas_whatever_their_speeds(replicas: int, pace: Pace) -> None:
-    based, _ = schedule(replicas, 300 * replicas, Simulated(handling=INSTANT, weather=AT_ONCE, pace=pace, phantom=True))
+def test_mean_staleness_is_the_number_of_other_replicas_whatever_their_speeds(replicas: int, compute: ComputeModel) -> None:
+    based, _ = schedule(replicas, 300 * replicas, Simulated(handling=INSTANT, network=AT_ONCE, compute=compute, phantom=True))
     # while all of them have work; exact up to the steps that are under way at the end
     settled = [update - version for update, version in enumerate(based)][replicas : len(based) // 2]
     assert sum(settled) / len(settled) == pytest.approx(replicas - 1, abs=0.02 * replicas)
@@ -59,13 +61,13 @@ def test_mean_staleness_is_the_number_of_other_replicas_whatever_their_speeds(re
 @pytest.mark.parametrize(("options", "expected"), [({}, 0.0), ({"prefetch": 1}, 1.0), ({"fetch_every": 3}, 1.0), ({"push_every": 2}, 0.0)], ids=str)
 def test_one_replica_sees_only_the_staleness_that_its_settings_make(options: dict[str, int], expected: float) -> None:
     """With prefetch, one more step, exactly: not less because the next parameters arrived before the push left."""
-    _, run = schedule(1, 600, Simulated(handling=INSTANT, weather=AT_ONCE, phantom=True), **options)
+    _, run = schedule(1, 600, Simulated(handling=INSTANT, network=AT_ONCE, phantom=True), **options)
     staleness = run.simulation.shards[0].staleness
     assert sum(s * n for s, n in staleness.items()) / sum(staleness.values()) == pytest.approx(expected, abs=0.01)
 
 
 def test_a_slow_replicas_own_gradients_are_much_staler() -> None:
-    _, run = schedule(8, 800, Simulated(handling=INSTANT, weather=AT_ONCE, pace=Pace(slow={0: 4.0}), phantom=True))
+    _, run = schedule(8, 800, Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(slow={0: 4.0}), phantom=True))
     assert max(run.simulation.shards[0].staleness) > 20
 
 
@@ -88,7 +90,9 @@ def test_asynchrony_is_momentum(replicas: int) -> None:
     """
     rate, steps, means = 0.2, 4 * replicas + 20, []
     for seed in range(2):
-        based, _ = schedule(replicas, 8_000, Simulated(handling=INSTANT, weather=AT_ONCE, pace=Pace(spread="exponential"), phantom=True), seed)
+        based, _ = schedule(
+            replicas, 8_000, Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(spread="exponential"), phantom=True), seed
+        )
         means.append(windows(based, 8 * replicas, len(based) - 100 * replicas, rate, steps).mean(0))
     w = torch.stack(means).mean(0)
     moves = w.diff()

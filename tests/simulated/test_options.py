@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from distbelief.cluster import simulated
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import Handling
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.simulation import Simulation
 from distbelief.cluster.sitting import Sitting
@@ -36,7 +36,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import Outage, Weather
+from distbelief.transport.virtual import NetworkModel, Outage
 
 SAMPLES = 40
 TESTS = Path(__file__).parent.parent
@@ -181,9 +181,9 @@ def half_the_data(folder: Path, _: Job) -> str:
     return str(folder)
 
 
-STEADY = {"pace": Pace(spread="constant")}
-UNEVEN = {"pace": Pace(spread="constant", slow={0: 4.0})}
-ADDING = {"weather": Weather(reduction=1e-5), **STEADY}
+STEADY = {"compute": ComputeModel(spread="constant")}
+UNEVEN = {"compute": ComputeModel(spread="constant", slow={0: 4.0})}
+ADDING = {"network": NetworkModel(reduction=1e-5), **STEADY}
 SCALED = {"lr_scaling": "linear", "base_batch": 2}
 DECAYING = {"optimizer": optim("sgd", weight_decay=0.5)}
 
@@ -224,7 +224,7 @@ ALL: dict[str, Cases] = {
     "on_death": Case("stop", "told", {"epochs": 3}, dying("replica 1")),
     "per_host": (
         Case(2, "course", {"replicas": 4, "algorithm": "hierarchical"}),
-        Case(2, "course", {"replicas": 4, "per_host": 4}, {"weather": Weather(latency=1e-3, local_latency=1e-6)}),
+        Case(2, "course", {"replicas": 4, "per_host": 4}, {"network": NetworkModel(latency=1e-3, local_latency=1e-6)}),
     ),
     "locks": (Case("none", "course", place=ADDING), Case("shard", "course", place=ADDING)),
     # of a job
@@ -266,7 +266,7 @@ OWN: dict[str, dict[str, Cases]] = {
     "synchronous": {"warmup": SINGLE["warmup"]},
     "allreduce": {
         "warmup": SINGLE["warmup"],
-        "snapshot_every": (Case("3", "told"), Case("100ms", "told", {"epochs": 12, "checkpoint_every": 0}, {"pace": Pace(step=0.05)})),
+        "snapshot_every": (Case("3", "told"), Case("100ms", "told", {"epochs": 12, "checkpoint_every": 0}, {"compute": ComputeModel(step=0.05)})),
         "restarts": (*ALL["restarts"], Case(0, "told", {"epochs": 3, "on_death": "stop"}, dying("coordinator"))),  # type: ignore[misc]
     },
     "softsync": {"staleness_scaling": Case("inverse", beside={"replicas": 4, "n": 4})},
@@ -358,7 +358,7 @@ def assert_there(test: str) -> None:
 LATE = {"delay": 1e-2, "delay_chance": 0.2}
 TWO_HOSTS = Allreduce(4, algorithm="hierarchical", per_host=2)
 PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy], ...]]] = {
-    Weather: {
+    NetworkModel: {
         "latency": ((1e-3, "course", {}, Downpour()),),
         "bandwidth": ((1e5, "course", {}, Downpour()),),
         "jitter": ((1.0, "course", {}, Downpour()),),
@@ -369,7 +369,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "local_bandwidth": ((1e11, "course", {}, TWO_HOSTS),),
         "outages": (((Outage(2e-3, 7e-3, ("replica 1",)),), "course", {}, Downpour()),),
     },
-    Pace: {
+    ComputeModel: {
         "step": ((2e-3, "course", {}, Downpour()),),
         "spread": (("constant", "course", {}, Downpour()), ("exponential", "course", {}, Downpour())),
         "variation": ((0.5, "course", {}, Downpour()),),
@@ -388,8 +388,8 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "busy": ((1e-4, "course", {}, Downpour(4)),),
     },
     Simulated: {
-        "weather": ((Weather(latency=1e-3), "course", {}, Downpour()),),
-        "pace": ((Pace(step=2e-3), "course", {}, Downpour()),),
+        "network": ((NetworkModel(latency=1e-3), "course", {}, Downpour()),),
+        "compute": ((ComputeModel(step=2e-3), "course", {}, Downpour()),),
         "crashes": (((Crash("replica 1", 8),), "told", {}, Downpour()),),
         "restart_seconds": ((1e-3, "course", {"crashes": (Crash("replica 1", 8),)}, Downpour()),),
         "phantom": ((True, "weights", {}, Downpour()),),

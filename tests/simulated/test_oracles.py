@@ -18,9 +18,9 @@ from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
-SLOW_LINK = Simulated(weather=Weather(latency=5e-3, bandwidth=1e5, jitter=3.0))
+SLOW_LINK = Simulated(network=NetworkModel(latency=5e-3, bandwidth=1e5, jitter=3.0))
 
 FLAT = [name for name in OPTIMIZERS if name not in LAYERWISE]
 """Those that know no layers; the others have their oracles in test_large.py."""

@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import roles
@@ -34,7 +34,7 @@ from distbelief.core.protocol import CONVERSATIONS
 from distbelief.job import Job
 from distbelief.server.machine import Answering
 from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
-from distbelief.transport.virtual import VirtualEndpoint, Weather
+from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
 
 RECORDED = Path(__file__).with_name("recorded.json")
 RENAMED: dict[str, str] = {}
@@ -44,8 +44,8 @@ SAID = {(row.message, by, to) for one in CONVERSATIONS for row in one.says for b
 PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 # no logarithms in the times, which another C library may round otherwise
-STEADY = Pace(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
-UNSTEADY = Weather(jitter=2.0, delay_chance=0.05, delay=1e-3)
+STEADY = ComputeModel(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
+UNSTEADY = NetworkModel(jitter=2.0, delay_chance=0.05, delay=1e-3)
 WAYS: dict[str, Any] = {
     "downpour": Downpour(3, 2, push_every=2),
     "downpour, adam": Downpour(3, 3, optim("adam", lr=0.01), prefetch=1, fetch_every=2, push_every=3, local_lr=0.01, warm_start_steps=6),
@@ -160,8 +160,8 @@ def recording(plain: SimpleNamespace, way: str, fault: str, folder: Path, monkey
     monkeypatch.setattr(VirtualEndpoint, "_tell", spy)
     check_moves(monkeypatch)
     fit = {} if way.startswith("sandblaster") else {"batch_size": 4, "epochs": 2}
-    network = {} if way == "single" else {"weather": UNSTEADY, "crashes": FAULTS[fault], "restart_seconds": 0.02}
-    cluster = Simulated(pace=Pace(spread="constant") if way == "single" else STEADY, keep=True, **network)
+    network = {} if way == "single" else {"network": UNSTEADY, "crashes": FAULTS[fault], "restart_seconds": 0.02}
+    cluster = Simulated(compute=ComputeModel(spread="constant") if way == "single" else STEADY, keep=True, **network)
     job = Job(task=plain.classes(plain.mlp, samples=43), strategy=WAYS[way], seed=3, snapshot_every="5", out=str(folder / "run"), **fit)
     try:
         cluster.run(job)

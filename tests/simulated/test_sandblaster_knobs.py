@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from distbelief.bench.balance import balance, coordinator_bytes
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
@@ -27,9 +27,9 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
-INSTANT = Weather(latency=0.0, bandwidth=1e15)
+INSTANT = NetworkModel(latency=0.0, bandwidth=1e15)
 
 
 def task(samples: int = 83, dropout: float = 0.0) -> Task:
@@ -102,7 +102,7 @@ def test_parameters_are_fetched_once_for_an_evaluation() -> None:
 
 
 def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:
-    _, course = play(Simulated(weather=INSTANT, pace=Pace(spread="constant")), task=task(160), replicas=2, backup_portions=0)
+    _, course = play(Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), task=task(160), replicas=2, backup_portions=0)
     later = [(to, one.number) for _, to, one in course.dealt if one.evaluation == 3]
     numbers = {who: [number for to, number in later if to == who] for who in ("replica 0", "replica 1")}
     assert numbers == {"replica 0": list(range(10)), "replica 1": list(range(10, 20))}
@@ -114,13 +114,13 @@ def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() 
 
 
 def test_a_fast_replica_takes_more() -> None:
-    _, course = play(Simulated(pace=Pace(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0)
+    _, course = play(Simulated(compute=ComputeModel(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0)
     shares = Counter(to for _, to, one in course.dealt if one.evaluation == 3)
     assert 3 < shares["replica 1"] / shares["replica 0"] < 5
 
 
 def test_backup_portions_save_a_batch_from_a_straggler() -> None:
-    slow = Simulated(pace=Pace(spread="constant", slow={0: 50.0}))
+    slow = Simulated(compute=ComputeModel(spread="constant", slow={0: 50.0}))
     with_backup, without = (play(slow, task=task(160), replicas=4, backup_portions=count) for count in (1, 0))
     assert with_backup[1].lasted(3) < 0.2 * without[1].lasted(3)
     assert with_backup[0].vector() == without[0].vector()

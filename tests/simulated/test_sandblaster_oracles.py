@@ -11,7 +11,7 @@ import torch
 from scipy import optimize
 from torch import Tensor, nn
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.core import records, roles, wire
 from distbelief.core.conversations import initialising, operations, pushing
@@ -24,9 +24,9 @@ from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import VirtualEndpoint, Weather
+from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
 
-SHAKY = Simulated(weather=Weather(jitter=5.0, delay_chance=0.1, delay=3e-3), pace=Pace(spread="exponential", slow={1: 7.0}))
+SHAKY = Simulated(network=NetworkModel(jitter=5.0, delay_chance=0.1, delay=3e-3), compute=ComputeModel(spread="exponential", slow={1: 7.0}))
 
 
 class Point(nn.Module):

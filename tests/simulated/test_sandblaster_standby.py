@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
@@ -22,7 +22,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 SAMPLES, ITERATIONS = 83, 5
 KINDS: list[dict[str, Any]] = [
@@ -39,7 +39,7 @@ def task(dtype: torch.dtype = torch.float64) -> Task:
 
 def stage(*crashes: Crash, task: Task | None = None, **options: Any) -> Observed:
     strategy = Sandblaster(3, 2, ITERATIONS, portion_size=4, send_every=2, tolerance=0.0, **{"standby": 1, **options})
-    cluster = Simulated(crashes=crashes, weather=Weather(jitter=3.0), pace=Pace(spread="exponential"), restart_seconds=1e-3)
+    cluster = Simulated(crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"), restart_seconds=1e-3)
     return Observed(Job(task=task or globals()["task"](), strategy=strategy, evaluate_every=0, checkpoint_every=0), cluster)
 
 

@@ -1,4 +1,4 @@
-"""In any weather, whoever dies: every portion counts exactly once at every shard, and the job ends with the bits that it ends with in calm.
+"""In any network, whoever dies: every portion counts exactly once at every shard, and the job ends with the bits that it ends with in calm.
 
 What is held against the shards is plain autograd on the whole batch, at the parameters that the shards hold.
 """
@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
@@ -31,7 +31,7 @@ from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.checkers import attach
 from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_outages, draw_pace, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "120")), 60
@@ -135,7 +135,7 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
         batch_size=pick((0, 0, 40)), method=pick(("lbfgs", "lbfgs", "cg")), line_search=pick(("wolfe", "wolfe", "backtracking")),
         deterministic=True, restarts=pick((0, 1, 3, 3)),
     )  # fmt: skip
-    weather, pace = draw_weather(chance), draw_pace(chance, slow=0.3)
+    network, compute = draw_network(chance), draw_compute(chance, slow=0.3)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((6, 40)))) for i in lives)
@@ -151,8 +151,8 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
                 crashes += (Crash(role, more.randint(1, more.choice((30, 120)))),)
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     options = {"snapshot_every": pick(("0", "3", "10ms", "1s")), "checkpoint_every": pick((0, 1, 2))}
-    weather = msgspec.structs.replace(weather, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
-    return strategy, options, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
+    network = msgspec.structs.replace(network, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
+    return strategy, options, Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
 
 
 def hold(seed: int) -> Counter[str]:
@@ -189,7 +189,7 @@ def test_replay() -> None:
 def test_a_replica_in_the_midst_of_a_bundle_is_told_at_once_to_begin_anew_and_to_end(standby: int, crashes: tuple[Crash, ...]) -> None:
     """What comes behind the welcome is for the replica that begins anew: it forgot that the job ends, and waited for work for ever."""
     strategy = Sandblaster(3, 1, 6, portion_size=4, send_every=4, tolerance=0.0, standby=standby)
-    slow = Simulated(crashes=crashes, pace=Pace(step=1e-3, slow={0: 300.0}), restart_seconds=1e-3)
+    slow = Simulated(crashes=crashes, compute=ComputeModel(step=1e-3, slow={0: 300.0}), restart_seconds=1e-3)
     run = Observed(Job(task=task(), strategy=strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3"), slow).run()
     assert run.outcome == "done"
     assert [record for record in run.records if isinstance(record, records.Rewound)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.pace import Pace
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
@@ -26,7 +26,7 @@ from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed
 from distbelief.testing.witness import Witness
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 STRATEGIES = [
     Downpour(3, 2, standby=1), Downpour(3, 2, push_every=2, fetch_every=2, prefetch=1, standby=1), Softsync(4, 2, n=2, standby=1),
@@ -40,7 +40,7 @@ def name(strategy: Any) -> str:
 
 def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Witness]:
     model = options.pop("model", lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
-    cluster = options.pop("cluster", None) or Simulated(crashes=crashes, weather=Weather(jitter=3.0), pace=Pace(spread="exponential"))
+    cluster = options.pop("cluster", None) or Simulated(crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"))
     job = Job(task=plain.classes(model, samples=83), strategy=strategy, **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options})
     run = Observed(job, cluster)
     witness = Witness(run)
@@ -83,7 +83,7 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace
     for model, dtype in [(plain.mlp, torch.float32), (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.float32),
                          (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(), torch.bfloat16)]:  # fmt: skip
         task = plain.classes(model, samples=83, dtype=dtype)
-        cluster = Simulated(weather=Weather(jitter=3.0), pace=Pace(spread="exponential"))
+        cluster = Simulated(network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"))
         strategy = dataclasses.replace(strategy, optimizer=optimizer)
         run = Observed(Job(task=task, strategy=strategy, batch_size=8, evaluate_every=0, lr_schedule="linear"), cluster)
         last = Last(run)
@@ -134,7 +134,7 @@ def test_one_death_after_another_in_one_place(plain: SimpleNamespace) -> None:
 def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: SimpleNamespace) -> None:
     """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed before it was told."""
     job = Job(task=plain.classes(plain.mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0)
-    run = Observed(job, Simulated(weather=Weather(jitter=5.0)))
+    run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     copied: dict[tuple[str, int], int] = {}
     kept, told = [0], list[bool]()
 
@@ -159,7 +159,7 @@ def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: Simpl
 def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamespace, strategy: Served) -> None:
     """Else its replicas would begin a step that is too far ahead of the standby, should it take the shard's place."""
     job = Job(task=plain.classes(plain.mlp, samples=83), strategy=strategy, batch_size=4, evaluate_every=0)
-    run = Observed(job, Simulated(weather=Weather(jitter=5.0)))
+    run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     floors, kept, told = dict[int, int](), [0], 0
 
     class Watch:
@@ -185,9 +185,9 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamesp
 @pytest.mark.parametrize("lost", [8, 14])
 def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(plain: SimpleNamespace, lost: int) -> None:
     """A standby that comes in the midst of a round is not sent the pushes that are held for it; when it is the shard, they come again."""
-    slow = Pace(spread="constant", slow={2: 50.0})  # so that two pushes are held nearly always
+    slow = ComputeModel(spread="constant", slow={2: 50.0})  # so that two pushes are held nearly always
     for fallen in range(20, 50):
-        cluster = Simulated(crashes=(Crash("standby 0", lost), Crash("shard 0", fallen)), pace=slow, restart_seconds=1e-3)
+        cluster = Simulated(crashes=(Crash("standby 0", lost), Crash("shard 0", fallen)), compute=slow, restart_seconds=1e-3)
         run, _ = play(plain, Synchronous(3, 1, standby=1), cluster=cluster, epochs=1)
         assert run.outcome == "done"
 

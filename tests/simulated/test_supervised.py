@@ -15,7 +15,7 @@ from distbelief.core import records
 from distbelief.job import Job
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
 from distbelief.testing import Observed
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 WAYS: dict[str, Any] = {
     "downpour": Downpour(2, 2, standby=1, restarts=2),
@@ -94,7 +94,7 @@ def test_lives_follow_each_other_whoever_dies_at_whichever_message(plain: Simple
     again = 0
     for message in range(1, 25):
         crashes = (Crash(victim, message), Crash(victim, 1 + message % 7))
-        cluster = Simulated(weather=Weather(latency=1e-3), crashes=crashes, restart_seconds=PAUSE)
+        cluster = Simulated(network=NetworkModel(latency=1e-3), crashes=crashes, restart_seconds=PAUSE)
         fit = {} if way == "sandblaster" else {"epochs": 2, "batch_size": 4}
         run = Observed(Job(plain.classes(plain.mlp, samples=24), strategy, snapshot_every="0", **fit), cluster)
         lives = Lives(run)

@@ -1,6 +1,6 @@
 """The sweep: random jobs under random faults, with checkers outside that know every message and every byte.
 
-A seed makes one job, one network, one pace and some deaths. To replay one that failed, with its settings printed:
+A seed makes one job, one network, one compute model and some deaths. To replay one that failed, with its settings printed:
 
     DISTBELIEF_SEED=123 python -m pytest tests/simulated/test_sweep.py -k replay -s
 
@@ -29,7 +29,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import Replay
 from distbelief.testing.endings import Endings, hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_outages, draw_pace, draw_revivals, draw_weather
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
 FLOORS = {
@@ -90,15 +90,15 @@ def draw(seed: int) -> tuple[Job, Simulated]:
         checkpoint_every=pick((0, 1)),
         target_accuracy=0.0,
     )
-    weather, pace = draw_weather(chance), draw_pace(chance, slow=0.2)
+    network, compute = draw_network(chance), draw_compute(chance, slow=0.2)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     # half of the deaths strike early: while joining, initialising and taking the first steps
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
-    weather = msgspec.structs.replace(weather, outages=draw_outages(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
+    network = msgspec.structs.replace(network, outages=draw_outages(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
-    return job, Simulated(weather=weather, pace=pace, crashes=crashes, restart_seconds=restart_seconds)
+    return job, Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=restart_seconds)
 
 
 def hold(seed: int) -> Counter[str]:

@@ -14,30 +14,30 @@ from types import SimpleNamespace
 
 import pytest
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.pace import Pace
 from distbelief.cluster.simulated import Simulated
 from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.strategies import Downpour
 from distbelief.testing.simulations import Observed, Trace
-from distbelief.transport.virtual import Weather
+from distbelief.transport.virtual import NetworkModel
 
 GOLDEN = Path(__file__).with_name("golden.json")
 # no logarithms in here, which another C library may round otherwise
-STEADY = Pace(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
-UNSTEADY = Weather(jitter=2.0, delay_chance=0.05, delay=1e-3)
+STEADY = ComputeModel(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
+UNSTEADY = NetworkModel(jitter=2.0, delay_chance=0.05, delay=1e-3)
 
 JOBS = {
-    "plain": (Downpour(replicas=3, shards=2), Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, handling=INSTANT)),
+    "plain": (Downpour(replicas=3, shards=2), Simulated(network=UNSTEADY, compute=STEADY, phantom=True, handling=INSTANT)),
     "prefetch and warm start": (
         Downpour(replicas=3, shards=3, prefetch=1, fetch_every=2, push_every=3, warm_start_steps=6),
-        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, handling=INSTANT),
+        Simulated(network=UNSTEADY, compute=STEADY, phantom=True, handling=INSTANT),
     ),
     "deaths": (
         Downpour(replicas=4, shards=2, push_every=2),
-        Simulated(weather=UNSTEADY, pace=STEADY, phantom=True, handling=INSTANT, crashes=(Crash("replica 0", 4), Crash("replica 2", 30))),
+        Simulated(network=UNSTEADY, compute=STEADY, phantom=True, handling=INSTANT, crashes=(Crash("replica 0", 4), Crash("replica 2", 30))),
     ),
 }
 
@@ -59,7 +59,7 @@ def test_the_golden_traces_stay(plain: SimpleNamespace, name: str) -> None:
 
 def traced(plain: SimpleNamespace, seed: int) -> tuple[str, bytes]:
     strategy = Downpour(replicas=4, shards=3, optimizer=optim("adam", lr=0.01), push_every=2, prefetch=1)
-    cluster = Simulated(weather=UNSTEADY, pace=Pace(spread="lognormal"), crashes=(Crash("replica 1", 40),))
+    cluster = Simulated(network=UNSTEADY, compute=ComputeModel(spread="lognormal"), crashes=(Crash("replica 1", 40),))
     run = Observed(Job(task=plain.classes(plain.mlp, samples=60), strategy=strategy, epochs=2, batch_size=4, seed=seed), cluster)
     trace = Trace(run.simulation)
     run.run()

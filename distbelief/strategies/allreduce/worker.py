@@ -36,7 +36,7 @@ class Peer:
         incarnation: of it.
         flat: its model.
         task: what is trained.
-        padded: makes what computes as slow as the cluster's pace has it.
+        padded: makes what computes as slow as the cluster's compute model has it.
     """
 
     def __init__(self, spec: ProcessSpec, role: str, incarnation: int, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:

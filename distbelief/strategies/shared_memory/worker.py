@@ -33,7 +33,7 @@ class MappedReplica:
         role: of the replica.
         flat: its model.
         task: what is trained.
-        padded: makes what computes as slow as the cluster's pace has it.
+        padded: makes what computes as slow as the cluster's compute model has it.
     """
 
     def __init__(self, spec: ProcessSpec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:

@@ -39,7 +39,7 @@ class Single(Scaled):
             UsageError: naming the option.
         """
         if machine.padded or machine.transport != "shared":
-            asked = "a pace" if machine.padded else f"--transport {machine.transport}"
+            asked = "a compute model" if machine.padded else f"--transport {machine.transport}"
             raise UsageError(f"{asked}: strategy {self.name} is one process, which sends nothing and is padded by nobody: leave it off")
         if machine.listen:
             raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no replicas that could join")
@@ -50,7 +50,7 @@ class Single(Scaled):
         Raises:
             UsageError: naming the option.
         """
-        if cluster.network:
+        if cluster.sends:
             raise UsageError(f"--network and delays mean nothing to strategy {self.name}, which sends nothing: leave them off")
         if cluster.messages:
             raise UsageError(f"--handling message means nothing to strategy {self.name}, which is told nothing: leave it off")

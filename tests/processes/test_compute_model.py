@@ -8,15 +8,15 @@ from pathlib import Path
 import jobs
 import pytest
 
+from distbelief.cluster.compute_model import ComputeModel
 from distbelief.cluster.local import Local
-from distbelief.cluster.pace import Pace
 from distbelief.strategies import Downpour, Hogwild
 
 
 @pytest.mark.parametrize("strategy", [Downpour(replicas=2), Hogwild(replicas=2)])
 def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Path, strategy: Downpour | Hogwild) -> None:
-    pace = Pace(step=0.01, spread="constant", slow={1: 20.0})
-    result = jobs.run(tmp_path, strategy, Local(pace=pace), epochs=6, evaluate_every=0)
+    compute = ComputeModel(step=0.01, spread="constant", slow={1: 20.0})
+    result = jobs.run(tmp_path, strategy, Local(compute=compute), epochs=6, evaluate_every=0)
     fast, slow = (one["steps"] for one in result["per_replica"])
     assert fast + slow == result["steps"] == 6 * 21
     assert slow < fast / 2

@@ -14,7 +14,7 @@ from distbelief.errors import UsageError, unknown
 SPREADS = ("constant", "lognormal", "exponential")
 
 
-class Pace(CheckedStruct, frozen=True):
+class ComputeModel(CheckedStruct, frozen=True):
     """The compute times of a cluster."""
 
     step: float = 1e-3
@@ -30,7 +30,7 @@ class Pace(CheckedStruct, frozen=True):
     straggle_factor: float = 10.0
 
     def check(self, replicas: int) -> None:
-        """Refuse a pace that is impossible for so many replicas.
+        """Refuse one that is impossible for so many replicas.
 
         Raises:
             UsageError: naming the value.
@@ -55,40 +55,40 @@ class Pace(CheckedStruct, frozen=True):
 class Stopwatch:
     """Draws one replica's compute times.
 
-    >>> Pace(step=2.0, spread="constant", slow={1: 4.0}).stopwatch(1, seed=0).draw()
+    >>> ComputeModel(step=2.0, spread="constant", slow={1: 4.0}).stopwatch(1, seed=0).draw()
     8.0
     """
 
-    def __init__(self, pace: Pace, replica: int, seed: int) -> None:
-        self._pace = pace
+    def __init__(self, compute: ComputeModel, replica: int, seed: int) -> None:
+        self._compute = compute
         self._chance = random.Random(f"{seed}/{replica}")
-        self._mean = pace.step * pace.slow.get(replica, 1.0)
+        self._mean = compute.step * compute.slow.get(replica, 1.0)
         # a lognormal of mean 1 and the standard deviation asked for
-        self._sigma = math.sqrt(math.log1p(pace.variation**2))
+        self._sigma = math.sqrt(math.log1p(compute.variation**2))
         self._mu = -(self._sigma**2) / 2
 
     def draw(self) -> float:
         """Seconds of the next step."""
-        pace, seconds = self._pace, self._mean
-        if pace.spread == "lognormal":
+        compute, seconds = self._compute, self._mean
+        if compute.spread == "lognormal":
             seconds *= self._chance.lognormvariate(self._mu, self._sigma)
-        elif pace.spread == "exponential":
+        elif compute.spread == "exponential":
             seconds *= self._chance.expovariate(1.0)
-        if pace.straggle_chance and self._chance.random() < pace.straggle_chance:
-            seconds *= pace.straggle_factor
+        if compute.straggle_chance and self._chance.random() < compute.straggle_chance:
+            seconds *= compute.straggle_factor
         return seconds
 
 
 class Padding:
-    """Draws how long one replica of a real cluster sleeps after each step, so that it is as slow as a pace has it: never faster than it is.
+    """Draws how long one replica of a real cluster sleeps after each step, so that it is as slow as a compute model has it: never faster than it is.
 
-    >>> Padding(Pace(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
+    >>> Padding(ComputeModel(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
     7.5
     """
 
-    def __init__(self, pace: Pace, replica: int, seed: int) -> None:
-        self._least = pace.step
-        self._factors = msgspec.structs.replace(pace, step=1.0).stopwatch(replica, seed)
+    def __init__(self, compute: ComputeModel, replica: int, seed: int) -> None:
+        self._least = compute.step
+        self._factors = msgspec.structs.replace(compute, step=1.0).stopwatch(replica, seed)
 
     def rest(self, elapsed: float) -> float:
         """Seconds to sleep after a step that took `elapsed` seconds."""
