@@ -230,10 +230,20 @@ class IsDoneBeforeAllAreReady(Plain):
 
 
 class ReadsWhatIsGivenBack(Plain):
-    """What others bring is read in their slots, by each when it is asked."""
+    """What others bring is read in their slots: by the first rank when these are theirs again and hold something else."""
+
+    brought = torch.empty(0)
 
     def brings(self, bucket: int) -> torch.Tensor:
+        if bucket == 0:
+            self.brought = self.view(self.slot, 0).clone()
         return self.view(self.slot, bucket)
+
+    def reduce(self) -> bool | None:
+        others = [side for side in self.group.sides if side is not self and isinstance(side, ReadsWhatIsGivenBack)]
+        if self.rank == 0 and any(torch.equal(side.view(side.slot, 0), side.brought) for side in others):
+            return None
+        return super().reduce()
 
 
 class WritesToOthers(Plain):
