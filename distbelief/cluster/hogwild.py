@@ -69,14 +69,14 @@ class Racing(Simulation):
     def mapping(self, plan: Plan) -> torch.Tensor:
         """The mapping, which is there once the first replica has a plan."""
         if self.memory is None:
-            self.memory, self.plan = torch.zeros(_lie_of(plan).length, dtype=torch.uint8), plan
+            self.memory, self.plan = torch.zeros(_layout_of(plan).length, dtype=torch.uint8), plan
         return self.memory
 
 
-def _lie_of(plan: Plan) -> mapping.Lie:
+def _layout_of(plan: Plan) -> mapping.MappingLayout:
     """Where everything lies in the mapping of a job."""
     settings = plan.settings
-    return mapping.lie_of(plan.layout, settings.optimizer, settings.shards, settings.replicas)
+    return mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
 
 
 class _Peer:
@@ -222,8 +222,8 @@ class _Phantom(_Peer):
         self._settings, racing = plan.settings, self._racing
         count = {"none": mapping.RANGES, "shard": plan.settings.shards, "global": 1}[plan.settings.locks]
         self._cut = mapping.ranges(plan.layout, min(count, plan.layout.parameters))
-        lie = _lie_of(plan)
-        memory = racing.mapping(plan)[lie.counts : lie.length].numpy().data.cast("q")
+        layout = _layout_of(plan)
+        memory = racing.mapping(plan)[layout.counts : layout.length].numpy().data.cast("q")
         self.counts = Counts(memory, plan.settings.replicas, roles.index_of(self._role))
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:

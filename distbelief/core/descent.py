@@ -17,7 +17,7 @@ OVERLAPPING = ("g.head", "g.middle", "g.tail")
 
 
 class Descent(msgspec.Struct, frozen=True):
-    """How Sandblaster descends, and how a batch is shared out; each field is told of in `strategy/sandblaster.py`."""
+    """How Sandblaster descends, and how a batch is shared out; each field is told of in `strategies/sandblaster/options.py`."""
 
     method: str = "lbfgs"
     batch: int = 0

@@ -84,12 +84,12 @@ def trained(layout: Layout) -> list[Entry]:
     return [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
 
 
-class Lie(msgspec.Struct, frozen=True):
+class MappingLayout(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
     >>> from distbelief.core.layout import Tensor, lay_out
     >>> from distbelief.core.optimizer import optim
-    >>> lie = lie_of(lay_out([Tensor("w", (100,), "float32")]), optim("adagrad"), shards=2, replicas=2)
+    >>> lie = mapping_layout(lay_out([Tensor("w", (100,), "float32")]), optim("adagrad"), shards=2, replicas=2)
     >>> lie.state, lie.steps, lie.counts, lie.length
     (512, 1024, 1152, 2688)
     """
@@ -100,7 +100,7 @@ class Lie(msgspec.Struct, frozen=True):
     length: int
 
 
-def lie_of(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> Lie:
+def mapping_layout(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> MappingLayout:
     """Where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted by so many replicas."""
 
     def after(start: int, size: int) -> int:
@@ -110,4 +110,4 @@ def lie_of(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> 
     steps = after(state, layout.moving if state_of(optimizer) else 0)
     pieces = len(trained(layout)) + max(shards, RANGES)  # in at most so many the optimizer steps the vector
     counts = after(steps, pieces * ITEM_SIZES["float32"])
-    return Lie(state, steps, counts, counts + 8 * size_of(replicas))
+    return MappingLayout(state, steps, counts, counts + 8 * size_of(replicas))

@@ -1,4 +1,8 @@
-"""Who plays the roles of a job: the same in processes and on a virtual cluster. Each room has its own; here is what all are made of."""
+"""Who plays the roles of a job. Each room has its own; here is what all are made of.
+
+Coordinators, shards and standbys are the same on a virtual cluster; replicas of allreduce, hogwild and locking are played there by
+`cluster.assembled` and `cluster.hogwild`, the plain loop by `cluster.alone`.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class NetworkModel(CheckedStruct, frozen=True):
     """When who cannot reach whom."""
 
     def check(self) -> None:
-        """Refuse impossible model.
+        """Refuse a network that cannot be.
 
         Raises:
             UsageError: naming the value.
@@ -101,7 +101,7 @@ class VirtualNetwork:
 
     Args:
         clock: moves the time.
-        model: latency and bandwidth.
+        model: what the network is like.
         seed: of jitter and delays.
         phantom: whether payloads are only lengths, so that arenas are empty.
         per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
@@ -186,7 +186,7 @@ class VirtualEndpoint(Endpoint):
         self.cut: set[VirtualEndpoint] = set()
         self.unreached: set[str] = set()
         """Roles to which there is no link, because opening one has failed."""
-        self.knocking: list[VirtualEndpoint] = []
+        self.callers: list[VirtualEndpoint] = []
         """Later lives of peers, whose first word is on its way."""
 
     def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
@@ -219,7 +219,7 @@ class VirtualEndpoint(Endpoint):
         """Have a link to a peer, who sees ours replace that of our life before with our first word."""
         self.peers[peer.role] = peer
         if peer.peers.setdefault(self.role, self) is not self:
-            peer.knocking.append(self)
+            peer.callers.append(self)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
         """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter there."""
@@ -363,7 +363,7 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
-        for peer in {id(peer): peer for peer in (*self.peers.values(), *self.knocking)}.values():
+        for peer in {id(peer): peer for peer in (*self.peers.values(), *self.callers)}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:

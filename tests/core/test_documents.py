@@ -18,6 +18,7 @@ from distbelief.core.settings import option
 from distbelief.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
+TESTS = [ROOT / "tests", *(path for path in (ROOT / "tests").iterdir() if path.is_dir())]
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 TEXTS = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *RECIPES]}
 SPOKEN = {"TASK": "mnist", "STRATEGY": "downpour", "RUN": "run", "NAME": "wire"}
@@ -99,3 +100,13 @@ def test_there_are_commands_and_examples_in_the_readme_and_in_every_recipe() -> 
     assert {"README.md", "bench.md", *(path.name for path in RECIPES if "db.join()" in TEXTS[path.name])} <= shown
     assert sum(name == "README.md" for name, _ in LINES) >= 8
     assert sum(name == "README.md" for name, _ in BLOCKS) >= 3
+
+
+def test_files_that_documents_name_are_there() -> None:
+    """As they stand, in the package, or among the tests; a bare name is that of a file in some room."""
+    named = {(name, path) for name, text in TEXTS.items() if name.endswith(".md") for path in re.findall(r"`([\w/]+(?:\.py|/))`", text)}
+    assert len(named) > 100
+    bare = {path.name for path in (ROOT / "distbelief").rglob("*.py")}
+    places = (ROOT, ROOT / "distbelief", *TESTS)
+    lacking = [(name, path) for name, path in sorted(named) if path not in bare and not any((at / path).exists() for at in places)]
+    assert not lacking

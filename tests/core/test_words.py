@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GIVEN_UP = {"gate", "knock", "sorry", "weather", "pace"}
-"""Join server, request and refusal; network model and compute model."""
+GIVEN_UP = {"conductor", "gate", "knock", "knocking", "lie", "pace", "sorry", "weather"}
+"""A strategy's coordinator, a mapping's layout; join server, request and refusal; network model and compute model."""
 SOURCES = {path: path.read_text() for path in sorted((ROOT / "distbelief").rglob("*.py"))}
 
 

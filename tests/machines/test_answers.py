@@ -17,10 +17,10 @@ from distbelief.server.coordinator import Coordinator
 from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
-from distbelief.strategies.allreduce.coordinator import Conductor
+from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
-from distbelief.strategies.shared_memory.coordinator import Keeping
+from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
 
 
 def never(*_: Any) -> Any:
@@ -30,8 +30,8 @@ def never(*_: Any) -> Any:
 MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "coordinator": (Coordinator(Settings()), Kind.COORDINATOR, SERVED),
     "sandblaster": (Sandblaster(Settings()), Kind.COORDINATOR, BATCHED),
-    "keeping": (Keeping(Settings()), Kind.COORDINATOR, SHARED),
-    "conductor": (Conductor(Settings(consistency="allreduce")), Kind.COORDINATOR, GROUPED),
+    "of a mapping": (MappingCoordinator(Settings()), Kind.COORDINATOR, SHARED),
+    "of a group": (AllreduceCoordinator(Settings(consistency="allreduce")), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
     "shard in batches": (DescentShard(0, never), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),

@@ -8,7 +8,7 @@ from distbelief.core.effects import RECEIVE, Arrival, Connect, Form
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Message, Place
 from distbelief.core.settings import Plan, Settings
-from distbelief.strategies.allreduce.coordinator import Conductor
+from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.replica import Allreduce
 from distbelief.strategies.allreduce.whole import PhantomWhole
 
@@ -18,7 +18,7 @@ ROLES = [f"replica {i}" for i in range(3)]
 
 
 def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_next() -> None:
-    coordinator = Conductor(SETTINGS)
+    coordinator = AllreduceCoordinator(SETTINGS)
 
     def tell(role: str, event: Message | events.Lost) -> str:
         coordinator.handle(role, event, None)

@@ -1,5 +1,7 @@
 """Standbys in processes of their own: shards are killed, over every carrier, and nothing that was acknowledged is lost."""
 
+import contextlib
+import os
 import random
 import socket
 from pathlib import Path
@@ -47,9 +49,13 @@ def test_a_killed_shard_is_succeeded_and_nothing_is_lost(tmp_path: Path, watch: 
 
 
 def named_port() -> str:
-    """Ours, and a port that is free, and so are those after it most likely."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{min(free.getsockname()[1], 65000)}"
+    """Ours, and a port that is free, as are those after it: below the ports that the system gives to whoever asks for any."""
+    for first in range(20_000 + 16 * (os.getpid() % 512), 32_000, 16):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + 16):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return f"127.0.0.1:{first}"
+    raise AssertionError("no 16 ports from 20,000 to 32,000 are free")
 
 
 @pytest.mark.parametrize("place", [Local("tcp"), Local("tcp", tls=True), Local("tcp", named_port())], ids=["tcp", "tls", "a port"])

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_sparse_gradients_goes_on_anywhere(tmp_path: Path, optim
 DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchronous(1, 2), Allreduce(1)]
 
 
-@pytest.mark.parametrize("strategy", DENSE, ids=lambda strategy: f"{strategy.name} {strategy.shards}")
+@pytest.mark.parametrize("strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "allreduce"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
 def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
     """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any optimizer, and with clipping."""

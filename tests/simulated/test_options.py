@@ -414,6 +414,6 @@ def test_no_option_of_the_virtual_cluster_is_dead(plain: SimpleNamespace, tmp_pa
             folder = tmp_path / f"{number} {len(more)}"
             folder.mkdir()
             made_part = part(**{**beside, **more})
-            place = made_part if isinstance(made_part, Simulated) else Simulated(**{part.__name__.lower(): made_part})
+            place = made_part if isinstance(made_part, Simulated) else Simulated(**{part.__name__.removesuffix("Model").lower(): made_part})
             came.append(play(Job(task(plain), strategy, batch_size=4, evaluate_every=0, epochs=2), place, folder))
         assert_differ(came, sees)

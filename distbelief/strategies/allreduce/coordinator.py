@@ -33,7 +33,7 @@ BARREN = 5
 """Groups in a row that may break up without having made a round, though nobody has died."""
 
 
-class Conductor(Answering):
+class AllreduceCoordinator(Answering):
     """The coordinator of one job whose replicas reduce among themselves.
 
     Args:
@@ -86,7 +86,7 @@ class Conductor(Answering):
     def waits(self) -> str:
         """What the job waits for now, in one sentence.
 
-        >>> Conductor(Settings(consistency="allreduce")).waits()
+        >>> AllreduceCoordinator(Settings(consistency="allreduce")).waits()
         'gathering: waits for replica 0, replica 1'
         """
         groups = self._groups

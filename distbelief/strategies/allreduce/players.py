@@ -7,10 +7,14 @@ from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
-from distbelief.strategies.allreduce.coordinator import Conductor
+from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.grouping import Grouping
 from distbelief.strategies.allreduce.rations import Rations
 from distbelief.strategies.allreduce.worker import part
 from distbelief.strategies.players import Players
 
-PLAYERS = Players(Conductor, (Conductor, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause, GroupPhase, Duty), part)
+PLAYERS = Players(
+    AllreduceCoordinator,
+    (AllreduceCoordinator, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause, GroupPhase, Duty),
+    part,
+)

@@ -22,7 +22,7 @@ from distbelief.server.coordinator import Coordinator
 from distbelief.server.ending import ClosingStep
 
 
-class Keeping(Coordinator):
+class MappingCoordinator(Coordinator):
     """The coordinator of one such job; its arguments are those of `Coordinator`."""
 
     heard = heard_by(Kind.COORDINATOR, SHARED)

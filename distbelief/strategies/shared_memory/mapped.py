@@ -55,15 +55,16 @@ class MappedModel:
 
         Args:
             plan: of the job.
-            memory: 1-D uint8, `mapping.lie_of(...).length` bytes.
+            memory: 1-D uint8, `mapping.mapping_layout(...).length` bytes.
             cut: parts in which an update is made where nothing is locked; one where none are given.
         """
         self._plan, layout, settings = plan, plan.layout, plan.settings
         check(layout, settings)
-        self._lie, self._key = mapping.lie_of(layout, settings.optimizer, settings.shards, settings.replicas), mapping.state_of(settings.optimizer)
-        self._vector, self._state = memory[: layout.total], memory[self._lie.state : self._lie.steps]
-        self._steps = memory[self._lie.steps : self._lie.counts].view(torch.float32)
-        self.counts = Counts(memory[self._lie.counts : self._lie.length].numpy().data.cast("q"), settings.replicas, self._index)
+        self._layout = mapping.mapping_layout(layout, settings.optimizer, settings.shards, settings.replicas)
+        self._key = mapping.state_of(settings.optimizer)
+        self._vector, self._state = memory[: layout.total], memory[self._layout.state : self._layout.steps]
+        self._steps = memory[self._layout.steps : self._layout.counts].view(torch.float32)
+        self.counts = Counts(memory[self._layout.counts : self._layout.length].numpy().data.cast("q"), settings.replicas, self._index)
         self.flat.bind([], [self._vector])
         self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
         self._stops = torch.tensor([part.stop for part in self._cut])

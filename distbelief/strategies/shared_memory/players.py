@@ -6,7 +6,7 @@ from torch import nn
 
 from distbelief.core.settings import Settings
 from distbelief.strategies.players import COORDINATOR_STATE, Players
-from distbelief.strategies.shared_memory.coordinator import Keeping
+from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
 from distbelief.strategies.shared_memory.mapped import check
 from distbelief.strategies.shared_memory.worker import part, reader
 from distbelief.tasks.flat import layout_of
@@ -21,4 +21,4 @@ def check_model(settings: Settings, model: nn.Module) -> None:
     check(layout_of(model), settings)
 
 
-PLAYERS = Players(Keeping, (Keeping, *COORDINATOR_STATE), part, reader, check_model=check_model)
+PLAYERS = Players(MappingCoordinator, (MappingCoordinator, *COORDINATOR_STATE), part, reader, check_model=check_model)

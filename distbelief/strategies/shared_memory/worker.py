@@ -123,7 +123,7 @@ class Reader:
 def memory_of(descriptor: int, plan: Plan) -> torch.Tensor:
     """The mapping of a job (1-D uint8), as long as it must be."""
     settings = plan.settings
-    length = mapping.lie_of(plan.layout, settings.optimizer, settings.shards, settings.replicas).length
+    length = mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas).length
     if os.fstat(descriptor).st_size < length:
         os.ftruncate(descriptor, length)
     return torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)
