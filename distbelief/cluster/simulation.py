@@ -113,21 +113,22 @@ class Simulation:
             for role in self._stories():
                 if self.driver.plays(role):
                     self.driver.begin(role)
-            self._play(lambda: self.stopped() is None)
+            self._play()
             if (reason := self.stopped()) and not self.supervisor.over:
                 self._do(self.supervisor.handle(self.clock.time, Interruption(reason)))
-                self._play(lambda: True)
+                self._play(heeding=False)
         finally:
             self.close()
             torch.set_num_threads(threads)
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
 
-    def _play(self, condition: Callable[[], bool]) -> None:
-        """Take turns while a condition holds and somebody is played, or is about to come again."""
+    def _play(self, heeding: bool = True) -> None:
+        """Take turns while somebody is played, or is about to come again; heeding, until somebody stops the job."""
+        supervisor, stopped = self.supervisor, self.stopped
 
-        def goes_on() -> bool:
-            return self.supervisor.failure is None and condition()
+        def goes_on() -> bool:  # asked before every event
+            return supervisor.failure is None and not (heeding and stopped() is not None)
 
         self.driver.run_while(goes_on)
         while not self.supervisor.over and self.clock.pending and goes_on():
