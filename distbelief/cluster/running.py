@@ -45,11 +45,8 @@ class Running:
     ) -> None:
         self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
         self._script = script or []
-        shared = job.strategy.needs_memory(settings, cluster.carrier)
-        self._memory = os.memfd_create("distbelief parameters") if shared else -1
+        told = tell(cluster, job, settings, sitting, self._script, evaluates)
         lasts = job.strategy.coordinated and settings.restarts > 0
-        self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
-        self._told = tell(self.cluster, self.job, self.settings, self.sitting, self._script, self.evaluates, self._memory, self._journal)
         explanation = Explanation(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
         self.supervisor = Supervisor(settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script))
         self.processes = Processes(self._spec, self._take, self._happens)
@@ -62,6 +59,11 @@ class Running:
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
+        # last, when nothing is left that fails: `close` gives them back
+        shared = job.strategy.needs_memory(settings, cluster.carrier)
+        self._memory = os.memfd_create("distbelief parameters") if shared else -1
+        self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
+        self._told = msgspec.structs.replace(told, memory=self._memory, journal=self._journal)
 
     def run(self, woken: Connection) -> dict[str, Any]:
         """Start, watch and end the job; a word on `woken` is a signal that came."""
@@ -107,14 +109,10 @@ class Running:
             told = f"others may join: copy {self._join_server.path} to them, and there run distbelief join {self._join_server.path.name}"
             self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         forkserver.start()
-        for effect in self.supervisor.begin(self._roles()):
+        for effect in self.supervisor.begin(self.job.strategy.roles(self.evaluates)):
             if self.supervisor.failure or (self.processes.children and woken.poll()):
                 return
             carry_out(self.processes, effect)
-
-    def _roles(self) -> list[str]:
-        strategy = self.job.strategy
-        return [*strategy.roles(), *[roles.EVALUATOR] * (self.evaluates and strategy.evaluated)]
 
     def _spec(self, role: str, incarnation: int) -> bytes:
         """What the process of a role must know."""

@@ -68,10 +68,8 @@ class Spec(msgspec.Struct, frozen=True):
     """Records of its journal that the supervisor has."""
 
 
-def tell(
-    cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool, memory: int, journal: tuple[int, ...]
-) -> Spec:
-    """What the processes of a job are told, but for what each proves itself with."""
+def tell(cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool) -> Spec:
+    """What the processes of a job are told, but for what each proves itself with and what memory they share."""
     return Spec(
         job=secrets.token_hex(16),
         task=job.reference,
@@ -94,13 +92,12 @@ def tell(
         init_from=job.init_from,
         supervisor=os.getpid(),
         forkserver=0,
-        memory=memory,
+        memory=-1,
         path=[os.getcwd(), *sys.path],
         directory=os.getcwd(),
         environment=dict(os.environb),
         script=script,
         evaluator=evaluator,
-        journal=journal,
     )
 
 

@@ -166,7 +166,7 @@ class VirtualCluster(Checked):
 
 def _there(strategy: Strategy, settings: Settings) -> set[str]:
     """Whom a fault may strike."""
-    return {roles.COORDINATOR, *strategy.roles(), *[roles.EVALUATOR] * (settings.evaluate_every > 0 and strategy.evaluated)}
+    return set(strategy.roles(settings.evaluate_every > 0))
 
 
 def _told(there: set[str]) -> str:

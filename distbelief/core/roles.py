@@ -162,10 +162,10 @@ def shard_of(standby: str) -> str:
     return shard(index_of(standby))
 
 
-def named(who: Sequence[str]) -> str:
-    """The first three of some roles, and how many more there are.
+def named(who: Sequence[str], most: int = 3) -> str:
+    """The first few of some roles, and how many more there are.
 
     >>> named(["shard 0", "shard 1", "shard 2", "shard 3", "shard 4"])
     'shard 0, shard 1, shard 2 and 2 more'
     """
-    return ", ".join(who[:3]) + (f" and {len(who) - 3} more" if len(who) > 3 else "")
+    return ", ".join(who[:most]) + (f" and {len(who) - most} more" if len(who) > most else "")

@@ -178,9 +178,8 @@ class Live:
 
     def _tell_joined(self) -> None:
         if self._joined:
-            more = f" and {len(self._joined) - NAMES} more" if len(self._joined) > NAMES else ""
-            names, self._joined = ", ".join(self._joined[:NAMES]), []
-            self._print(f"joined: {names}{more}")
+            names, self._joined = roles.named(self._joined, NAMES), []
+            self._print(f"joined: {names}")
 
     def _progress(self, epoch: int = 0) -> str:
         """Where the job stands; the loss is the mean since the last such line."""
@@ -308,8 +307,7 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     if result["dropped"]:
         rows.append(("too late", f"{_many(result['dropped'], 'gradient')} for a round; their minibatches were dealt again"))
     if lost:
-        more = f" and {len(lost) - NAMES} more" if len(lost) > NAMES else ""
-        rows.append(("dealt again", ", ".join(lost[:NAMES]) + more))
+        rows.append(("dealt again", roles.named(lost, NAMES)))
     if cluster := result.get("cluster"):
         rows.append(("simulated", _cluster(cluster)))
     if folder is not None:

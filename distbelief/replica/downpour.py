@@ -115,12 +115,12 @@ class Downpour:
         """What it waits for, where it does: one sentence."""
         if self._plan is None:
             return "to be welcomed by the coordinator"
-        if self._links.lost:
-            return f"for the next life of {roles.named(sorted(self._links.lost, key=roles.index_of))}"
+        if lives := self._links.waits_for_lives():
+            return lives
         if self._holding and self._steps == self._settings.push_every:
             return "for a checkpoint to be made"
-        if asked := self._links.waits_for():
-            return f"for parameters from {roles.named(asked)}"
+        if answers := self._links.waits_for_answers():
+            return answers
         if self._pushes.waiting:
             return "for the shards to apply its push"
         return "for work from the coordinator"

@@ -35,9 +35,7 @@ class Evaluator:
         """What it waits for, in one sentence."""
         if self._plan is None:
             return "to be welcomed by the coordinator"
-        if self._links.lost:
-            return f"for the next life of {roles.named(sorted(self._links.lost, key=roles.index_of))}"
-        return f"for parameters from {roles.named(asked)}" if (asked := self._links.waits_for()) else "to be told to measure"
+        return self._links.waits_for_lives() or self._links.waits_for_answers() or "to be told to measure"
 
     def standing(self) -> dict[str, Any]:
         """It counts nothing."""

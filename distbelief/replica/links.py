@@ -48,9 +48,14 @@ class Links:
         """Whether anything is still to be answered."""
         return any(self._asked.values())
 
-    def waits_for(self) -> list[str]:
-        """The shards that have not answered."""
-        return sorted((shard for shard, asked in self._asked.items() if asked), key=roles.index_of)
+    def waits_for_lives(self) -> str:
+        """Whose next lives are waited for, in words; "" where none are."""
+        return f"for the next life of {roles.named(sorted(self.lost, key=roles.index_of))}" if self.lost else ""
+
+    def waits_for_answers(self) -> str:
+        """Who has not answered, in words; "" where all have."""
+        asked = sorted((shard for shard, asked in self._asked.items() if asked), key=roles.index_of)
+        return f"for parameters from {roles.named(asked)}" if asked else ""
 
     def asks(self, shard: str, kind: type[Message]) -> bool:
         """Whether a shard has been asked something of a kind, and has not answered."""

@@ -124,9 +124,9 @@ class Strategy(Checked):
         """The shards of a job, and their standbys."""
         return ()
 
-    def roles(self) -> tuple[str, ...]:
-        """The roles of a job, beside the evaluator."""
-        return (*self.replica_roles(), roles.COORDINATOR, *self.server_roles())
+    def roles(self, measured: bool) -> tuple[str, ...]:
+        """The roles of a job, with an evaluator of its own where the model is measured."""
+        return (*self.replica_roles(), roles.COORDINATOR, *self.server_roles(), *[roles.EVALUATOR] * (measured and self.evaluated))
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """Whether the processes of a job share memory that outlives each of them."""
@@ -185,6 +185,18 @@ def replicas(count: int) -> tuple[str, ...]:
 def servers(shards: int, standby: int) -> tuple[str, ...]:
     """The roles of so many shards, each with a standby or without."""
     return (*map(roles.shard, range(shards)), *map(roles.standby, range(shards if standby else 0)))
+
+
+@dataclass(frozen=True)
+class Replicated(Strategy):
+    """A strategy that trains several copies of the model."""
+
+    replicas: int = 2
+    """Copies of the model, each in its own process."""
+
+    def replica_roles(self) -> tuple[str, ...]:
+        """The replicas of a job."""
+        return replicas(self.replicas)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
 def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
-    spec = tell(place, job, place.settings(job), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True, -1, ())
+    spec = tell(place, job, place.settings(job), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True)
     return spec.transport, spec.bind, spec.advertise, spec.compute, place.encrypted
 
 

@@ -10,21 +10,19 @@ from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
-from distbelief.strategies.base import Machine, Scaled, Virtual, replicas
+from distbelief.strategies.base import Machine, Replicated, Scaled, Virtual
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Allreduce(Scaled):
+class Allreduce(Replicated, Scaled):
     """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the union of their minibatches."""
 
     name: ClassVar[str] = "allreduce"
     evaluated: ClassVar[bool] = False
 
-    replicas: int = 2
-    """Copies of the model, each in its own process."""
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What every replica steps with."""
     accumulate: int = field(default=1, kw_only=True)
@@ -57,10 +55,6 @@ class Allreduce(Scaled):
         from distbelief.strategies.allreduce.players import PLAYERS
 
         return PLAYERS
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The replicas of a job."""
-        return replicas(self.replicas)
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """Where gradients are added up in it."""

@@ -9,18 +9,16 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Machine, Scaled, Strategy, Virtual, replicas, servers
+from distbelief.strategies.base import Machine, Replicated, Scaled, Virtual, servers
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Served(Strategy):
+class Served(Replicated):
     """A strategy whose replicas train parameters that shards hold, under a coordinator."""
 
-    replicas: int = 2
-    """Copies of the model, each in its own process."""
     shards: int = 2
     """Server processes that share the parameters."""
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
@@ -37,10 +35,6 @@ class Served(Strategy):
         from distbelief.strategies.parameter_server.players import PLAYERS
 
         return PLAYERS
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The replicas of a job."""
-        return replicas(self.replicas)
 
     def server_roles(self) -> tuple[str, ...]:
         """The shards of a job, and their standbys."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.vectors import Vectors
 from distbelief.server.coordinator import Coordinator
@@ -9,7 +11,6 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers
-from distbelief.strategies.process import Context, Part
 from distbelief.strategies.served import served_part
 
 
@@ -17,8 +18,9 @@ def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Dow
     return Downpour(role, vectors, samples, incarnation=incarnation)
 
 
-def _part(context: Context) -> Part:
-    return served_part(context, _replica)
-
-
-PLAYERS = Players(Coordinator, (Coordinator, *COORDINATOR_STATE), _part, servers=Servers(Shard, Standby, TorchSlice, PhantomSlice, _replica))
+PLAYERS = Players(
+    Coordinator,
+    (Coordinator, *COORDINATOR_STATE),
+    partial(served_part, story=_replica),
+    servers=Servers(Shard, Standby, TorchSlice, PhantomSlice, _replica),
+)

@@ -11,7 +11,7 @@ import msgspec
 from distbelief.core.descent import Descent
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Strategy, replicas, servers
+from distbelief.strategies.base import Replicated, servers
 
 SEARCHED = "its line search finds each step"
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sandblaster(Strategy):
+class Sandblaster(Replicated):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of it.
 
     >>> Sandblaster(history=5).settings()["descent"].history
@@ -37,8 +37,6 @@ class Sandblaster(Strategy):
         "drop_last": "a batch is the sum of its portions, of whatever size",
     }
 
-    replicas: int = 2
-    """Copies of the model, each in its own process."""
     shards: int = 2
     """Server processes that share the parameters, and the vectors of the method."""
     iterations: int = 100
@@ -86,10 +84,6 @@ class Sandblaster(Strategy):
         from distbelief.strategies.sandblaster.players import PLAYERS
 
         return PLAYERS
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The replicas of a job."""
-        return replicas(self.replicas)
 
     def server_roles(self) -> tuple[str, ...]:
         """The shards of a job, and their standbys."""

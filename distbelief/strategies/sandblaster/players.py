@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
 from distbelief.core.settings import Settings
@@ -9,7 +11,6 @@ from distbelief.errors import UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.vectors import Vectors
 from distbelief.strategies.players import Players, Servers
-from distbelief.strategies.process import Context, Part
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.replica import Sandblaster as BundleStory
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
@@ -35,10 +36,10 @@ def check_model(settings: Settings, model: nn.Module) -> None:
             )
 
 
-def _part(context: Context) -> Part:
-    return served_part(context, _replica)
-
-
 PLAYERS = Players(
-    Sandblaster, (), _part, servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice, _replica), check_model=check_model
+    Sandblaster,
+    (),
+    partial(served_part, story=_replica),
+    servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice, _replica),
+    check_model=check_model,
 )

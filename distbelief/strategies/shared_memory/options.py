@@ -10,14 +10,14 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Machine, Strategy, Virtual, check_local_links, replicas
+from distbelief.strategies.base import Machine, Replicated, Virtual, check_local_links
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
 @dataclass(frozen=True)
-class Mapped(Strategy):
+class Mapped(Replicated):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in place."""
 
     replicas: int = 2
@@ -33,10 +33,6 @@ class Mapped(Strategy):
         from distbelief.strategies.shared_memory.players import PLAYERS
 
         return PLAYERS
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The replicas of a job."""
-        return replicas(self.replicas)
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """The mapping."""

@@ -28,8 +28,8 @@ class Single(Scaled):
         """One model, in one part."""
         return super().settings() | {"replicas": 1, "shards": 1}
 
-    def roles(self) -> tuple[str, ...]:
-        """One, which plays everything."""
+    def roles(self, measured: bool) -> tuple[str, ...]:
+        """One, which plays everything and measures."""
         return (roles.SINGLE,)
 
     def check_machine(self, settings: Settings, machine: Machine) -> None:
