@@ -150,7 +150,7 @@ def test_a_second_interruption_ends_at_once(tmp_path: Path, watch: jobs.Watch, s
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
-@pytest.mark.parametrize("before", ["_roles", "_watch", "_take"])
+@pytest.mark.parametrize("before", ["_start", "_watch", "_take"])
 def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, strategy: object) -> None:
     method, done = getattr(Running, before), []
 
