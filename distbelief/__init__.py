@@ -3,7 +3,8 @@
 Every name is imported when it is first used, so that `import distbelief` costs nothing.
 
 >>> import distbelief as db
->>> job = db.Job(task=db.tasks.digits(), strategy=db.Downpour(replicas=2, shards=2, optimizer=db.optim("adagrad", lr=0.05)))
+>>> downpour = db.Downpour(replicas=2, shards=2, optimizer=db.optim("adagrad", lr=0.05))
+>>> job = db.Job(task=db.tasks.digits(), strategy=downpour)
 >>> db.run(job, on=db.Simulated())["samples"]  # on=db.Local(), the default, runs processes of this machine
 1437
 """
@@ -27,7 +28,17 @@ if TYPE_CHECKING:
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
     from distbelief.runtime.loop import join
-    from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
+    from distbelief.strategies import (
+        Allreduce,
+        Bounded,
+        Downpour,
+        Hogwild,
+        Locking,
+        Sandblaster,
+        Single,
+        Softsync,
+        Synchronous,
+    )
     from distbelief.tasks import Task, TensorData
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import NetworkModel, Outage
@@ -47,22 +58,27 @@ _PLACES = {
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "cluster.evaluate",
     "Job": "job",
-    **dict.fromkeys(("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"), "strategies"),
+    **dict.fromkeys(
+        ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),
+        "strategies",
+    ),
     "optim": "core.optimizer",
     "join": "runtime.loop",
     "Task": "tasks",
     "TensorData": "tasks",
-    **dict.fromkeys(("CheckpointError", "DataError", "DistbeliefError", "JobFailed", "TrainingError", "UsageError"), "errors"),
+    **dict.fromkeys(
+        ("CheckpointError", "DataError", "DistbeliefError", "JobFailed", "TrainingError", "UsageError"), "errors"
+    ),
 }
 
 _NAMED = {"local": "Local", "simulated": "Simulated"}
 """The places that have a name."""
 
 __all__ = [
-    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling", "Hogwild", "Hosts",
-    "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel", "Reduce", "Sandblaster", "Simulated", "Single", "Softsync",
-    "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "evaluate", "join",
-    "optim", "run", "tasks",
+    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling",
+    "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel", "Reduce",
+    "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
+    "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "evaluate", "join", "optim", "run", "tasks",
 ]  # fmt: skip
 
 

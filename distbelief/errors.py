@@ -75,7 +75,8 @@ class Interrupted(JobFailed):
 LIMITS = {
     errno.EFBIG: "this machine limits how long a file may be, and shared memory with it: raise that (ulimit -f)",
     errno.EMFILE: "this machine limits how many files a process may have open: raise that (ulimit -n)",
-    errno.ENFILE: "this machine has as many files open as it may: end something else, or raise that (sysctl fs.file-max)",
+    errno.ENFILE: "this machine has as many files open as it may: end something else, or raise that (sysctl "
+    "fs.file-max)",
 }
 
 

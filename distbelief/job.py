@@ -37,16 +37,18 @@ class Job:
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     drop_last: bool = field(default=False, kw_only=True)
-    """Leave out the last minibatch of an epoch where it is smaller than the others; which samples that is differs from epoch to epoch."""
+    """Leave out the last minibatch of an epoch where it is smaller than the others; which samples that is differs from
+    epoch to epoch.
+    """
     lr_schedule: str = "constant"
-    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or backoff (smaller after
-    phases that grow)."""
+    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or
+    backoff (smaller after phases that grow)."""
     lr_steps: tuple[float, ...] = field(default=(), kw_only=True)
-    """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three quarters of all), with backoff the
-    first (none: 1)."""
+    """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three
+    quarters of all), with backoff the first (none: 1)."""
     lr_gamma: float = field(default=0.0, kw_only=True)
-    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after each phase (0.37), by which the next
-    is longer."""
+    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after each
+    phase (0.37), by which the next is longer."""
     lr_power: float = field(default=2.0, kw_only=True)
     """With --lr-schedule polynomial, its power."""
     warmup_epochs: float = field(default=0.0, kw_only=True)
@@ -64,7 +66,9 @@ class Job:
     checkpoint_every: int = 1
     """Epochs between checkpoints; one is written at the end in any case."""
     snapshot_every: str = "60s"
-    """Training time (30s, 5min) or pushes (500) between checkpoints beside those, which a shard that died goes back to; 0 for none."""
+    """Training time (30s, 5min) or pushes (500) between checkpoints beside those, which a shard that died goes back to;
+    0 for none.
+    """
     keep_checkpoints: int = 2
     """Checkpoints kept."""
     init_from: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
@@ -103,7 +107,9 @@ class Job:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
         for name, instead in self.strategy.meaningless.items():
             if getattr(self, name) != getattr(Job, name):
-                raise UsageError(f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}")
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
+                )
         common = {one.name: getattr(self, one.name) for one in fields(self) if one.name in Settings.__struct_fields__}
         seconds, pushes = _intervals(self.snapshot_every)
         settings = Settings(**common | self.strategy.settings(), snapshot_seconds=seconds, snapshot_pushes=pushes)
@@ -120,6 +126,8 @@ def _intervals(every: str) -> tuple[float, int]:
     """
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(UNITS)})|(\d+)", str(every).strip())
     if not found:
-        raise UsageError(f"--snapshot-every {every!r}: is a time such as 30s or 5min, a number of pushes such as 500, or 0 for none")
+        raise UsageError(
+            f"--snapshot-every {every!r}: is a time such as 30s or 5min, a number of pushes such as 500, or 0 for none"
+        )
     number, unit, pushes = found.groups()
     return (float(number) * UNITS[unit], 0) if unit else (0.0, int(pushes))

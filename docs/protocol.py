@@ -48,7 +48,9 @@ def states(found: States[Any]) -> Iterator[str]:
     yield "```mermaid\nstateDiagram-v2"
     yield f"    [*] --> {next(iter(found.meaning))}"
     for move in found.moves:
-        yield f"    {move.before} --> {move.after}" + (f": {', '.join(one.__name__ for one in move.on)}" if move.on else "")
+        yield f"    {move.before} --> {move.after}" + (
+            f": {', '.join(one.__name__ for one in move.on)}" if move.on else ""
+        )
     yield "```\n"
 
 

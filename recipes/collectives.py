@@ -1,9 +1,11 @@
-"""How long an all-reduce takes, against the size and against the ranks: simulated, and measured on this machine; needs matplotlib.
+"""How long an all-reduce takes, against the size and against the ranks: simulated, and measured on this machine; needs
+matplotlib.
 
 python recipes/collectives.py docs/collectives.png
 
-Simulated is a whole job of phantoms, less its steps, on lines of 10 Gbit/s with 20 us of latency, where nothing else takes time. Measured is what the
-benchmark allreduce measures: gloo's own, our ring on gloo's sends and receives, and gradients that lie in shared memory.
+Simulated is a whole job of phantoms, less its steps, on lines of 10 Gbit/s with 20 us of latency, where nothing else
+takes time. Measured is what the benchmark allreduce measures: gloo's own, our ring on gloo's sends and receives, and
+gradients that lie in shared memory.
 """
 
 import sys
@@ -24,9 +26,14 @@ def simulated(algorithm: str, ranks: int, size: int, rounds: int = 4) -> float:
     data = db.TensorData(torch.zeros(rounds * ranks, 1), torch.zeros(rounds * ranks, dtype=torch.int64))
     task = db.Task(model=lambda: torch.nn.Linear(size // 4, 1, bias=False), train=lambda: data)
     place = db.Simulated(
-        db.NetworkModel(latency=20e-6, bandwidth=1.25e9), db.ComputeModel(step=STEP, spread="constant"), phantom=True, handling=db.INSTANT
+        db.NetworkModel(latency=20e-6, bandwidth=1.25e9),
+        db.ComputeModel(step=STEP, spread="constant"),
+        phantom=True,
+        handling=db.INSTANT,
     )
-    seconds = db.run(db.Job(task=task, strategy=db.Allreduce(ranks, algorithm=algorithm), batch_size=1, evaluate_every=0), on=place)["seconds"]
+    seconds = db.run(
+        db.Job(task=task, strategy=db.Allreduce(ranks, algorithm=algorithm), batch_size=1, evaluate_every=0), on=place
+    )["seconds"]
     return max(float(seconds) / rounds - STEP, 1e-6)
 
 
@@ -35,14 +42,21 @@ def main(path: str, largest: float = 64.0, repeats: int = 5) -> None:
     sizes = [int(mb * 1e6) for mb in (0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0) if mb <= max(largest, 0.004)]
     _, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4))
     for name in ALGORITHMS:
-        left.loglog([size / 1e6 for size in sizes], [1e3 * simulated(name, 8, size) for size in sizes], marker=".", label=name)
+        left.loglog(
+            [size / 1e6 for size in sizes], [1e3 * simulated(name, 8, size) for size in sizes], marker=".", label=name
+        )
         ranks = (2, 4, 8, 16, 32) if largest > 1 else (2, 4)
         middle.loglog(ranks, [1e3 * simulated(name, count, 1_000_000) for count in ranks], marker=".", label=name)
     middle.set_xticks(ranks, map(str, ranks))
     middle.set_xticks([], minor=True)
     found = measure(AllreduceOptions(sizes=tuple(sizes), ranks=(2,), repeats=repeats, quiet=True))["one_host"]["2"]
     for name in (OWN, RING, COPY, PLACE):
-        right.loglog([int(size) / 1e6 for size in found], [1e3 * one["seconds"][name] for one in found.values()], marker=".", label=name)
+        right.loglog(
+            [int(size) / 1e6 for size in found],
+            [1e3 * one["seconds"][name] for one in found.values()],
+            marker=".",
+            label=name,
+        )
     right.set_ylim(top=30 * right.get_ylim()[1])  # where the legend is
     for axes, title, label in (
         (left, "simulated, 8 ranks", "MB"),

@@ -1,12 +1,14 @@
-"""The paper's figure 4, on MNIST: test accuracy against time of SGD, Downpour, Downpour with Adagrad, and Sandblaster; needs matplotlib.
+"""The paper's figure 4, on MNIST: test accuracy against time of SGD, Downpour, Downpour with Adagrad, and Sandblaster;
+needs matplotlib.
 
 python recipes/figure4.py docs/figure4.png
 
-Left, real processes on this machine, two replicas each. Right, the virtual cluster with the paper's numbers of replicas: 1, 20, 200 and 2000. There a
-sample takes each replica the same time, and every message, copy and update its own, so what is compared is how far a method gets with so many
-machines; SGD is the plain loop on one of them, without a network. MNIST is small for 2000 of them, which compute 30 samples of a batch each, and
-spend more on fetching parameters. It takes some 40 minutes on two cores, and 14 GB; a second word scales the numbers of replicas down, a third is the
-epochs of the SGD methods, and a tenth of Sandblaster's iterations.
+Left, real processes on this machine, two replicas each. Right, the virtual cluster with the paper's numbers of
+replicas: 1, 20, 200 and 2000. There a sample takes each replica the same time, and every message, copy and update its
+own, so what is compared is how far a method gets with so many machines; SGD is the plain loop on one of them, without a
+network. MNIST is small for 2000 of them, which compute 30 samples of a batch each, and spend more on fetching
+parameters. It takes some 40 minutes on two cores, and 14 GB; a second word scales the numbers of replicas down, a third
+is the epochs of the SGD methods, and a tenth of Sandblaster's iterations.
 """
 
 import sys
@@ -27,7 +29,9 @@ Curves = dict[str, list[tuple[float, float]]]
 """By method, seconds of training and the test accuracy after them."""
 
 
-def train(strategy: db.Downpour | db.Sandblaster | db.Single, on: db.Simulated | str, epochs: int) -> list[tuple[float, float]]:
+def train(
+    strategy: db.Downpour | db.Sandblaster | db.Single, on: db.Simulated | str, epochs: int
+) -> list[tuple[float, float]]:
     """Seconds of training and the test accuracy after them."""
     own = {} if isinstance(strategy, db.Sandblaster) else {"epochs": epochs, "batch_size": BATCH}
     history = db.run(db.Job("mnist", strategy, checkpoint_every=0, snapshot_every="0", **own), on=on)["history"]
@@ -53,8 +57,12 @@ def simulated(epochs: int, scale: float) -> Curves:
     return {
         "SGD, 1 machine": train(db.Single(optimizer=db.optim("sgd", lr=0.1)), steps, epochs),
         f"Downpour, {few} replicas": train(db.Downpour(few, 8, optimizer=db.optim("sgd", lr=0.1 / few)), steps, epochs),
-        f"Downpour with Adagrad, {many} replicas": train(db.Downpour(many, 32, optimizer=db.optim("adagrad", lr=0.001)), steps, epochs),
-        f"Sandblaster L-BFGS, {most} replicas": train(db.Sandblaster(most, 32, 10 * epochs, portion_size=portion, send_every=1), portions, 0),
+        f"Downpour with Adagrad, {many} replicas": train(
+            db.Downpour(many, 32, optimizer=db.optim("adagrad", lr=0.001)), steps, epochs
+        ),
+        f"Sandblaster L-BFGS, {most} replicas": train(
+            db.Sandblaster(most, 32, 10 * epochs, portion_size=portion, send_every=1), portions, 0
+        ),
     }
 
 
@@ -70,7 +78,9 @@ def draw(path: str, panels: dict[str, Curves]) -> None:
         place.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         place.xaxis.set_major_formatter("{x:g}")
         place.xaxis.set_minor_formatter(NullFormatter())
-        place.set_yscale("function", functions=(lambda per_cent: -np.log(100.5 - per_cent), lambda y: 100.5 - np.exp(-y)))
+        place.set_yscale(
+            "function", functions=(lambda per_cent: -np.log(100.5 - per_cent), lambda y: 100.5 - np.exp(-y))
+        )
         place.set_ylim(80, 99)
         place.set_yticks([80, 90, 94, 96, 97, 98, 99])
         place.set_title(title)
@@ -86,7 +96,10 @@ def main(path: str, scale: float = 1.0, epochs: float = 10) -> None:
     panels = {"two cores": real(int(epochs)), VIRTUAL: simulated(int(epochs), scale)}
     for title, curves in panels.items():
         for name, curve in curves.items():
-            print(f"{title}, {name}: {100 * curve[-1][1]:.2f} % after {curve[-1][0]:.2f} s{' simulated' * (title == VIRTUAL)}")
+            print(
+                f"{title}, {name}: {100 * curve[-1][1]:.2f} % after {curve[-1][0]:.2f} "
+                f"s{' simulated' * (title == VIRTUAL)}"
+            )
     draw(path, panels)
 
 

@@ -1,9 +1,11 @@
-"""Which consistency learns fastest where one machine is slow? Test loss against time, measured on real processes; needs matplotlib.
+"""Which consistency learns fastest where one machine is slow? Test loss against time, measured on real processes; needs
+matplotlib.
 
 python recipes/stragglers.py docs/stragglers.png
 
-Four replicas, whose steps take 30 ms (the rest of a step is slept, so that two cores are enough), and one of them four times as long. A round and an
-update of softsync are means of four gradients: their rate is four times that of the others.
+Four replicas, whose steps take 30 ms (the rest of a step is slept, so that two cores are enough), and one of them four
+times as long. A round and an update of softsync are means of four gradients: their rate is four times that of the
+others.
 """
 
 import sys
@@ -28,7 +30,9 @@ def main(path: str, step: float = 0.03, epochs: int = 8) -> None:
     place = db.Local(compute=db.ComputeModel(step=step, spread="constant", slow={0: 4.0}))
     plt.figure(figsize=(7, 4))
     for name, strategy in STRATEGIES.items():
-        history = db.run(db.Job(task="digits", strategy=strategy, epochs=epochs, batch_size=16, checkpoint_every=0), on=place)["history"]
+        history = db.run(
+            db.Job(task="digits", strategy=strategy, epochs=epochs, batch_size=16, checkpoint_every=0), on=place
+        )["history"]
         plt.plot([row["seconds"] for row in history], [row["test_loss"] for row in history], marker=".", label=name)
         print(f"{name}: loss {history[-1]['test_loss']:.3f} after {history[-1]['seconds']:.1f} s")
     plt.xlabel("seconds of training")

@@ -1,4 +1,6 @@
-"""What all tests share: hypothesis without deadlines, for a busy machine is no failure, and without chance from run to run."""
+"""What all tests share: hypothesis without deadlines, for a busy machine is no failure, and without chance from run to
+run.
+"""
 
 from hypothesis import settings
 

@@ -29,17 +29,45 @@ class Bench(NamedTuple):
 
 
 BENCHES: Mapping[str, Bench] = {
-    "wire": Bench("push and fetch over each carrier, beside the limits of this machine", "distbelief.bench.wire", "WireOptions"),
-    "train": Bench("samples per second of Downpour and allreduce beside single, DDP and Hogwild", "distbelief.bench.train", "TrainOptions"),
-    "allreduce": Bench("all-reduce in shared memory and by schedules, beside gloo and the price", "distbelief.bench.allreduce", "AllreduceOptions"),
-    "hogwild": Bench("replicas on one mapping beside a plain Hogwild loop, and what locks cost", "distbelief.bench.hogwild", "HogwildOptions"),
-    "straggle": Bench("samples per second under stragglers, by what may be stale", "distbelief.bench.straggle", "StraggleOptions"),
-    "standby": Bench("what a standby costs, and how long it takes to be its shard", "distbelief.bench.standby", "StandbyOptions"),
+    "wire": Bench(
+        "push and fetch over each carrier, beside the limits of this machine", "distbelief.bench.wire", "WireOptions"
+    ),
+    "train": Bench(
+        "samples per second of Downpour and allreduce beside single, DDP and Hogwild",
+        "distbelief.bench.train",
+        "TrainOptions",
+    ),
+    "allreduce": Bench(
+        "all-reduce in shared memory and by schedules, beside gloo and the price",
+        "distbelief.bench.allreduce",
+        "AllreduceOptions",
+    ),
+    "hogwild": Bench(
+        "replicas on one mapping beside a plain Hogwild loop, and what locks cost",
+        "distbelief.bench.hogwild",
+        "HogwildOptions",
+    ),
+    "straggle": Bench(
+        "samples per second under stragglers, by what may be stale", "distbelief.bench.straggle", "StraggleOptions"
+    ),
+    "standby": Bench(
+        "what a standby costs, and how long it takes to be its shard", "distbelief.bench.standby", "StandbyOptions"
+    ),
     "start": Bench("seconds from starting a job to its first step", "distbelief.bench.start", "StartOptions"),
     "memory": Bench("flat vectors that a replica and a shard hold", "distbelief.bench.memory", "MemoryOptions"),
-    "simulator": Bench("messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"),
-    "sandblaster": Bench("an iteration of L-BFGS, its ceiling, torch's, and backup portions", "distbelief.bench.sandblaster", "SandblasterOptions"),
-    "large": Bench("test accuracy in minibatches of 4096: LARS beside SGD, tuned alike", "distbelief.bench.large", "LargeOptions"),
-    "accuracy": Bench("test accuracy of Downpour beside single's, over several seeds", "distbelief.bench.accuracy", "AccuracyOptions"),
+    "simulator": Bench(
+        "messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"
+    ),
+    "sandblaster": Bench(
+        "an iteration of L-BFGS, its ceiling, torch's, and backup portions",
+        "distbelief.bench.sandblaster",
+        "SandblasterOptions",
+    ),
+    "large": Bench(
+        "test accuracy in minibatches of 4096: LARS beside SGD, tuned alike", "distbelief.bench.large", "LargeOptions"
+    ),
+    "accuracy": Bench(
+        "test accuracy of Downpour beside single's, over several seeds", "distbelief.bench.accuracy", "AccuracyOptions"
+    ),
 }
 """Every benchmark, by name."""

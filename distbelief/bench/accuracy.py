@@ -17,7 +17,9 @@ from distbelief.strategies import Downpour, Single, Strategy
 EARLY, LATE = 5, 10
 """Epochs after which it is looked at."""
 LEAST, POINTS = 0.975, 0.3
-"""The figures to reach: accuracy of every seed after `EARLY` epochs, and percentage points between the means after `LATE`."""
+"""The figures to reach: accuracy of every seed after `EARLY` epochs, and percentage points between the means after
+`LATE`.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,12 @@ def run(options: AccuracyOptions) -> dict[str, Any]:
         downpour.append(_accuracies(task, _downpour(options, optimizer), seed))
     mean = {name: {str(epoch): statistics.mean(one[epoch] for one in runs) for epoch in (EARLY, LATE)} for name, runs in
             (("single", single), ("downpour", downpour))}  # fmt: skip
-    result = {"bench": "accuracy", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards,
+    result = {"bench": "accuracy", "machine": facts, "task": task, "replicas": options.replicas,
+        "shards": options.shards,
               "prefetch": options.prefetch, "optimizer": options.optimizer, "lr": options.lr, "mean": mean,
               "seeds": [{"seed": seed, "single": _named(one), "downpour": _named(other)}
-                        for seed, (one, other) in enumerate(zip(single, downpour, strict=True))], "figures": []}  # fmt: skip
+                        for seed, (one, other) in enumerate(zip(single, downpour, strict=True))],
+                        "figures": []}  # fmt: skip
     if task == "mnist":
         apart = 100 * (mean["single"][str(LATE)] - mean["downpour"][str(LATE)])
         result["figures"] = [
@@ -77,7 +81,16 @@ def run(options: AccuracyOptions) -> dict[str, Any]:
     if not options.quiet:
         rows = [[str(seed), *(f"{100 * one[epoch]:.2f} %" for epoch in (EARLY, LATE) for one in both)]
                 for seed, both in enumerate(zip(single, downpour, strict=True))]  # fmt: skip
-        rows.append(["mean", *(f"{100 * mean[name][str(epoch)]:.2f} %" for epoch in (EARLY, LATE) for name in ("single", "downpour"))])
+        rows.append(
+            [
+                "mean",
+                *(
+                    f"{100 * mean[name][str(epoch)]:.2f} %"
+                    for epoch in (EARLY, LATE)
+                    for name in ("single", "downpour")
+                ),
+            ]
+        )
         columns = [f"{name}, {epoch} epochs" for epoch in (EARLY, LATE) for name in ("single", "downpour")]
         show(f"test accuracy on {task}: {options.optimizer}, lr {options.lr:g}", ("seed", *columns), rows)
     return finish(result, options)
@@ -92,7 +105,9 @@ def _named(accuracies: dict[int, float]) -> dict[str, float]:
 
 
 def _accuracies(task: str, strategy: Strategy, seed: int) -> dict[int, float]:
-    """Test accuracy after `EARLY` and `LATE` epochs: a job of each length, since a running job is measured a little after its epoch."""
+    """Test accuracy after `EARLY` and `LATE` epochs: a job of each length, since a running job is measured a little
+    after its epoch.
+    """
     accuracies = {}
     for epochs in (EARLY, LATE):
         job = Job(task=task, strategy=strategy, epochs=epochs, seed=seed, evaluate_every=epochs, checkpoint_every=0)

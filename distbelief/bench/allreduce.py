@@ -1,4 +1,6 @@
-"""`bench allreduce`: all-reduce in shared memory and by torch.distributed beside gloo's own, and on limited lines beside its price."""
+"""`bench allreduce`: all-reduce in shared memory and by torch.distributed beside gloo's own, and on limited lines
+beside its price.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ class AllreduceOptions:
     repeats: int = 9
     """Rounds in which all contenders take their turns."""
     namespaces: tuple[int, ...] = ()
-    """Network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there beside its price. Needs root and iproute2."""
+    """Network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there beside its price.
+    Needs root and iproute2.
+    """
     rate: int = 100
     """Mbit/s of each namespace, both ways, and of the cable."""
     cable: str = ""
-    """A program that joins two namespaces by a slow cable, such as netem.py, called with NAME NAME --delay-ms --rate-mbit --loss; it prints up."""
+    """A program that joins two namespaces by a slow cable, such as netem.py, called with NAME NAME --delay-ms
+    --rate-mbit --loss; it prints up.
+    """
     delay: float = 5.0
     """Milliseconds that the cable takes, one way."""
     loss: float = 0.0
@@ -63,7 +69,8 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
     """Measure; returns what is written as JSON.
 
     Raises:
-        UsageError: a number that cannot be, what describes a network where none is made, or namespaces where none can be.
+        UsageError: a number that cannot be, what describes a network where none is made, or namespaces where none can
+            be.
     """
     facts = machine()
     _check(options)
@@ -72,11 +79,15 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
     limited = {str(ranks): _limited(lines.hosts(ranks, options.rate), within) for ranks in options.namespaces}
     if options.cable:
         limited[CABLE] = _limited(lines.hosts(2, options.rate, options.cable, options.delay, options.loss), within)
-    result = {"bench": "allreduce", "machine": facts, "repeats": options.repeats, "one_host": measured, "namespaces": limited,
+    result = {"bench": "allreduce", "machine": facts, "repeats": options.repeats, "one_host": measured,
+        "namespaces": limited,
               "figures": [*_figures(measured), *_of_prices(limited)]}  # fmt: skip
     if not options.quiet:
         for ranks, by_size in measured.items():
-            rows = [[name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())] for name in (OWN, PLACE, COPY, RING)]
+            rows = [
+                [name, *(number(1e3 * one["seconds"][name]) for one in by_size.values())]
+                for name in (OWN, PLACE, COPY, RING)
+            ]
             show(f"one host, {ranks} ranks: ms", ("", *(f"{int(size) / MB:g} MB" for size in by_size)), rows)
         for ranks, by_size in limited.items():
             rows = [
@@ -91,15 +102,22 @@ def run(options: AllreduceOptions) -> dict[str, Any]:
 def _check(options: AllreduceOptions) -> None:
     """Refuse what describes a network that is not there."""
     if options.rate != AllreduceOptions.rate and not (options.namespaces or options.cable):
-        raise UsageError(f"--rate {options.rate}: is that of a network between --namespaces or by a --cable, and there is neither: name one")
+        raise UsageError(
+            f"--rate {options.rate}: is that of a network between --namespaces or by a --cable, and there is neither: "
+            "name one"
+        )
     for name in ("delay", "loss"):
         if (value := getattr(options, name)) != getattr(AllreduceOptions, name) and not options.cable:
-            raise UsageError(f"--{name} {value}: is that of a cable, and there is none: name one with --cable, or leave it off")
+            raise UsageError(
+                f"--{name} {value}: is that of a cable, and there is none: name one with --cable, or leave it off"
+            )
 
 
 @contextmanager
 def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callable[[str, int, int], float]]:
-    """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median), of the slowest."""
+    """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median),
+    of the slowest.
+    """
     with lend() as memory, Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
         started: list[Peer] = []
@@ -144,14 +162,18 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
         for size, one in by_size.items():
             where = f"{int(size) / MB:g} MB, {ranks} ranks"
             for name, promised in ((COPY, 3.0), (PLACE, 6.0)):
-                figures.append(figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised))
+                figures.append(
+                    figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised)
+                )
             if int(size) == 16 * MB:
                 figures.append(figure(f"{where}: {RING}, of gloo's own speed", one["faster_than_gloo"][RING], 0.9))
     return figures
 
 
 def _limited(place: AbstractContextManager[lines.Hosts], sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured in this run."""
+    """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured
+    in this run.
+    """
     found: dict[str, Any] = {}
     with place as hosts, _processes(len(hosts.names), hosts) as measure:
         ranks, link = len(hosts.names), _probe(measure)
@@ -178,5 +200,9 @@ def _of_prices(limited: dict[str, Any]) -> list[dict[str, Any]]:
         for size, found in by_size.items():
             for name, one in found.items():
                 away = abs(one["seconds"] / one["price"] - 1)
-                figures.append(figure(f"{ranks} namespaces, {int(size):,} bytes, {name}: away from the price", away, 0.2, lower=True))
+                figures.append(
+                    figure(
+                        f"{ranks} namespaces, {int(size):,} bytes, {name}: away from the price", away, 0.2, lower=True
+                    )
+                )
     return figures

@@ -1,4 +1,6 @@
-"""What Sandblaster's coordinator does in simulation: batch times among many replicas with stragglers, and the bytes that it hears and says."""
+"""What Sandblaster's coordinator does in simulation: batch times among many replicas with stragglers, and the bytes
+that it hears and says.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,31 @@ from distbelief.transport.virtual import VirtualEndpoint
 SHARE, STRAGGLERS, SLOWER = 32, 0.02, 10.0
 """Portions of a batch for each replica; the share of replicas that are slow, and how many times."""
 MANY, BUNDLE = 32, 8
-"""Shards, and portions of a bundle: every bundle's gradient goes to the shards whole, so that two shards of 10 Gbit are busy with the gradients of
-2,000 replicas for longer than the batch takes, and a static split, which sends the fewest, is ahead there."""
+"""Shards, and portions of a bundle: every bundle's gradient goes to the shards whole, so that two shards of 10 Gbit are
+busy with the gradients of 2,000 replicas for longer than the batch takes, and a static split, which sends the fewest,
+is ahead there."""
 WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
 
 
 def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, float]:
-    """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in bundles with and without backup portions, and split once."""
+    """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in bundles with and without backup
+    portions, and split once.
+    """
     slow = {round(i / STRAGGLERS): SLOWER for i in range(max(1, round(replicas * STRAGGLERS)))}
-    cluster = Simulated(compute=ComputeModel(step=0.01, slow={who: factor for who, factor in slow.items() if who < replicas}), phantom=True)
-    ways = {"bundles, backup portions": (BUNDLE, 1), "bundles, no backup portions": (BUNDLE, 0), "one static split": (SHARE, 0)}
+    cluster = Simulated(
+        compute=ComputeModel(step=0.01, slow={who: factor for who, factor in slow.items() if who < replicas}),
+        phantom=True,
+    )
+    ways = {
+        "bundles, backup portions": (BUNDLE, 1),
+        "bundles, no backup portions": (BUNDLE, 0),
+        "one static split": (SHARE, 0),
+    }
     found = {}
     for name, (send_every, backup) in ways.items():
-        strategy = Sandblaster(replicas, shards, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup)
+        strategy = Sandblaster(
+            replicas, shards, iterations + 1, portion_size=1, send_every=send_every, backup_portions=backup
+        )
         taken = _moments(Job(counted(replicas * SHARE), strategy, snapshot_every="0"), cluster)
         found[name] = statistics.median(b - a for a, b in itertools.pairwise(taken))
     return found
@@ -90,7 +104,9 @@ class _Weighing(Simulation):
 
 
 def coordinator_bytes() -> dict[str, Any]:
-    """Bytes that the coordinator says and hears in an iteration with a full history, by the parameters and by the shards."""
+    """Bytes that the coordinator says and hears in an iteration with a full history, by the parameters and by the
+    shards.
+    """
     by_width = {f"{width * 4:,}": _measured(width, 2) for width in WIDTHS}
     counts = {shards: _measured(100, shards) for shards in SHARDS}
     each = counts[2] - counts[1]
@@ -101,8 +117,18 @@ def coordinator_bytes() -> dict[str, Any]:
         "bytes an iteration, by shards": {str(shards): count for shards, count in counts.items()},
         "bytes an iteration of each shard": each,
         "figures": [
-            figure("coordinator's bytes an iteration, 100 times the parameters, of those with one", growth, 1.01, lower=True),
-            figure("coordinator's bytes an iteration off a straight line in the shards, in shards", straight, 0.05, lower=True),
+            figure(
+                "coordinator's bytes an iteration, 100 times the parameters, of those with one",
+                growth,
+                1.01,
+                lower=True,
+            ),
+            figure(
+                "coordinator's bytes an iteration off a straight line in the shards, in shards",
+                straight,
+                0.05,
+                lower=True,
+            ),
         ],
     }
 

@@ -1,4 +1,6 @@
-"""`bench hogwild`: replicas on one mapping beside a plain Hogwild loop, and what locks cost where gradients are sparse and where they are dense."""
+"""`bench hogwild`: replicas on one mapping beside a plain Hogwild loop, and what locks cost where gradients are sparse
+and where they are dense.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ WAYS: dict[str, Callable[..., Mapped]] = {
     "global": lambda **options: Locking(locks="global", **options),
 }
 SVMS = ("sparse-svm", "dense-svm")
-OURS, PLAIN, STRIPPED, GLOBAL = "hogwild, 2 replicas", "plain loop, 2 processes", "stripped loop, 2 processes", "locking --locks global, 2 replicas"
+OURS, PLAIN, STRIPPED, GLOBAL = (
+    "hogwild, 2 replicas",
+    "plain loop, 2 processes",
+    "stripped loop, 2 processes",
+    "locking --locks global, 2 replicas",
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,9 @@ class HogwildOptions:
     repeats: int = 7
     """Rounds in which all contenders take their turns."""
     epochs: int = 8
-    """Passes over MNIST in one turn of the MLP: a job's first step and its last report count too, and are to weigh little."""
+    """Passes over MNIST in one turn of the MLP: a job's first step and its last report count too, and are to weigh
+    little.
+    """
     batch_size: int = 64
     """Samples in a minibatch of the MLP."""
     svm_batch_size: int = 8
@@ -67,10 +76,17 @@ def run(options: HogwildOptions) -> dict[str, Any]:
               "figures": [figure(f"mlp: {OURS}, of {PLAIN}", mlp["of_ours"][PLAIN], 1.0),
                           figure(f"mlp: {OURS}, of {GLOBAL}", mlp["of_ours"][GLOBAL], 1.0)]}  # fmt: skip
     if not options.quiet:
-        rows = [[name, number(rate), f"{mlp['spread'][name]:.0%}", number(mlp["of_ours"][name])] for name, rate in mlp["samples_per_second"].items()]
+        rows = [
+            [name, number(rate), f"{mlp['spread'][name]:.0%}", number(mlp["of_ours"][name])]
+            for name, rate in mlp["samples_per_second"].items()
+        ]
         show(f"mlp: {mlp['samples']:,} samples a turn", ("", "samples/s", "+-", "hogwild is, times this"), rows)
         lines = [[f"{task}, locks {way}", *map(number, one)] for task, ways in svm.items() for way, one in ways.items()]
-        show(f"support vector machines, minibatches of {options.svm_batch_size}", ("", "1 replica, samples/s", "2 replicas", "speed-up"), lines)
+        show(
+            f"support vector machines, minibatches of {options.svm_batch_size}",
+            ("", "1 replica, samples/s", "2 replicas", "speed-up"),
+            lines,
+        )
     return finish(result, options)
 
 
@@ -80,10 +96,18 @@ def _mlp(options: HogwildOptions) -> dict[str, Any]:
     course = loops.Course(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
     taken = interleave(
         {
-            OURS: partial(_job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size),
+            OURS: partial(
+                _job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size
+            ),
             PLAIN: partial(plain, course, 2),
             STRIPPED: partial(loops.hogwild, course, 2),
-            GLOBAL: partial(_job, task, Locking(replicas=2, locks="global", optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size),
+            GLOBAL: partial(
+                _job,
+                task,
+                Locking(replicas=2, locks="global", optimizer=Optimizer("sgd", RATE)),
+                options.epochs,
+                options.batch_size,
+            ),
         },
         options.repeats,
     )
@@ -99,7 +123,9 @@ def _svm(options: HogwildOptions) -> dict[str, dict[str, list[float]]]:
     """By task and locks: samples per second of one replica and of two, and their ratio."""
 
     def job(task: str, way: str, replicas: int) -> Callable[[], float]:
-        return partial(_job, task, WAYS[way](replicas=replicas, optimizer=Optimizer("sgd", 0.5)), 1, options.svm_batch_size)
+        return partial(
+            _job, task, WAYS[way](replicas=replicas, optimizer=Optimizer("sgd", 0.5)), 1, options.svm_batch_size
+        )
 
     contenders = {f"{task} {way} {count}": job(task, way, count) for task in SVMS for way in WAYS for count in (1, 2)}
     taken = interleave(contenders, options.repeats)
@@ -118,7 +144,9 @@ def _job(task: str, strategy: Mapped, epochs: int, batch_size: int) -> float:
 
 
 def plain(course: loops.Course, processes: int) -> float:
-    """Samples per second of the Hogwild loop that PyTorch's own examples have: `share_memory`, and in each process a loop of plain SGD."""
+    """Samples per second of the Hogwild loop that PyTorch's own examples have: `share_memory`, and in each process a
+    loop of plain SGD.
+    """
     model = resolve(course.task).model().share_memory()
     with Peers() as peers:
         return sum(loops.race([peers.start("plain loop", 1, _plain, course, model, rank) for rank in range(processes)]))

@@ -1,4 +1,6 @@
-"""`bench large`: test accuracy of LeNet on MNIST in large minibatches, LARS beside SGD with momentum; both are tuned alike, over several seeds."""
+"""`bench large`: test accuracy of LeNet on MNIST in large minibatches, LARS beside SGD with momentum; both are tuned
+alike, over several seeds.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def run(options: LargeOptions) -> dict[str, Any]:
     if options.seeds < 1:
         raise UsageError(f"--seeds {options.seeds}: must be 1 or more")
     if options.batch < each or options.batch % each:
-        raise UsageError(f"--batch {options.batch}: must be a multiple of --replicas times --batch-size, which is {each}")
+        raise UsageError(
+            f"--batch {options.batch}: must be a multiple of --replicas times --batch-size, which is {each}"
+        )
     facts, seeds = machine(), options.seeds
     tried: dict[str, dict[float, float]] = {}
     taken: dict[str, list[float]] = {}
@@ -67,16 +71,23 @@ def run(options: LargeOptions) -> dict[str, Any]:
         best = max(tried[name], key=lambda rate: tried[name][rate])
         taken[name] = [tried[name][best], *(_accuracy(options, name, best, seed) for seed in range(1, seeds))]
     mean = {name: statistics.mean(accuracies) for name, accuracies in taken.items()}
-    result = {"bench": "large", "machine": facts, "batch": options.batch, "epochs": options.epochs, "mean": mean, "seeds": taken,
-              "rates": {name: {f"{rate:g}": accuracy for rate, accuracy in by.items()} for name, by in tried.items()}, "figures": []}  # fmt: skip
+    result = {"bench": "large", "machine": facts, "batch": options.batch, "epochs": options.epochs, "mean": mean,
+        "seeds": taken,
+              "rates": {name: {f"{rate:g}": accuracy for rate, accuracy in by.items()} for name, by in tried.items()},
+              "figures": []}  # fmt: skip
     if not options.quick:
         ahead = 100 * (mean["lars"] - mean["momentum"])
         result["figures"] = [figure(f"mean accuracy of LARS, {seeds} seeds", mean["lars"], LEAST),
                              figure("points by which it is ahead of SGD", ahead, 0.0)]  # fmt: skip
     if not options.quiet:
-        rows = [[name, *(f"{rate:g}: {100 * one:.2f} %" for rate, one in by.items()), *(f"{100 * one:.2f} %" for one in taken[name]),
+        rows = [[name, *(f"{rate:g}: {100 * one:.2f} %" for rate, one in by.items()),
+            *(f"{100 * one:.2f} %" for one in taken[name]),
                  f"{100 * mean[name]:.2f} %"] for name, by in tried.items()]  # fmt: skip
-        columns = [*(f"rate {number + 1}" for number in range(len(rows[0]) - seeds - 2)), *(f"seed {seed}" for seed in range(seeds)), "mean"]
+        columns = [
+            *(f"rate {number + 1}" for number in range(len(rows[0]) - seeds - 2)),
+            *(f"seed {seed}" for seed in range(seeds)),
+            "mean",
+        ]
         show(f"test accuracy in minibatches of {options.batch}, {options.epochs} epochs", ("optimizer", *columns), rows)
     return finish(result, options)
 
@@ -87,7 +98,8 @@ def _accuracy(options: LargeOptions, name: str, rate: float, seed: int) -> float
     strategy = Allreduce(options.replicas, optim(name, rate, weight_decay=options.weight_decay), accumulate=accumulate)
     task = "digits" if options.quick else "mnist-lenet"
     job = Job(
-        task, strategy, options.epochs, options.batch_size, "polynomial", seed=seed, warmup_epochs=options.warmup_epochs,
+        task, strategy, options.epochs, options.batch_size, "polynomial", seed=seed,
+        warmup_epochs=options.warmup_epochs,
         evaluate_every=options.epochs, checkpoint_every=0, snapshot_every="0",
     )  # fmt: skip
     try:

@@ -1,4 +1,6 @@
-"""`bench memory`: how many flat vectors a replica and a shard hold, from what their processes hold for a large model and for a small one."""
+"""`bench memory`: how many flat vectors a replica and a shard hold, from what their processes hold for a large model
+and for a small one.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,19 @@ def run(options: MemoryOptions) -> dict[str, Any]:
                 for model in ("wide", "narrow")
             )
             measured[f"{transport}, prefetch {prefetch}"] = {
-                str(roles.kind(role)): {kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")}
+                str(roles.kind(role)): {
+                    kind: (large[role][kind] - small[role][kind]) / VECTOR for kind in ("usual", "peak")
+                }
                 for role in (roles.replica(0), roles.shard(0))
             }
-    result = {"bench": "memory", "machine": facts, "vector_bytes": VECTOR, "optimizer": options.optimizer, "vectors": measured,
+    result = {"bench": "memory", "machine": facts, "vector_bytes": VECTOR, "optimizer": options.optimizer,
+        "vectors": measured,
               "figures": _figures(measured, options.optimizer)}  # fmt: skip
     if not options.quiet:
-        rows = [[how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))] for how, one in measured.items()]
+        rows = [
+            [how, *(number(one[role][kind]) for role in ("replica", "shard") for kind in ("usual", "peak"))]
+            for how, one in measured.items()
+        ]
         title = f"flat vectors of {VECTOR >> 20} MB held; 1 replica, 1 shard, {options.optimizer}"
         show(title, ("", "replica", "at its peak", "shard", "at its peak"), rows)
     return finish(result, options)
@@ -69,16 +77,26 @@ def _figures(measured: dict[str, Any], optimizer: str) -> list[dict[str, Any]]:
     figures = []
     for how, one in measured.items():
         prefetch = how.endswith("1")
-        figures.append(figure(f"{how}: a replica's vectors beyond its parameters", one["replica"]["peak"] - 1, 4.0 if prefetch else 3.0, lower=True))
+        figures.append(
+            figure(
+                f"{how}: a replica's vectors beyond its parameters",
+                one["replica"]["peak"] - 1,
+                4.0 if prefetch else 3.0,
+                lower=True,
+            )
+        )
         state = {"sgd": 0, "adagrad": 1, "momentum": 1, "adam": 2}.get(optimizer)
         if state is not None:
-            figures.append(figure(f"{how}: a shard's slices", one["shard"]["peak"], 2 + state + (2 if prefetch else 1), lower=True))
+            figures.append(
+                figure(f"{how}: a shard's slices", one["shard"]["peak"], 2 + state + (2 if prefetch else 1), lower=True)
+            )
     return figures
 
 
 def _held(task: str, prefetch: int, transport: str, epochs: int, optimizer: str) -> dict[str, dict[str, float]]:
     """Bytes held by each role of a job: the median over the looks at it, and the most."""
-    job = Job(task=task, strategy=Downpour(replicas=1, shards=1, prefetch=prefetch, optimizer=optim(optimizer)), epochs=epochs, evaluate_every=0,
+    job = Job(task=task, strategy=Downpour(replicas=1, shards=1, prefetch=prefetch, optimizer=optim(optimizer)),
+        epochs=epochs, evaluate_every=0,
               checkpoint_every=0)  # fmt: skip
     looks: dict[str, list[int]] = {}
     ended = threading.Event()
@@ -90,7 +108,9 @@ def _held(task: str, prefetch: int, transport: str, epochs: int, optimizer: str)
         ended.set()
         watcher.join()
     # what is held while it trains is the most common state; before and after it is less
-    return {role: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for role, held in looks.items()}
+    return {
+        role: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for role, held in looks.items()
+    }
 
 
 def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) -> None:
@@ -121,7 +141,9 @@ def _roles(ancestor: int) -> dict[str, int]:
 
 
 def _own(pid: int, role: str) -> int:
-    """Bytes that a process holds: its own memory and, of a replica, the segment that it lends; a shard only borrows that one."""
+    """Bytes that a process holds: its own memory and, of a replica, the segment that it lends; a shard only borrows
+    that one.
+    """
     try:
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         kinds = ("RssAnon", "RssShmem") if roles.is_replica(role) else ("RssAnon",)

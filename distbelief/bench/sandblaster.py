@@ -1,4 +1,6 @@
-"""`bench sandblaster`: an L-BFGS iteration beside its ceiling and beside torch's, backup portions among 2,000 replicas, the coordinator's bytes."""
+"""`bench sandblaster`: an L-BFGS iteration beside its ceiling and beside torch's, backup portions among 2,000 replicas,
+the coordinator's bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PATIENCE = 900.0
 """Seconds that torch may take."""
 PARTS = ("iteration", "torch", "stragglers", "bytes", "accuracy")
 CEILING, TORCH, BACKUP, ACCURACY = 0.93, 1.0, 3.0, 0.978
-"""The figures to reach: an iteration of the ceiling's, time of torch's to the same loss, batch time of a static split's, test accuracy."""
+"""The figures to reach: an iteration of the ceiling's, time of torch's to the same loss, batch time of a static
+split's, test accuracy.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,23 +79,43 @@ def run(options: SandblasterOptions) -> dict[str, Any]:
         if part not in PARTS:
             raise unknown("part", part, PARTS)
     if options.iterations < 1 or options.replicas < 50:
-        raise UsageError(f"--iterations {options.iterations} and --replicas {options.replicas}: must be 1 or more, and 50 or more")
+        raise UsageError(
+            f"--iterations {options.iterations} and --replicas {options.replicas}: must be 1 or more, and 50 or more"
+        )
     facts, measured = machine(), {}
-    kinds = {"iteration": _iteration, "torch": _torch, "stragglers": _stragglers, "bytes": lambda _: coordinator_bytes(), "accuracy": _accuracy}
+    kinds = {
+        "iteration": _iteration,
+        "torch": _torch,
+        "stragglers": _stragglers,
+        "bytes": lambda _: coordinator_bytes(),
+        "accuracy": _accuracy,
+    }
     for part in options.parts:
         measured[part] = kinds[part](options)
     figures = [one for part in measured.values() for one in part.pop("figures")]
     if not options.quiet:
         for part, found in measured.items():
-            show(part, ("what", "measured"), [[what, number(value)] for what, value in found.items() if isinstance(value, float | int)])
-    result = {"bench": "sandblaster", "machine": facts, "portion_size": options.portion_size, "parts": measured, "figures": figures}
+            show(
+                part,
+                ("what", "measured"),
+                [[what, number(value)] for what, value in found.items() if isinstance(value, float | int)],
+            )
+    result = {
+        "bench": "sandblaster",
+        "machine": facts,
+        "portion_size": options.portion_size,
+        "parts": measured,
+        "figures": figures,
+    }
     return finish(result, options)
 
 
 def _job(options: SandblasterOptions, iterations: int, measures: bool = False, **more: Any) -> dict[str, Any]:
     """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
     strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size, **more)
-    return courses.run(Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0"))
+    return courses.run(
+        Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0")
+    )
 
 
 # an iteration and its ceiling
@@ -111,7 +135,9 @@ def _iteration(options: SandblasterOptions) -> dict[str, Any]:
 
 
 def _seconds(options: SandblasterOptions, iterations: int) -> float:
-    """Seconds of an iteration that evaluates the batch once, from end to end of two iterations: the median of a job's."""
+    """Seconds of an iteration that evaluates the batch once, from end to end of two iterations: the median of a
+    job's.
+    """
     rows = _job(options, iterations)["history"]
     samples = len(as_data(resolve(options.task).train()))
     found = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(rows) if b["samples"] - a["samples"] == samples]
@@ -119,7 +145,9 @@ def _seconds(options: SandblasterOptions, iterations: int) -> float:
 
 
 def _halves(options: SandblasterOptions, times: int) -> float:
-    """Seconds in which two processes that know nothing of each other each do half of the batch's gradient: the median of their medians."""
+    """Seconds in which two processes that know nothing of each other each do half of the batch's gradient: the median
+    of their medians.
+    """
     with Peers() as peers:
         pair = [peers.start("half", 1, _half, options.task, options.portion_size, which, times) for which in (0, 1)]
         for word in ("ready", "done"):
@@ -131,7 +159,9 @@ def _halves(options: SandblasterOptions, times: int) -> float:
 
 
 def _half(connection: Connection, task: str, size: int, which: int, times: int) -> None:
-    """Half of the portions of a batch, summed, so many times; both begin at once, and go on until both have counted all."""
+    """Half of the portions of a batch, summed, so many times; both begin at once, and go on until both have counted
+    all.
+    """
     made = resolve(task)
     trainer = Trainer(made, build_model(made, 0, "cpu"), size, 0)
     parameters, sums = list(trainer.model.parameters()), [torch.zeros_like(p) for p in trainer.model.parameters()]
@@ -194,7 +224,14 @@ def _lbfgs(connection: Connection, task: str, target: float) -> None:
     model, data = build_model(made, 0, "cpu"), as_data(made.train())
     inputs, targets = data.batch(torch.arange(len(data)))
     optimizer = torch.optim.LBFGS(
-        model.parameters(), 1.0, 10_000, 20_000, tolerance_grad=0.0, tolerance_change=0.0, history_size=10, line_search_fn="strong_wolfe"
+        model.parameters(),
+        1.0,
+        10_000,
+        20_000,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=10,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> torch.Tensor:
@@ -221,7 +258,13 @@ def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
     return {
         **found,
         "settings": balance_settings(),
-        "figures": [figure(f"median batch time of one static split, of that with backup portions, {options.replicas} replicas", cut, BACKUP)],
+        "figures": [
+            figure(
+                f"median batch time of one static split, of that with backup portions, {options.replicas} replicas",
+                cut,
+                BACKUP,
+            )
+        ],
     }
 
 

@@ -1,4 +1,6 @@
-"""`bench simulator`: how fast the virtual cluster runs where nothing is computed; and, asked to validate, how near its times are to real ones."""
+"""`bench simulator`: how fast the virtual cluster runs where nothing is computed; and, asked to validate, how near its
+times are to real ones.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,14 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
     if options.validate:
         return _validate(options)
     if options.only:
-        raise UsageError(f"--only {' '.join(options.only)}: names jobs that --validate compares; give that too, or leave it off")
+        raise UsageError(
+            f"--only {' '.join(options.only)}: names jobs that --validate compares; give that too, or leave it off"
+        )
+    # counted in a run of its own, which is not timed: the same seed, the same messages
     facts, messages = (
         machine(),
         _messages(options.replicas, options),
-    )  # counted in a run of its own, which is not timed: the same seed, the same messages
+    )
     own: list[float] = []
     seconds = interleave({"run": lambda: _run(options.replicas, options, own)}, options.repeats)["run"]
     median = statistics.median(seconds)
@@ -83,7 +88,9 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
     if not options.quick:
         result["figures"].append(figure("messages a second", messages / median, MESSAGES))
         if (options.replicas, options.shards, options.steps) == (1000, 16, 20):
-            result["figures"].append(figure("seconds for 1,000 replicas x 16 shards x 20 steps", median, SECONDS, lower=True))
+            result["figures"].append(
+                figure("seconds for 1,000 replicas x 16 shards x 20 steps", median, SECONDS, lower=True)
+            )
     if not options.quiet:
         row = [
             f"{options.replicas} x {options.shards} x {options.steps}",
@@ -92,7 +99,11 @@ def run(options: SimulatorOptions) -> dict[str, Any]:
             number(statistics.median(own)),
             number(messages / median),
         ]
-        show("the virtual cluster, nothing computed", ("replicas x shards x steps", "messages", "seconds", "of CPU", "messages/s"), [row])
+        show(
+            "the virtual cluster, nothing computed",
+            ("replicas x shards x steps", "messages", "seconds", "of CPU", "messages/s"),
+            [row],
+        )
     return finish(result, options)
 
 
@@ -104,7 +115,12 @@ def _validate(options: SimulatorOptions) -> dict[str, Any]:
             raise UsageError(f"--{name} {value}: --validate compares jobs of its own: leave one of them off")
     facts = machine()
     found = validate.measure(options.repeats, options.quick, options.only)
-    result = {"bench": "simulator", "machine": facts, **found, "figures": [] if options.quick else validate.figures(found)}
+    result = {
+        "bench": "simulator",
+        "machine": facts,
+        **found,
+        "figures": [] if options.quick else validate.figures(found),
+    }
     if not options.quiet:
         validate.tell(found)
     return finish(result, options)

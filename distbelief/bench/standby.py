@@ -62,18 +62,24 @@ def run(options: StandbyOptions) -> dict[str, Any]:
     """
     facts, task = machine(), options.task
     plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
-    turns = {"without": partial(_rate, task, plain), "with": partial(_rate, task, dataclasses.replace(plain, standby=1))}
+    turns = {
+        "without": partial(_rate, task, plain),
+        "with": partial(_rate, task, dataclasses.replace(plain, standby=1)),
+    }
     taken = interleave(turns, options.repeats)
     took = [_take_over(options) for _ in range(options.repeats)]
     seconds, forgotten = statistics.median(one["seconds"] for one in took), sum(one["forgotten"] for one in took)
     share = ratio(taken["with"], taken["without"])
     result: dict[str, Any] = {
-        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards, "repeats": options.repeats,
+        "bench": "standby", "machine": facts, "task": task, "replicas": options.replicas, "shards": options.shards,
+        "repeats": options.repeats,
         "samples_per_second": {name: statistics.median(values) for name, values in taken.items()},
-        "spread": {name: spread(values) for name, values in taken.items()}, "with_of_without": share, "take_overs": took,
+        "spread": {name: spread(values) for name, values in taken.items()}, "with_of_without": share,
+        "take_overs": took,
         "figures": [] if options.quick else [
             figure("samples per second with standbys, of those without", share, SHARE),
-            figure("seconds from the death of a shard to the next step that all shards have applied", seconds, SECONDS, lower=True),
+            figure("seconds from the death of a shard to the next step that all shards have applied", seconds, SECONDS,
+                lower=True),
             figure("acknowledged pushes that were lost", forgotten, 0, lower=True),
         ],
     }  # fmt: skip
@@ -85,15 +91,38 @@ def run(options: StandbyOptions) -> dict[str, Any]:
 
 
 def _rate(task: str, strategy: Downpour) -> float:
-    return float(courses.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"])
+    return float(
+        courses.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"]
+    )
 
 
 def _take_over(options: StandbyOptions) -> dict[str, float]:
     """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "distbelief", "train", "distbelief.bench.parts.courses:million", "downpour", "--standby", "1", "--json"]
-        command += ["--replicas", str(options.replicas), "--shards", str(options.shards), "--batch-size", "8", "--lr", "0", "--out", str(run)]
+        command = [
+            sys.executable,
+            "-m",
+            "distbelief",
+            "train",
+            "distbelief.bench.parts.courses:million",
+            "downpour",
+            "--standby",
+            "1",
+            "--json",
+        ]
+        command += [
+            "--replicas",
+            str(options.replicas),
+            "--shards",
+            str(options.shards),
+            "--batch-size",
+            "8",
+            "--lr",
+            "0",
+            "--out",
+            str(run),
+        ]
         command += ["--epochs", str(ENDLESS), "--evaluate-every", "0", "--checkpoint-every", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
@@ -108,7 +137,9 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
 
 
 def _watch(lines: IO[str], run: Path, shards: int) -> float:
-    """Kill shard 0 once all standbys hold what their shards do; returns the seconds until a step is applied after that."""
+    """Kill shard 0 once all standbys hold what their shards do; returns the seconds until a step is applied after
+    that.
+    """
     ready, killed, succeeded, give_up = 0, 0.0, False, time.monotonic() + PATIENCE
     for line in lines:
         now, record = time.monotonic(), json.loads(line)

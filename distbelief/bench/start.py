@@ -71,10 +71,18 @@ def run(options: StartOptions) -> dict[str, Any]:
         "figures": [],
     }
     if not options.quick and (options.replicas, options.shards) == (2, 2):
-        result["figures"].append(figure("seconds from the start of the command to the first step", medians["first_step"], SECONDS, lower=True))
+        result["figures"].append(
+            figure(
+                "seconds from the start of the command to the first step", medians["first_step"], SECONDS, lower=True
+            )
+        )
     if not options.quiet:
         rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
-        show(f"{options.task}: {options.replicas} replicas, {options.shards} shards", ("seconds after the command was started", "median"), rows)
+        show(
+            f"{options.task}: {options.replicas} replicas, {options.shards} shards",
+            ("seconds after the command was started", "median"),
+            rows,
+        )
     return finish(result, options)
 
 
@@ -82,7 +90,18 @@ def _start(options: StartOptions) -> dict[str, float]:
     """Run the command, and watch its metrics for what happens when."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "distbelief", "train", options.task, "downpour", "--replicas", str(options.replicas), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "distbelief",
+            "train",
+            options.task,
+            "downpour",
+            "--replicas",
+            str(options.replicas),
+            "--out",
+            str(out),
+        ]
         command += ["--shards", str(options.shards), "--epochs", "1", "--evaluate-every", "0", "--quiet"]
         began = time.monotonic()
         with (Path(folder) / "errors").open("w+") as errors:
@@ -95,7 +114,10 @@ def _start(options: StartOptions) -> dict[str, float]:
                     _end(process)
             if process.returncode or "first_step" not in moments:
                 errors.seek(0)
-                raise JobFailed(f"{' '.join(command)} ended with status {process.returncode} before its first step: {errors.read()[-1000:]}")
+                raise JobFailed(
+                    f"{' '.join(command)} ended with status {process.returncode} before its first step: "
+                    f"{errors.read()[-1000:]}"
+                )
     return moments
 
 
@@ -109,7 +131,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes], metrics: Path, began: float) -> dict[str, float]:
-    """Seconds until the job's first minibatches were dealt, until its first steps were reported as applied, and until it ended."""
+    """Seconds until the job's first minibatches were dealt, until its first steps were reported as applied, and until
+    it ended.
+    """
     moments: dict[str, float] = {}
     while process.poll() is None:
         now = time.monotonic() - began

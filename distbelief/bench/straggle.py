@@ -1,4 +1,6 @@
-"""`bench straggle`: samples per second under stragglers, by what may be stale: steps are padded by sleeps, so that few cores hold many replicas."""
+"""`bench straggle`: samples per second under stragglers, by what may be stale: steps are padded by sleeps, so that few
+cores hold many replicas.
+"""
 
 from __future__ import annotations
 
@@ -59,19 +61,26 @@ def run(options: StraggleOptions) -> dict[str, Any]:
     facts = machine()
     pad, repeats = options.pad, options.repeats
     scenarios = {
-        f"one replica always {FACTOR:g} times slower": ComputeModel(step=pad, spread="constant", slow={options.replicas - 1: FACTOR}),
-        f"{CHANCE:.0%} of the steps {TAIL:g} times slower": ComputeModel(step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL),
+        f"one replica always {FACTOR:g} times slower": ComputeModel(
+            step=pad, spread="constant", slow={options.replicas - 1: FACTOR}
+        ),
+        f"{CHANCE:.0%} of the steps {TAIL:g} times slower": ComputeModel(
+            step=pad, spread="constant", straggle_chance=CHANCE, straggle_factor=TAIL
+        ),
     }
     measured = {}
     for name, compute in scenarios.items():
-        turns = {strategy: partial(_rate, made, compute, options) for strategy, made in _strategies(options.replicas).items()}
+        turns = {
+            strategy: partial(_rate, made, compute, options) for strategy, made in _strategies(options.replicas).items()
+        }
         taken = interleave(turns, repeats)
         measured[name] = {
             "samples_per_second": {strategy: statistics.median(values) for strategy, values in taken.items()},
             "spread": {strategy: spread(values) for strategy, values in taken.items()},
             "of_synchronous": {strategy: ratio(values, taken[SYNCHRONOUS]) for strategy, values in taken.items()},
         }
-    result = {"bench": "straggle", "machine": facts, "task": options.task, "replicas": options.replicas, "pad": pad, "batch_size": options.batch_size,
+    result = {"bench": "straggle", "machine": facts, "task": options.task, "replicas": options.replicas, "pad": pad,
+        "batch_size": options.batch_size,
               "repeats": repeats, "scenarios": measured, "figures": _figures(measured)}  # fmt: skip
     if not options.quiet:
         for name, one in measured.items():
@@ -79,7 +88,11 @@ def run(options: StraggleOptions) -> dict[str, Any]:
                 [strategy, number(rate), f"{one['spread'][strategy]:.0%}", number(one["of_synchronous"][strategy])]
                 for strategy, rate in one["samples_per_second"].items()
             ]
-            show(f"{name}: {options.replicas} replicas, steps of {1000 * pad:g} ms", ("", "samples/s", "+-", "of synchronous"), rows)
+            show(
+                f"{name}: {options.replicas} replicas, steps of {1000 * pad:g} ms",
+                ("", "samples/s", "+-", "of synchronous"),
+                rows,
+            )
     return finish(result, options)
 
 
@@ -95,7 +108,14 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
 
 
 def _rate(strategy: Strategy, compute: ComputeModel, options: StraggleOptions) -> float:
-    job = Job(task=options.task, strategy=strategy, epochs=options.epochs, batch_size=options.batch_size, evaluate_every=0, checkpoint_every=0)
+    job = Job(
+        task=options.task,
+        strategy=strategy,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        evaluate_every=0,
+        checkpoint_every=0,
+    )
     return float(courses.run(job, Local(compute=compute))["samples_per_second"])
 
 
@@ -104,5 +124,7 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
     figures = []
     for number_of, (name, one) in enumerate(measured.items()):
         ahead = ["downpour", "synchronous, 1 backup worker", *(["bounded, staleness 3"] if number_of else [])]
-        figures += [figure(f"{name}: {strategy}, of synchronous", one["of_synchronous"][strategy], 1.0) for strategy in ahead]
+        figures += [
+            figure(f"{name}: {strategy}, of synchronous", one["of_synchronous"][strategy], 1.0) for strategy in ahead
+        ]
     return figures

@@ -1,4 +1,6 @@
-"""`bench table`: runs of benchmarks, made apart in time, as one table of medians and of how far the runs lie apart; docs/bench.md is made of it."""
+"""`bench table`: runs of benchmarks, made apart in time, as one table of medians and of how far the runs lie apart;
+docs/bench.md is made of it.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,14 @@ def table(paths: Sequence[str]) -> str:
         UsageError: no file, or one that no benchmark has written.
     """
     if not paths:
-        raise UsageError("bench table needs the files that --json has written, such as: distbelief bench table first.json second.json third.json")
+        raise UsageError(
+            "bench table needs the files that --json has written, such as: distbelief bench table first.json "
+            "second.json third.json"
+        )
     runs = [_read(path) for path in paths]
-    return "\n\n".join(_of_bench(name, [run for run in runs if run.bench == name]) for name in dict.fromkeys(run.bench for run in runs))
+    return "\n\n".join(
+        _of_bench(name, [run for run in runs if run.bench == name]) for name in dict.fromkeys(run.bench for run in runs)
+    )
 
 
 def _read(path: str) -> Run:
@@ -62,15 +69,25 @@ def _read(path: str) -> Run:
 
 
 def _of_bench(name: str, runs: Sequence[Run]) -> str:
-    options = {" ".join(f"--{key.replace('_', '-')} {_words(value)}" for key, value in run.options.items()) for run in runs}
+    options = {
+        " ".join(f"--{key.replace('_', '-')} {_words(value)}" for key, value in run.options.items()) for run in runs
+    }
     if len(options) > 1:
-        raise UsageError(f"runs of bench {name} with other options cannot be one figure: {'; '.join(sorted(one or 'none' for one in options))}")
+        raise UsageError(
+            f"runs of bench {name} with other options cannot be one figure: "
+            f"{'; '.join(sorted(one or 'none' for one in options))}"
+        )
     machines = {f"{run.machine.cores} cores, {run.machine.processor}, torch {run.machine.torch}" for run in runs}
     when = ", ".join(run.machine.date[:16].replace("T", " ") for run in sorted(runs, key=lambda run: run.machine.date))
     command = f"distbelief bench {name} {options.pop()}".strip()
-    head = f"`{command}`, runs of {when}; {'; '.join(sorted(machines))}\n\n| what | promised | median | least to most | |\n|---|---|---|---|---|"
+    head = (
+        f"`{command}`, runs of {when}; {'; '.join(sorted(machines))}\n\n| what | promised | median | least to most | "
+        "|\n|---|---|---|---|---|"
+    )
     whats = dict.fromkeys(figure.what for run in runs for figure in run.figures)
-    return "\n".join([head, *(_row([f for run in runs for f in run.figures if f.what == what], len(runs)) for what in whats)])
+    return "\n".join(
+        [head, *(_row([f for run in runs for f in run.figures if f.what == what], len(runs)) for what in whats)]
+    )
 
 
 def _row(figures: Sequence[Figure], runs: int) -> str:

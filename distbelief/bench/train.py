@@ -83,7 +83,15 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
     steps = samples // options.batch_size
 
     def job(strategy: Strategy, threads: int = 1) -> Callable[[], float]:
-        made = Job(task=task, strategy=strategy, epochs=epochs, batch_size=options.batch_size, threads=threads, evaluate_every=0, checkpoint_every=0)
+        made = Job(
+            task=task,
+            strategy=strategy,
+            epochs=epochs,
+            batch_size=options.batch_size,
+            threads=threads,
+            evaluate_every=0,
+            checkpoint_every=0,
+        )
         return partial(_job, made, options.transport)
 
     def downpour(replicas: int, prefetch: int) -> Callable[[], float]:
@@ -125,9 +133,14 @@ def _job(job: Job, transport: str) -> float:
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """The promised figures; Downpour's with each of its two settings of prefetch, of which the better is to reach what is promised."""
+    """The promised figures; Downpour's with each of its two settings of prefetch, of which the better is to reach what
+    is promised.
+    """
     figures = []
-    for model, key, against, promised in (("mlp", "of_single", "single, 1 thread", 1.55), ("lenet", "of_pair", PAIR, 0.96)):
+    for model, key, against, promised in (
+        ("mlp", "of_single", "single, 1 thread", 1.55),
+        ("lenet", "of_pair", PAIR, 0.96),
+    ):
         names = [f"downpour, 2 replicas, prefetch {prefetch}" for prefetch in (0, 1)]
         if (one := measured.get(model)) and names[0] in one[key]:
             for name in names:
@@ -145,7 +158,16 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _show(model: str, one: dict[str, Any]) -> None:
     rows = [
-        [name, number(rate), f"{one['spread'][name]:.0%}", *(number(one[key][name]) for key in ("of_single", "of_pair", "of_ddp"))]
+        [
+            name,
+            number(rate),
+            f"{one['spread'][name]:.0%}",
+            *(number(one[key][name]) for key in ("of_single", "of_pair", "of_ddp")),
+        ]
         for name, rate in one["samples_per_second"].items()
     ]
-    show(f"{model}: {one['samples']:,} samples a turn", ("", "samples/s", "+-", "of single", "of the pair", "of ddp"), rows)
+    show(
+        f"{model}: {one['samples']:,} samples a turn",
+        ("", "samples/s", "+-", "of single", "of the pair", "of ddp"),
+        rows,
+    )

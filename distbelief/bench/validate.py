@@ -1,9 +1,12 @@
-"""`bench simulator --validate`: the same jobs on real processes and in simulation, side by side: whether the simulator tells the truth.
+"""`bench simulator --validate`: the same jobs on real processes and in simulation, side by side: whether the simulator
+tells the truth.
 
-The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the machine, how much slower
-cores are while all of them work (two such loops that know nothing of each other), and what a push and a fetch add to a step of such a loop. The
-last is measured with one real shard, by its vectors of 4 kB and of the model's length: what both take costs a message, what the longer one takes
-more costs its bytes. `bench wire` has nobody compute between two pushes, so that nobody sleeps and nothing leaves the caches: that is less.
+The simulation is told nothing that was measured on the jobs themselves: the time of a step of a plain loop alone on the
+machine, how much slower cores are while all of them work (two such loops that know nothing of each other), and what a
+push and a fetch add to a step of such a loop. The last is measured with one real shard, by its vectors of 4 kB and of
+the model's length: what both take costs a message, what the longer one takes more costs its bytes. `bench wire` has
+nobody compute between two pushes, so that nobody sleeps and nothing leaves the
+caches: that is less.
 """
 
 from __future__ import annotations
@@ -39,12 +42,18 @@ from distbelief.transport.virtual import MEMORY
 WITHIN = 0.15
 """How far a simulated time may lie from the real one."""
 CORES, BATCH, PAD, SLOWER = 2, 64, 0.01, 4.0
-"""Cores of the machine that is simulated; samples in a minibatch; seconds of a padded step; how many times slower the slow replica is."""
+"""Cores of the machine that is simulated; samples in a minibatch; seconds of a padded step; how many times slower the
+slow replica is.
+"""
 SGD = Optimizer("sgd", 0.01)
 SMALL, SECONDS, LEAST_STEPS = 4096, 5.0, 20
-"""Bytes of a vector that hardly counts; how long steps with and without a shard take turns, and how many of each there are at least."""
+"""Bytes of a vector that hardly counts; how long steps with and without a shard take turns, and how many of each there
+are at least.
+"""
 MESSAGES, TOUCHED = 4, 4
-"""Of a push and a fetch: messages, and vectors that the shard reads or writes (a gradient and parameters, then parameters and their copy)."""
+"""Of a push and a fetch: messages, and vectors that the shard reads or writes (a gradient and parameters, then
+parameters and their copy).
+"""
 
 
 class Model(NamedTuple):
@@ -55,7 +64,10 @@ class Model(NamedTuple):
 
 
 MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.parts.courses:lenet_short", 1)}
-QUICK = {"mlp": Model("distbelief.bench.parts.courses:mlp_quick", 1), "lenet": Model("distbelief.bench.parts.courses:lenet_quick", 1)}
+QUICK = {
+    "mlp": Model("distbelief.bench.parts.courses:mlp_quick", 1),
+    "lenet": Model("distbelief.bench.parts.courses:lenet_quick", 1),
+}
 PADDED = Model("distbelief.bench.parts.courses:mlp_short", 4)
 """What padded replicas train: steps that are much shorter than the pad, so that few cores hold many replicas."""
 
@@ -83,7 +95,12 @@ def strategies(replicas: int) -> dict[str, Strategy]:
     """The strategies that are compared, with so many replicas."""
     one: dict[str, Any] = {"replicas": replicas, "optimizer": SGD}
     backup = {"synchronous, 1 backup worker": Synchronous(**one, shards=1, backup_workers=1)} if replicas > 2 else {}
-    return {"downpour": Downpour(**one, shards=1), "synchronous": Synchronous(**one, shards=1), **backup, "allreduce": Allreduce(**one)}
+    return {
+        "downpour": Downpour(**one, shards=1),
+        "synchronous": Synchronous(**one, shards=1),
+        **backup,
+        "allreduce": Allreduce(**one),
+    }
 
 
 def cases(models: Mapping[str, Model], padded: Model, pad: float) -> dict[str, Case]:
@@ -115,7 +132,8 @@ def measure(repeats: int, quick: bool, only: tuple[str, ...] = ()) -> dict[str, 
     for name, case in chosen.items():
         real, simulated = statistics.median(taken[name]), _simulated(case, inputs[case.model.task])
         rows[name] = {"real": real, "spread": spread(taken[name]), "simulated": simulated, "ratio": simulated / real}
-    told = {task: {"step": one.step, "together": one.together, "message": one.handling.message, "memory": one.handling.memory}
+    told = {task: {"step": one.step, "together": one.together, "message": one.handling.message,
+        "memory": one.handling.memory}
             for task, one in inputs.items()}  # fmt: skip
     return {"inputs": told, "pad": pad, "rows": rows}
 
@@ -175,7 +193,15 @@ def _one_thread() -> Iterator[None]:
 
 
 def _job(case: Case) -> Job:
-    return Job(case.model.task, case.strategy, epochs=case.model.epochs, batch_size=BATCH, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
+    return Job(
+        case.model.task,
+        case.strategy,
+        epochs=case.model.epochs,
+        batch_size=BATCH,
+        evaluate_every=0,
+        checkpoint_every=0,
+        snapshot_every="0",
+    )
 
 
 def _real(case: Case) -> float:
@@ -185,7 +211,8 @@ def _real(case: Case) -> float:
 def _simulated(case: Case, inputs: Inputs) -> float:
     """On one host; a padded step needs a core for as long as one that is not, and is slept for the rest.
 
-    Who reduces in shared memory wakes nobody's process for it, so that a message of an all-reduce costs what it usually does.
+    Who reduces in shared memory wakes nobody's process for it, so that a message of an all-reduce costs what it usually
+    does.
     """
     hosts = Hosts(CORES, together=inputs.together, busy=inputs.step if case.pad else 0.0)
     compute = case.pad or ComputeModel(step=inputs.step, spread="constant")
@@ -200,7 +227,8 @@ def _simulated(case: Case, inputs: Inputs) -> float:
 def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """How far each simulated time is from the real one."""
     return [
-        figure(f"{name}: simulated time, away from the real one", abs(row["ratio"] - 1), WITHIN, lower=True) for name, row in found["rows"].items()
+        figure(f"{name}: simulated time, away from the real one", abs(row["ratio"] - 1), WITHIN, lower=True)
+        for name, row in found["rows"].items()
     ]
 
 
@@ -208,10 +236,12 @@ def tell(found: Mapping[str, Any]) -> None:
     """Print the table."""
     for task, one in found["inputs"].items():
         print(
-            f"{task}: a gradient takes {1000 * one['step']:.3f} ms alone; while all cores work, each has {one['together']:.0%} of its speed;"
+            f"{task}: a gradient takes {1000 * one['step']:.3f} ms alone; while all cores work, each has "
+            f"{one['together']:.0%} of its speed;"
             f" a message costs {1e6 * one['message']:.0f} us, and memory {one['memory'] / 1e9:.1f} GB/s"
         )
     rows = [
-        [name, number(row["real"]), f"{row['spread']:.0%}", number(row["simulated"]), number(row["ratio"])] for name, row in found["rows"].items()
+        [name, number(row["real"]), f"{row['spread']:.0%}", number(row["simulated"]), number(row["ratio"])]
+        for name, row in found["rows"].items()
     ]
     show("seconds of training, real and simulated", ("", "real, s", "+-", "simulated, s", "of the real"), rows)

@@ -17,7 +17,16 @@ from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.errors import UsageError
 
-OURS = ("shared, landed", "shared, in place", "tcp", "tls", "shared, landed, 1 shard", "shared, in place, 1 shard", "a push alone", "a fetch alone")
+OURS = (
+    "shared, landed",
+    "shared, in place",
+    "tcp",
+    "tls",
+    "shared, landed, 1 shard",
+    "shared, in place, 1 shard",
+    "a push alone",
+    "a fetch alone",
+)
 LIMITS = ("memcpy", "add in place", "direct update", "direct update and copy", "raw tcp", "gloo", "doorbell")
 TRIPS_LIMIT = 400
 """Most round trips of one measurement."""
@@ -79,7 +88,14 @@ def run(options: WireOptions) -> dict[str, Any]:
         measured = {str(size): _of_size(size, options.shards, repeats, seconds) for size in sizes}
     finally:
         torch.set_num_threads(threads)
-    result = {"bench": "wire", "machine": facts, "shards": options.shards, "repeats": repeats, "sizes": measured, "figures": _figures(measured)}
+    result = {
+        "bench": "wire",
+        "machine": facts,
+        "shards": options.shards,
+        "repeats": repeats,
+        "sizes": measured,
+        "figures": _figures(measured),
+    }
     if not options.quiet:
         _show(measured)
     return finish(result, options)
@@ -111,7 +127,9 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> dict[str, 
         for name, contender in contenders.items():
             contender.trips(2)  # the first ones touch memory that was never touched
             counts[name] = max(1, min(TRIPS_LIMIT, round(seconds / contender.trips(2))))
-        taken = interleave({name: partial(_turn, contender, counts[name]) for name, contender in contenders.items()}, repeats)
+        taken = interleave(
+            {name: partial(_turn, contender, counts[name]) for name, contender in contenders.items()}, repeats
+        )
         for contender in contenders.values():
             contender.check()
     medians = {name: statistics.median(values) for name, values in taken.items()}
@@ -140,7 +158,9 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
         if one := measured.get(str(size)):
             figures += [
                 figure(f"shared, landed, {told}: of the direct update", one["of_direct"]["shared, landed"], landed),
-                figure(f"shared, in place, {told}: of the direct update", one["of_direct"]["shared, in place"], in_place),
+                figure(
+                    f"shared, in place, {told}: of the direct update", one["of_direct"]["shared, in place"], in_place
+                ),
                 figure(f"shared, landed, {told}: times gloo", one["of_gloo"]["shared, landed"], 4.0),
                 figure(f"tcp, {told}: of a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
             ]
@@ -171,5 +191,10 @@ def _show(measured: dict[str, Any]) -> None:
     for what, key in (("the direct update", "of_direct"), ("gloo", "of_gloo"), ("a raw socket", "of_raw_tcp")):
         rows += [[f"{name}: speed, of {what}", *(number(one[key][name]) for one in measured.values())] for name in OURS]
     rows.append(["tls: speed, of plain tcp", *(number(one["of_tcp"]["tls"]) for one in measured.values())])
-    rows.append(["direct update and copy: of the direct update", *(number(one["of_direct"]["direct update and copy"]) for one in measured.values())])
+    rows.append(
+        [
+            "direct update and copy: of the direct update",
+            *(number(one["of_direct"]["direct update and copy"]) for one in measured.values()),
+        ]
+    )
     show("ratios", ("", *map(name_of, measured)), rows)

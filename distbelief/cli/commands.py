@@ -54,7 +54,10 @@ def launch(args: list[str]) -> int:
     mine, script = options.split_script(strategy, args[1:])
     asked = options.parse("launch", "", strategy, mine)
     if not script:
-        raise UsageError(f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} script.py")
+        raise UsageError(
+            f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} "
+            "script.py"
+        )
     job = asked.job("script")
     place = asked.local()
     place.settings(job)
@@ -69,7 +72,10 @@ def simulate(args: list[str]) -> int:
     asked = options.parse("simulate", task, strategy, rest)
     job = asked.job(task)
     virtual = asked.virtual
-    line, steps = words.network(virtual.network), {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
+    line, steps = (
+        words.network(virtual.network),
+        {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)},
+    )
     faults, hosts = words.faults(virtual.faults), words.hosts(virtual.hosts)
     handling = words.handling(virtual.handling)
     _begin(asked, f"{strategy} on {task}, simulated")
@@ -236,12 +242,19 @@ def _nothing(_: str) -> None:
 def leave(args: list[str]) -> int:
     """`distbelief leave TICKET`."""
     if len(args) != 1 or args[0].startswith("-"):
-        print("usage: distbelief leave TICKET\n\nThe replicas that joined with this ticket from this machine finish what they have begun, and go.")
+        print(
+            "usage: distbelief leave TICKET\n\nThe replicas that joined with this ticket from this machine finish "
+            "what they have begun, and go."
+        )
         return 0 if args and args[0] in ("--help", "-h") else 2
     from distbelief.cluster.guest import leave as ask
 
     asked = ask(args[0])
-    print(f"asked {asked} replica{'' if asked == 1 else 's'} to leave" if asked else "no replica on this machine has joined with this ticket")
+    print(
+        f"asked {asked} replica{'' if asked == 1 else 's'} to leave"
+        if asked
+        else "no replica on this machine has joined with this ticket"
+    )
     return 0 if asked else 1
 
 
@@ -261,7 +274,8 @@ def bench(args: list[str]) -> int:
     if args[0] not in BENCHES:
         raise unknown("benchmark", args[0], [*BENCHES, "table"])
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what it has started is ended as the exception goes by
+        # what it has started is ended as the exception goes by
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen, prog = BENCHES[args[0]], f"distbelief bench {args[0]}"
     options.refuse(prog, args[1:], [option(field.name) for field in fields(chosen.options)])
     defaults = chosen.defaults(quick="--quick" in args)
@@ -278,13 +292,18 @@ class Draw:
     per_host: int = 0
     """Ranks on each host, for hierarchical; 0 for all on one."""
     network: str = "latency=20us,bandwidth=10Gbit"
-    """Latency and bandwidth of every line; local-latency and local-bandwidth of those inside a host; reduce=10GB, how fast is added."""
+    """Latency and bandwidth of every line; local-latency and local-bandwidth of those inside a host; reduce=10GB, how
+    fast is added.
+    """
 
 
 def draw(args: list[str]) -> int:
     """`distbelief draw ALGORITHM [options]`."""
     if not args or args[0] in ("--help", "-h"):
-        print(f"usage: distbelief draw ALGORITHM [options]\n\nalgorithms: {', '.join(ALGORITHMS)}, or hierarchical:NAME with NAME between hosts")
+        print(
+            f"usage: distbelief draw ALGORITHM [options]\n\nalgorithms: {', '.join(ALGORITHMS)}, or hierarchical:NAME "
+            "with NAME between hosts"
+        )
         return 0 if args else 2
     prog = f"distbelief draw {args[0]}"
     check_algorithm(args[0])
@@ -301,13 +320,19 @@ def draw(args: list[str]) -> int:
     hosts = by_host(asked.ranks, asked.per_host) if knows_hosts else ()
     network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **given}
     link = Link(network["latency"], network["bandwidth"], network["reduction"])
-    inside = Link(network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction)
-    made = schedule(args[0], asked.ranks, math.lcm(*range(1, asked.ranks + 1)) if asked.ranks < 10 else asked.ranks, hosts)
+    inside = Link(
+        network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction
+    )
+    made = schedule(
+        args[0], asked.ranks, math.lcm(*range(1, asked.ranks + 1)) if asked.ranks < 10 else asked.ranks, hosts
+    )
     print(draw_schedule(made, link, None if inside == link else inside))
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[list[str]], int]] = {f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, bench, draw)}
+COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
+    f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, bench, draw)
+}
 """Every command, by name."""
 
 
@@ -339,7 +364,11 @@ def _begin(asked: options.Options, what: str) -> None:
 def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, list[str]]:
     """The two words that come first, checked."""
     if not args or args[0] in ("--help", "-h") or list(args[1:]) in (["--help"], ["-h"]):
-        _usage(f"{command} TASK STRATEGY [options]\n\n  distbelief {command} TASK STRATEGY --help shows the options of a strategy", True)
+        _usage(
+            f"{command} TASK STRATEGY [options]\n\n  distbelief {command} TASK STRATEGY --help shows the options of a "
+            "strategy",
+            True,
+        )
         raise SystemExit(0 if args else 2)
     task = args[0]
     if task.startswith("-"):
@@ -347,17 +376,24 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
     module, colon, function = task.partition(":")
     if "/" in module or module.endswith(".py"):
         named = ".".join(PurePosixPath(module).with_suffix("").parts)
-        raise UsageError(f"task {task!r} is a path: write the module as Python imports it here, {named}:{function or 'function'}")
+        raise UsageError(
+            f"task {task!r} is a path: write the module as Python imports it here, {named}:{function or 'function'}"
+        )
     if task not in TASKS and not colon:
         raise unknown("task", task, [*TASKS, "module:function"])
     if len(args) < 2:
-        raise UsageError(f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}")
+        raise UsageError(
+            f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}"
+        )
     return task, _strategy(command, args[1], args), list(args[2:])
 
 
 def _strategy(command: str, name: str, args: Sequence[str]) -> str:
     if name.startswith("-"):
-        raise UsageError(f"{name}: write the strategy before the options: distbelief {command} {' '.join([*args[:-1][:1], 'STRATEGY'])} [options]")
+        raise UsageError(
+            f"{name}: write the strategy before the options: distbelief {command} "
+            f"{' '.join([*args[:-1][:1], 'STRATEGY'])} [options]"
+        )
     if name not in STRATEGIES:
         raise unknown("strategy", name, STRATEGIES)
     return name
@@ -369,7 +405,9 @@ def _view(asked: options.Options) -> Any:
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 
 
-def _run(run_job: Callable[[], dict[str, Any]], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
+def _run(
+    run_job: Callable[[], dict[str, Any]], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()
+) -> int:
     """Run a job and print its end, and how to go on where it was cut short."""
     try:
         result = run_job()

@@ -23,7 +23,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   evaluate RUN [options]                           measure the model of a run folder on its task's test set
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
-  leave TICKET                                     let the replicas that joined from this machine finish what they began, and go
+  leave TICKET                                     let the replicas that joined from this machine finish, and go
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
   draw ALGORITHM [options]                         what an all-reduce sends, step by step, and its price
   bench NAME [options]                             measure: {benches}
@@ -51,7 +51,9 @@ def main() -> NoReturn:
 
 
 def _end(*_: object) -> NoReturn:
-    """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that is under way."""
+    """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that
+    is under way.
+    """
     told = INTERRUPTED_BEFORE if sys.argv[1:2] in (["train"], ["launch"], ["simulate"], ["join"]) else "interrupted"
     with contextlib.suppress(OSError):
         os.write(2, f"distbelief: {told}\n".encode())
@@ -74,7 +76,8 @@ def run(args: Sequence[str]) -> int:
         # whoever read our output has gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # of this machine: a full disk behind our output, no more descriptors, a folder that was deleted under us
+    except OSError as error:
+        # of this machine: a full disk behind our output, no more descriptors, a folder that was deleted under us
         return _complain("; ".join(filter(None, [str(error), limit(error)])), 1)
 
 

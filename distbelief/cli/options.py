@@ -1,4 +1,6 @@
-"""The options of each command, made from the fields of the Python API's dataclasses; one that does not belong is refused with one that does."""
+"""The options of each command, made from the fields of the Python API's dataclasses; one that does not belong is
+refused with one that does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Stepping:
     decay_exempt: bool = False
     """Leave biases and the parameters of normalisations out of the weight decay."""
     optimizer_options: tuple[str, ...] = ()
-    """Other options of its class, such as eps=1e-8 or betas=0.9,0.95; of lars: trust=0.001, momentum=0.9, exempt=true, correction=false."""
+    """Other options of its class, such as eps=1e-8 or betas=0.9,0.95; of lars: trust=0.001, momentum=0.9, exempt=true,
+    correction=false.
+    """
 
 
 @dataclass(frozen=True)
@@ -67,28 +71,31 @@ class Virtual:
     """The virtual cluster."""
 
     network: str = "latency=50us,bandwidth=10Gbit"
-    """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of those inside a host (--hosts, or
-    allreduce --per-host); reduce=10GB, how fast a gradient that arrives is added to another, where that is not the memory of --handling."""
+    """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of
+    those inside a host (--hosts, or allreduce --per-host); reduce=10GB, how fast a gradient that arrives is added to
+    another, where that is not the memory of --handling."""
     compute: str = "lognormal:1ms:0.2"
     """Time of a step: 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2."""
     handling: str = "message=6us,memory=26GB"
     """What a message costs who takes it; how fast bytes are read and written, in updates, sums and copies."""
     hosts: str = ""
-    """Machines that roles share: cores=2 puts all on one with two cores, replicas=4 as many replicas on each, with shards spread over them;
-    together=0.9 is the speed of a core while all of a host work; busy=1ms is what of a step needs a core, the rest of it is slept. Else each role
-    has its own."""
+    """Machines that roles share: cores=2 puts all on one with two cores, replicas=4 as many replicas on each, with
+    shards spread over them; together=0.9 is the speed of a core while all of a host work; busy=1ms is what of a step
+    needs a core, the rest of it is slept. Else each role has its own."""
     stragglers: tuple[str, ...] = ()
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()
     """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0, crash=coordinator@9 the
-    coordinator; restart=2s lets them come back so late;
-    outage=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
+    coordinator; restart=2s lets them come back so late; outage=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from
+    the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
     phantom: bool = False
     """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     sweep: int | None = None
-    """Run the job under so many seeds, from --seed on: the command that replays each that fails, and how the results spread. No run folder."""
+    """Run the job under so many seeds, from --seed on: the command that replays each that fails, and how the results
+    spread. No run folder.
+    """
 
 
 Source = tuple[type, tuple[str, ...]]
@@ -98,7 +105,12 @@ Source = tuple[type, tuple[str, ...]]
 def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     """The options of a command with a strategy, by the heading that its help shows them under."""
     kind = STRATEGIES[strategy]
-    job = ("task", "strategy", *kind.meaningless, *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()))
+    job = (
+        "task",
+        "strategy",
+        *kind.meaningless,
+        *(("evaluate_every", "target_accuracy", "data_dir") if command == "launch" else ()),
+    )
     place: list[Source] = []
     if command == "simulate":
         place = [(Virtual, ())]
@@ -106,7 +118,13 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
         place = [(Local, ("compute",)), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
-    found: dict[str, list[Source]] = {strategy: own, "optimizer": stepping, "job": [(Job, job)], "cluster": place, "view": [(Showing, ())]}
+    found: dict[str, list[Source]] = {
+        strategy: own,
+        "optimizer": stepping,
+        "job": [(Job, job)],
+        "cluster": place,
+        "view": [(Showing, ())],
+    }
     return {name: sources for name, sources in found.items() if any(fields_of(*source) for source in sources)}
 
 
@@ -131,7 +149,9 @@ def documents(kind: type) -> dict[str, str]:
     return found
 
 
-LAUNCHED = {"batch_size": "Samples in a minibatch of one replica; the script's own wins, where its batches() names one."}
+LAUNCHED = {
+    "batch_size": "Samples in a minibatch of one replica; the script's own wins, where its batches() names one."
+}
 """What options mean to `launch`, where that is not what they mean elsewhere."""
 
 
@@ -172,7 +192,10 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
     refuse(prog, args, _names(found), _elsewhere(command, strategy))
     meanings = LAUNCHED if command == "launch" else {}
-    made = [(name, Annotated[_flat(sources, name, meanings), tyro.conf.arg(name="")], dataclasses.MISSING) for name, sources in found.items()]
+    made = [
+        (name, Annotated[_flat(sources, name, meanings), tyro.conf.arg(name="")], dataclasses.MISSING)
+        for name, sources in found.items()
+    ]
     whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
     values = call_tyro(whole, prog, inspect.getdoc(STRATEGIES[strategy]) or "", args)
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
@@ -232,7 +255,14 @@ def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str], defau
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, prog=prog, description=description, args=list(args), config=config, **({"default": default} if default else {}))
+            return tyro.cli(
+                kind,
+                prog=prog,
+                description=description,
+                args=list(args),
+                config=config,
+                **({"default": default} if default else {}),
+            )
     except SystemExit as end:
         if not end.code:
             raise
@@ -254,13 +284,19 @@ _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
 
 
 def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of `launch`, and the script with its own arguments: it is the first word that is neither an option nor its value.
+    """The options of `launch`, and the script with its own arguments: it is the first word that is neither an option
+    nor its value.
 
     >>> split_script("downpour", ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
     (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
     """
     found = groups("launch", strategy)
-    fields = {option(field.name): field.default for sources in found.values() for source in sources for field in fields_of(*source)}
+    fields = {
+        option(field.name): field.default
+        for sources in found.values()
+        for source in sources
+        for field in fields_of(*source)
+    }
     at = 0
     while at < len(args) and args[at].startswith("-"):
         name, given, _ = args[at].replace("_", "-").partition("=")
@@ -292,7 +328,11 @@ class Options:
     values: Mapping[str, Any]
 
     def _of(self, kind: type, without: str = "optimizer") -> dict[str, Any]:
-        return {field.name: self.values[field.name] for field in dataclasses.fields(kind) if field.name in self.values and field.name != without}
+        return {
+            field.name: self.values[field.name]
+            for field in dataclasses.fields(kind)
+            if field.name in self.values and field.name != without
+        }
 
     @property
     def showing(self) -> Showing:

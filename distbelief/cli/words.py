@@ -1,4 +1,6 @@
-"""The small languages of the command line: durations, rates, networks, compute times, stragglers, faults, optimizer options. Pure."""
+"""The small languages of the command line: durations, rates, networks, compute times, stragglers, faults, optimizer
+options. Pure.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,10 @@ def network(text: str) -> dict[str, float]:
         else:
             fields[field] = duration(value, where) if name.endswith("latency") else rate(value, where)
     if fields.get("jitter") and fields.get("latency") == 0:
-        raise UsageError(f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: give one, or leave it off")
+        raise UsageError(
+            f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: give one, or leave it "
+            "off"
+        )
     return fields
 
 
@@ -165,7 +170,8 @@ def compute(text: str) -> dict[str, Any]:
 
 
 def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, Any]:
-    """The fields of `ComputeModel` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now and then are.
+    """The fields of `ComputeModel` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now
+    and then are.
 
     Raises:
         UsageError: it is neither.
@@ -180,7 +186,9 @@ def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, An
             replica, factor = _pair(item, ":", name, "1:4")
             slow[_count(replica, f"{name} replica")] = _number(factor, f"{name} factor of replica {replica}")
         else:
-            chance, factor = _pair(item, "x", name, "1:4 (replica 1 takes 4 times as long) or 5%x10 (5 % of the steps, 10 times)")
+            chance, factor = _pair(
+                item, "x", name, "1:4 (replica 1 takes 4 times as long) or 5%x10 (5 % of the steps, 10 times)"
+            )
             fields = {"straggle_chance": fraction(chance, name), "straggle_factor": _number(factor, f"{name} factor")}
     return {"slow": slow, **fields}
 
@@ -205,7 +213,8 @@ def faults(texts: Iterable[str]) -> Faults:
         UsageError: an unknown fault, or a value that it cannot have.
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
-    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], delays={'delay_chance': 0.01, 'delay': 0.05}, place={'restart_seconds': 2.0})
+    Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], delays={'delay_chance': 0.01, 'delay': 0.05},
+           place={'restart_seconds': 2.0})
     >>> faults(["crash=coordinator@9"]).crashes
     [('coordinator', 9)]
     >>> faults(["outage=2s+500ms@replica1/shard0"]).outages
@@ -213,10 +222,19 @@ def faults(texts: Iterable[str]) -> Faults:
     """
     found = Faults([], [], {}, {})
     for item in _items(texts):
-        kind, value = _pair(item, "=", "--faults", "crash=1@500, crash=shard0@500, outage=2s+500ms@1/shard0, delay=1%x50ms or restart=2s")
+        kind, value = _pair(
+            item,
+            "=",
+            "--faults",
+            "crash=1@500, crash=shard0@500, outage=2s+500ms@1/shard0, delay=1%x50ms or restart=2s",
+        )
         if kind == "crash":
-            who, message = _pair(value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message")
-            found.crashes.append((_role(who, "--faults crash", ("coordinator",)), _count(message, "--faults crash message")))
+            who, message = _pair(
+                value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message"
+            )
+            found.crashes.append(
+                (_role(who, "--faults crash", ("coordinator",)), _count(message, "--faults crash message"))
+            )
         elif kind == "outage":
             found.outages.append(_outage(value))
         elif kind == "delay":
@@ -227,18 +245,28 @@ def faults(texts: Iterable[str]) -> Faults:
         else:
             raise unknown("fault in --faults", kind, ("crash", "outage", "delay", "restart"))
     if found.place and not found.crashes:
-        raise UsageError("--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave it off")
+        raise UsageError(
+            "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave "
+            "it off"
+        )
     return found
 
 
 def _outage(text: str) -> tuple[float, float, tuple[str, ...]]:
-    where, example = "--faults outage", "outage=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach the others"
+    where, example = (
+        "--faults outage",
+        "outage=2s+500ms@1/shard0: from 2 s on, for 500 ms, replica 1 and shard 0 cannot reach the others",
+    )
     when, side = _pair(text, "@", where, example)
     start, lasts = _pair(when, "+", where, example)
     begins, seconds = duration(start, f"{where} start"), duration(lasts, f"{where} length")
     if not seconds:
         raise UsageError(f"{where} {text!r}: its length is 0, and cuts nobody off; write it as {example}")
-    return begins, begins + seconds, tuple(_role(one.strip(), where, ("coordinator", "evaluator")) for one in side.split("/"))
+    return (
+        begins,
+        begins + seconds,
+        tuple(_role(one.strip(), where, ("coordinator", "evaluator")) for one in side.split("/")),
+    )
 
 
 def _role(text: str, where: str, alone: Sequence[str] = ()) -> str:

@@ -1,4 +1,6 @@
-"""Addresses of a local job: where its roles listen, what others are told, and whether this machine can reach itself there."""
+"""Addresses of a local job: where its roles listen, what others are told, and whether this machine can reach itself
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,30 @@ PORTS = 65535
 REACH_SECONDS = 2.0
 """How long this machine may take to reach itself."""
 UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
-_BIND = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)")
+_BIND = re.compile(
+    r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)"
+)
 
 
 def listen_at(bind: str, role: str, asked: str = "") -> str:
-    """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th after it, a standby anywhere.
+    """Where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the i-th
+    after it, a standby anywhere.
 
     Raises:
         UsageError: it is no HOST or HOST:PORT, or the role's port would be too high.
 
-    >>> [listen_at("10.0.0.1:7000", role) for role in ("coordinator", "shard 2", "standby 2")], listen_at("::1", "shard 2")
+    >>> [listen_at("10.0.0.1:7000", role) for role in ("coordinator", "shard 2", "standby 2")], listen_at("::1",
+    ...     "shard 2")
     (['tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:10.0.0.1:0'], 'tcp:[::1]:0')
     """
     host, first = host_and_port(bind)
     # a standby keeps its port when it is its shard, and then there is another standby of the same name
     port = first + 1 + roles.index_of(role) if first and roles.kind(role) is not roles.Kind.STANDBY else 0
     if port > PORTS:
-        raise UsageError(f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower one")
+        raise UsageError(
+            f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower "
+            "one"
+        )
     return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -53,15 +62,19 @@ def check_network(bound: str, told: str) -> None:
         except OSError as error:
             if error.errno not in UNREACHABLE:
                 return
-            remedy = "bring up its loopback (ip link set lo up)" if is_loopback(told) else "name another with --advertise"
+            remedy = (
+                "bring up its loopback (ip link set lo up)" if is_loopback(told) else "name another with --advertise"
+            )
             raise UsageError(
-                f"--transport tcp: this machine cannot reach itself at {told}: {error.strerror}; {remedy}, or use --transport shared, which needs no"
+                f"--transport tcp: this machine cannot reach itself at {told}: {error.strerror}; {remedy}, or use "
+                "--transport shared, which needs no"
                 " network"
             ) from error
 
 
 def told_host(bind: str, advertise: str) -> str:
-    """The host that others are told: `advertise`, else that of `bind`; where that is every address, this machine's own towards the world.
+    """The host that others are told: `advertise`, else that of `bind`; where that is every address, this machine's own
+    towards the world.
 
     >>> told_host("10.0.0.1:7000", ""), told_host("0.0.0.0", "node7")
     ('10.0.0.1', 'node7')
@@ -98,4 +111,6 @@ def host_and_port(bind: str, where: str = "--bind") -> tuple[str, int]:
     """
     if found := _BIND.fullmatch(bind):
         return found["six"] or found["host"] or found["bare"], int(found["port"] or 0)
-    raise UsageError(f"{where} {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number")
+    raise UsageError(
+        f"{where} {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number"
+    )

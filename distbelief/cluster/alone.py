@@ -1,4 +1,6 @@
-"""One run of a simulated `single`: the plain loop on one virtual machine, with the step times of the compute model and nobody to talk to."""
+"""One run of a simulated `single`: the plain loop on one virtual machine, with the step times of the compute model and
+nobody to talk to.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from distbelief.strategies.single.loop import SingleLoop
 
 
 class Alone:
-    """A simulation of the plain loop; a step takes what the compute model says, and the time of the update that it ends with.
+    """A simulation of the plain loop; a step takes what the compute model says, and the time of the update that it ends
+    with.
 
     Args:
         job: what is run.
@@ -46,7 +49,9 @@ class Alone:
         task, folder = task_of(job), sitting.folder
         run = str(folder.path) if folder is not None and not phantom else ""
         kind = _Phantom if phantom else _Timed
-        self._loop = kind(clock, stopwatch, labour, task, model_of(job, task), settings, self._note, stopped, run, clock.now)
+        self._loop = kind(
+            clock, stopwatch, labour, task, model_of(job, task), settings, self._note, stopped, run, clock.now
+        )
 
     def _note(self, record: Record) -> None:
         self._sitting.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
@@ -57,7 +62,9 @@ class Alone:
         threads, sitting = torch.get_num_threads(), self._sitting
         torch.set_num_threads(self._job.threads)
         try:
-            self._loop.run(sitting.checkpoint, sitting.position if sitting.checkpoint else None, sitting.samples, sitting.number)
+            self._loop.run(
+                sitting.checkpoint, sitting.position if sitting.checkpoint else None, sitting.samples, sitting.number
+            )
         finally:
             torch.set_num_threads(threads)
 

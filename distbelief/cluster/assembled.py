@@ -1,4 +1,6 @@
-"""One run of a simulated job without a server: its replicas send each other the pieces of their gradients over the virtual network."""
+"""One run of a simulated job without a server: its replicas send each other the pieces of their gradients over the
+virtual network.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,19 @@ class Assembled(Simulation):
             model = self._model()
             whole = TorchWhole(self._flat(model))
             settings = self.settings
-            trainer = Trainer(with_data(self.task, self._data), model, settings.batch_size, settings.seed, drop_last=settings.drop_last)
+            trainer = Trainer(
+                with_data(self.task, self._data),
+                model,
+                settings.batch_size,
+                settings.seed,
+                drop_last=settings.drop_last,
+            )
             if self.evaluates and index == 0 and not incarnation:
                 check_measure(self.task, model)
             worker = _Worker(endpoint, stopwatch, trainer, whole)
-        story = self.peers[role] = Allreduce(role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose)
+        story = self.peers[role] = Allreduce(
+            role, worker.whole, samples, incarnation=incarnation, gradual=True, choose=self._choose
+        )
         self._play_story(role, story.story(), endpoint, worker, self._store)
 
     def _choose(self, bucket: Bucket, ranks: int) -> str:
@@ -60,7 +70,8 @@ class Assembled(Simulation):
 class _Gradual:
     """A worker whose first bucket is ready before its step is over; when the others are, its story asks the clock.
 
-    A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update after its round.
+    A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
+    after its round.
     """
 
     def __init__(self, endpoint: VirtualEndpoint, stopwatch: Stopwatch) -> None:

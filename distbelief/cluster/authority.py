@@ -27,25 +27,59 @@ class Authority:
     def __init__(self, job: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(f"distbelief {job}"[:64])
-        only_signs = x509.KeyUsage(False, False, False, False, False, key_cert_sign=True, crl_sign=False, encipher_only=False, decipher_only=False)
-        own = self._certify(self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0), only_signs)
+        only_signs = x509.KeyUsage(
+            False,
+            False,
+            False,
+            False,
+            False,
+            key_cert_sign=True,
+            crl_sign=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        own = self._certify(
+            self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0), only_signs
+        )
         self._certificate = own.public_bytes(Encoding.PEM).decode()
 
     def issue(self, role: str) -> Identity:
         """A new key, and a certificate of it that names a role."""
         key = ec.generate_private_key(ec.SECP256R1())
-        only_proves = x509.KeyUsage(True, False, False, False, False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False)
-        certificate = self._certify(_name(role), key.public_key(), x509.BasicConstraints(ca=False, path_length=None), only_proves)
+        only_proves = x509.KeyUsage(
+            True,
+            False,
+            False,
+            False,
+            False,
+            key_cert_sign=False,
+            crl_sign=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        certificate = self._certify(
+            _name(role), key.public_key(), x509.BasicConstraints(ca=False, path_length=None), only_proves
+        )
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Identity(self._certificate, certificate.public_bytes(Encoding.PEM).decode(), secret.decode())
 
-    def _certify(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, may: x509.BasicConstraints, usage: x509.KeyUsage) -> x509.Certificate:
+    def _certify(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, may: x509.BasicConstraints, usage: x509.KeyUsage
+    ) -> x509.Certificate:
         now = datetime.now(UTC)
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key).serial_number(x509.random_serial_number())
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+        )
         builder = builder.not_valid_before(now - _SKEW).not_valid_after(now + LIFETIME)
         builder = builder.add_extension(may, critical=True).add_extension(usage, critical=True)
         builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+        )
         return builder.sign(self._key, SHA256())
 
 

@@ -1,4 +1,6 @@
-"""How long steps take: a distribution of compute times, replicas that are always slow, steps that now and then straggle; and real steps padded so."""
+"""How long steps take: a distribution of compute times, replicas that are always slow, steps that now and then
+straggle; and real steps padded so.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ class ComputeModel(CheckedStruct, frozen=True):
         if not (0 <= self.step < math.inf and 0 <= self.variation < math.inf):
             raise UsageError(f"a step of {self.step} s with variation {self.variation}: both must be 0 or more")
         if not (0 <= self.straggle_chance <= 1 and 0 <= self.straggle_factor < math.inf):
-            raise UsageError(f"stragglers {self.straggle_chance}x{self.straggle_factor}: a chance from 0 to 1 and a factor of 0 or more")
+            raise UsageError(
+                f"stragglers {self.straggle_chance}x{self.straggle_factor}: a chance from 0 to 1 and a factor of 0 or "
+                "more"
+            )
         for replica, factor in self.slow.items():
             if not 0 <= replica < replicas:
                 raise UsageError(f"{roles.replica(replica)} cannot be slow: there are replicas 0 to {replicas - 1}")
@@ -80,7 +85,8 @@ class Stopwatch:
 
 
 class Padding:
-    """Draws how long one replica of a real cluster sleeps after each step, so that it is as slow as a compute model has it: never faster than it is.
+    """Draws how long one replica of a real cluster sleeps after each step, so that it is as slow as a compute model has
+    it: never faster than it is.
 
     >>> Padding(ComputeModel(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
     7.5

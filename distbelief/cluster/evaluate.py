@@ -38,9 +38,15 @@ def evaluate(run: str | Path, data_dir: str | None = None, device: str = "cpu") 
     reference, options = str(job.get("task")), job.get("options") or {}
     data_dir = data_dir or options.get("data_dir")
     if reference == "script":
-        raise UsageError(f"{run} trained the model of a script, which has no name here; load {folder.model} into it and measure it there")
+        raise UsageError(
+            f"{run} trained the model of a script, which has no name here; load {folder.model} into it and measure it "
+            "there"
+        )
     if not folder.model.is_file():
-        raise CheckpointError(f"{run} has no {folder.model.name}: it was ended before its first checkpoint; train it on with --out {run} --resume")
+        raise CheckpointError(
+            f"{run} has no {folder.model.name}: it was ended before its first checkpoint; train it on with --out "
+            f"{run} --resume"
+        )
     if why := available(reference, data_dir):
         raise DataError(why)
     task = resolve(reference, data_dir)

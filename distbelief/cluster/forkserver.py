@@ -1,4 +1,6 @@
-"""The forkserver: the process that the processes of a job are forked from, with torch imported already. Light: it can be started before torch is."""
+"""The forkserver: the process that the processes of a job are forked from, with torch imported already. Light: it can
+be started before torch is.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def context() -> ForkServerContext:
 def start() -> None:
     """Start the forkserver, where it does not run yet; it imports torch while this process goes on."""
     context()
-    # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave them to their supervisor from
+    # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave
+    # them to their supervisor from
     # their first moment. What is blocked here is so in a process that is begun here, for good, and is kept for this one
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
     try:
@@ -100,12 +103,18 @@ def _server() -> Any:
 
 
 def _ensure_running() -> None:
-    """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file outlives us, however we end."""
+    """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file
+    outlives us, however we end.
+    """
     server = _server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
     with _starting, tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
         place = os.open(folder, os.O_PATH)  # whatever TMPDIR is: the name of a socket has room for 107 characters
-        before, config["tempdir"] = config.get("tempdir"), f"/proc/self/fd/{place}"  # where multiprocessing makes its sockets
+        # where multiprocessing makes its sockets
+        before, config["tempdir"] = (
+            config.get("tempdir"),
+            f"/proc/self/fd/{place}",
+        )
         try:
             multiprocessing.forkserver.ensure_running()
             if server._forkserver_address.startswith(f"/proc/self/fd/{place}/"):

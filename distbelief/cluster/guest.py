@@ -51,13 +51,16 @@ class Guest:
     tell: Any = print
 
     def run(self) -> None:
-        """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished first.
+        """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished
+        first.
 
         Raises:
             DistbeliefError: it may not take part, or failed in its last life.
         """
         if self.script and self.data_dir:
-            raise errors.UsageError(f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off")
+            raise errors.UsageError(
+                f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off"
+            )
         ticket = read_ticket(self.ticket)
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():
@@ -65,7 +68,9 @@ class Guest:
 
 
 class _Stay:
-    """One guest while it takes part: its supervisor, its process, and the part that it is given, for which making one waits."""
+    """One guest while it takes part: its supervisor, its process, and the part that it is given, for which making one
+    waits.
+    """
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, door: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._door = guest, ticket, woken, door

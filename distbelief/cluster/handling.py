@@ -1,4 +1,6 @@
-"""What messages cost the roles of a simulated cluster: seconds for each, and for the bytes that are read and written because of it."""
+"""What messages cost the roles of a simulated cluster: seconds for each, and for the bytes that are read and written
+because of it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
 STATES = {
-    "sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 1, "adam": 2, "adamw": 2, "nadam": 2, "radam": 2,
+    "sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 1, "adam": 2, "adamw": 2,
+    "nadam": 2, "radam": 2,
     "adamax": 2, "lars": 1, "lamb": 2,
 }  # fmt: skip
 """Vectors that an optimizer keeps beside the parameters."""
@@ -28,8 +31,9 @@ STATES = {
 class Handling(CheckedStruct, frozen=True):
     """What it costs a role to take a message, and to touch the bytes that it is about.
 
-    The defaults are what `bench wire` measured on two cores: a push of 4 kB took 30 us there and back, which are two messages (6 us) and two waits
-    to be woken (8 us, the latency of a link within a host); to update or to copy 64 MB took 4.6 to 5.1 ms, in which 128 MB are touched.
+    The defaults are what `bench wire` measured on two cores: a push of 4 kB took 30 us there and back, which are two
+    messages (6 us) and two waits to be woken (8 us, the latency of a link within a host); to update or to copy 64 MB
+    took 4.6 to 5.1 ms, in which 128 MB are touched.
     """
 
     message: float = 6e-6
@@ -97,7 +101,9 @@ class Labour:
         self._known = 0
 
     def update(self, length: int) -> float:
-        """Seconds of an optimizer's step on so many bytes of parameters: their gradient, they themselves and its state are touched."""
+        """Seconds of an optimizer's step on so many bytes of parameters: their gradient, they themselves and its state
+        are touched.
+        """
         return self._update * length * self._second
 
     def copy(self, length: int) -> float:

@@ -1,8 +1,9 @@
-"""One run of a simulated job whose replicas update one mapping: updates take time there, wait for their locks, and race as real ones do.
+"""One run of a simulated job whose replicas update one mapping: updates take time there, wait for their locks, and race
+as real ones do.
 
-A gradient is that of the parameters at the moment when its step begins. Its update is made in parts, each at one moment: the ranges that have locks,
-or `RANGES` where nothing is locked; `--handling memory=26GB` says how fast, or `--network reduce=10GB`. Whoever dies leaves what he has made of an
-update, and his locks.
+A gradient is that of the parameters at the moment when its step begins. Its update is made in parts, each at one
+moment: the ranges that have locks, or `RANGES` where nothing is locked; `--handling memory=26GB` says how fast, or
+`--network reduce=10GB`. Whoever dies leaves what he has made of an update, and his locks.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _layout_of(plan: Plan) -> mapping.MappingLayout:
 
 
 class _Peer:
-    """One life of a replica: its steps take the time that the cluster's compute model has them take, and its updates that of their bytes."""
+    """One life of a replica: its steps take the time that the cluster's compute model has them take, and its updates
+    that of their bytes.
+    """
 
     counts: Counts
 
@@ -94,7 +97,9 @@ class _Peer:
     def story(self, incarnation: int) -> Story:
         """What it plays."""
         layout, samples = self.layout(), len(self._racing._data)
-        return Hogwild(self._role, layout, samples, incarnation, lambda: (self.arrays(), self.counts.facts()), self.blocked).story()
+        return Hogwild(
+            self._role, layout, samples, incarnation, lambda: (self.arrays(), self.counts.facts()), self.blocked
+        ).story()
 
     def layout(self) -> Layout:
         raise NotImplementedError
@@ -107,7 +112,11 @@ class _Peer:
 
     def blocked(self) -> str:
         """For which lock it waits."""
-        return f"for the lock of range {self._wanted[0]}, which {self._racing.locks.holder(self._wanted[0])} holds" if self._wanted else ""
+        return (
+            f"for the lock of range {self._wanted[0]}, which {self._racing.locks.holder(self._wanted[0])} holds"
+            if self._wanted
+            else ""
+        )
 
     def begin(self, arrays: dict[str, Any] | None, facts: dict[str, Any]) -> None:
         self.counts.begin(facts)
@@ -178,7 +187,14 @@ class _Computing(_Peer):
         super().__init__(racing, role, endpoint)
         job, settings, model = racing.job, racing.settings, racing._model()
         racing.players.check_model(settings, model)
-        self._trainer = Trainer(with_data(racing.task, racing._data), model, settings.batch_size, job.seed, settings.clip_norm, settings.drop_last)
+        self._trainer = Trainer(
+            with_data(racing.task, racing._data),
+            model,
+            settings.batch_size,
+            job.seed,
+            settings.clip_norm,
+            settings.drop_last,
+        )
         self._mapped = MappedModel(racing._flat(model), roles.index_of(role))
 
     def layout(self) -> Layout:
@@ -191,7 +207,11 @@ class _Computing(_Peer):
         return self._mapped.strokes()
 
     def attach(self, plan: Plan, arena: Arena) -> None:
-        cut = mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters)) if plan.settings.locks == "none" else ()
+        cut = (
+            mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters))
+            if plan.settings.locks == "none"
+            else ()
+        )
         self._mapped.bind(plan, self._racing.mapping(plan), cut)
         self.counts = self._mapped.counts
 
@@ -211,12 +231,17 @@ class _Phantom(_Peer):
     def layout(self) -> Layout:
         layout = self._racing._layout()
         if any(layout.is_sparse(entry) for entry in mapping.trained(layout)):
-            raise UsageError("--phantom computes no gradients, and which rows an update writes to is in them: leave it off")
+            raise UsageError(
+                "--phantom computes no gradients, and which rows an update writes to is in them: leave it off"
+            )
         return layout
 
     def strokes(self) -> list[Stroke]:
         locks = self._settings.locks
-        return [Stroke(() if locks == "none" else (number,), part.size, lambda: None) for number, part in enumerate(self._cut)]
+        return [
+            Stroke(() if locks == "none" else (number,), part.size, lambda: None)
+            for number, part in enumerate(self._cut)
+        ]
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         self._settings, racing = plan.settings, self._racing

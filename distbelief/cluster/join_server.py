@@ -1,4 +1,6 @@
-"""The join server of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what is said there."""
+"""The join server of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what is
+said there.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, tag=True):
-    """The part of a guest: which life of which role, where the coordinator is, and the rest that a process must know, encoded."""
+    """The part of a guest: which life of which role, where the coordinator is, and the rest that a process must know,
+    encoded.
+    """
 
     role: str
     incarnation: int
@@ -112,9 +116,13 @@ class JoinServer:
         self._admit, self._visitors, self._open = admit, deque[socket.socket](), True
         self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR)) if authority else None
         try:
-            self._listener = socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET, backlog=CROWD)
+            self._listener = socket.create_server(
+                where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET, backlog=CROWD
+            )
         except OSError as error:
-            raise UsageError(f"--listen {where[0]}:{where[1]}: {error}; choose another port, or another host of this machine") from error
+            raise UsageError(
+                f"--listen {where[0]}:{where[1]}: {error}; choose another port, or another host of this machine"
+            ) from error
         guest = authority.issue(GUEST) if authority else None
         self.ticket = Ticket(job, advertise, self._listener.getsockname()[1], secrets.token_hex(16), guest)
         self.path = run / TICKET
@@ -155,10 +163,18 @@ class JoinServer:
                 if connection.peer != GUEST:  # type: ignore[attr-defined]  # as above
                     return
             request = _requests.decode(_hear(connection, WORD_LIMIT))
-            known = hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job
+            known = (
+                hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode())
+                and request.job == self.ticket.job
+            )
             same, theirs = request.version == VERSION, request.version or "older"
             wrong = "" if same else f"it runs distbelief {VERSION}, this is {theirs}: install the same everywhere"
-            _say(connection, self._admit(request) if known and not wrong else JoinRefusal(wrong if known else "the ticket is of another job"))
+            _say(
+                connection,
+                self._admit(request)
+                if known and not wrong
+                else JoinRefusal(wrong if known else "the ticket is of another job"),
+            )
         except (OSError, ValueError):
             return  # he has to come again, and say it well
         finally:
@@ -179,7 +195,8 @@ class Guests:
     """Which lives of which replicas were given to guests; they are numbered after those of the job itself.
 
     >>> guests = Guests(replicas=2, restarts=1)
-    >>> guests.give(JoinRequest("", "")), guests.give(JoinRequest("", "", "replica 2", 0)), guests.give(JoinRequest("", "", "replica 2", 1))
+    >>> guests.give(JoinRequest("", "")), guests.give(JoinRequest("", "", "replica 2", 0)), guests.give(JoinRequest("",
+    ...     "", "replica 2", 1))
     (('replica 2', 0), ('replica 2', 1), JoinRefusal(reason='replica 2 has no life left', soon=False))
     """
 
@@ -215,7 +232,8 @@ def read_ticket(path: str) -> Ticket:
         return msgspec.json.decode(Path(path).read_bytes(), type=Ticket)
     except OSError as error:
         raise UsageError(
-            f"no ticket can be read from {path}: {error.strerror}; a job that was started with --listen writes it to its run folder, as {TICKET}"
+            f"no ticket can be read from {path}: {error.strerror}; a job that was started with --listen writes it to "
+            f"its run folder, as {TICKET}"
         ) from error
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path} is no ticket: {error}; copy the file {TICKET} of the run folder as it is") from error
@@ -232,7 +250,9 @@ def ask(ticket: Ticket, word: JoinRequest) -> Part | JoinRefusal:
         with contextlib.ExitStack() as closing:
             connection = closing.enter_context(socket.create_connection((ticket.host, ticket.port), PATIENCE))
             if ticket.identity:
-                connection = closing.enter_context(context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(connection))
+                connection = closing.enter_context(
+                    context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(connection)
+                )
                 assert isinstance(connection, TlsSocket)
                 connection.greet()
                 if connection.peer != roles.SUPERVISOR:
@@ -241,7 +261,9 @@ def ask(ticket: Ticket, word: JoinRequest) -> Part | JoinRefusal:
             answer: Part | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
             return answer
     except (OSError, msgspec.MsgspecError) as error:
-        raise JobFailed(f"the job at {where} does not answer: {error}; is it still running, and is that its address from here?") from error
+        raise JobFailed(
+            f"the job at {where} does not answer: {error}; is it still running, and is that its address from here?"
+        ) from error
 
 
 def _say(connection: socket.socket, word: msgspec.Struct) -> None:

@@ -65,7 +65,15 @@ class Local(LocalOptions):
         requirements.check_script(job, script)
         return self._run(job, settings, view, began, evaluated=False, script=script)
 
-    def _run(self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool, script: list[str] | None = None) -> dict[str, Any]:
+    def _run(
+        self,
+        job: Job,
+        settings: Settings,
+        view: View | None,
+        began: float,
+        evaluated: bool,
+        script: list[str] | None = None,
+    ) -> dict[str, Any]:
         from distbelief.cluster.running import Running
         from distbelief.cluster.sitting import Sitting
 

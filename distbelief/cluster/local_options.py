@@ -16,17 +16,21 @@ class LocalOptions(Checked):
     transport: str = "shared"
     """How bytes travel: shared (memory) or tcp."""
     bind: str = "127.0.0.1"
-    """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones; standbys, and all where there is no
-    PORT, at any that are free."""
+    """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones; standbys, and
+    all where there is no PORT, at any that are free."""
     advertise: str = ""
-    """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address where that is 0.0.0.0."""
+    """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address
+    where that is 0.0.0.0.
+    """
     insecure: bool = False
-    """Plain TCP on any network, to be read and forged by whoever is there; else links beyond loopback are encrypted, and closed to others."""
+    """Plain TCP on any network, to be read and forged by whoever is there; else links beyond loopback are encrypted,
+    and closed to others.
+    """
     tls: bool = False
     """With tcp, encrypt links on loopback too."""
     listen: str = ""
-    """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The coordinator and the shards
-    listen at the ports after it. It implies --transport tcp."""
+    """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The
+    coordinator and the shards listen at the ports after it. It implies --transport tcp."""
     compute: ComputeModel | None = None
     """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
 

@@ -1,4 +1,6 @@
-"""A place, where lives of roles are started and ended; and what it and its supervisor tell each other: events and effects; and how long is waited."""
+"""A place, where lives of roles are started and ended; and what it and its supervisor tell each other: events and
+effects; and how long is waited.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ class Deadlines(msgspec.Struct, frozen=True):
     """How long a supervisor waits, in seconds."""
 
     ending: float = 30.0
-    """For a replica to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go on."""
+    """For a replica to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go
+    on.
+    """
     closing: float = 600.0
     """For an interrupted job to write its checkpoint."""
     silence: float = 20.0

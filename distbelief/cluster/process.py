@@ -1,4 +1,6 @@
-"""What one process of a local job does: it takes its role, meets the others, plays it, and tells its supervisor how it ended."""
+"""What one process of a local job does: it takes its role, meets the others, plays it, and tells its supervisor how it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ from distbelief.transport.tls import TlsEndpoint
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
-    """Play a role, in its first life or a later one; the process ends with status 0, or 1 after it has told its supervisor why."""
+    """Play a role, in its first life or a later one; the process ends with status 0, or 1 after it has told its
+    supervisor why.
+    """
     channel = Channel(connection)
     try:
         _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec), channel).play()
@@ -155,7 +159,9 @@ class _Process:
             return self.endpoint.listen(where, self.spec.advertise)
         except UsageError as error:
             if isinstance(error.__cause__, OSError) and not where.endswith(":0"):
-                ports = "the coordinator listens at the port that was named, or after that of --listen; shards at the next"
+                ports = (
+                    "the coordinator listens at the port that was named, or after that of --listen; shards at the next"
+                )
                 error.args = (f"{self.role} {error} ({ports})",)
             raise
 
@@ -176,10 +182,19 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = self.players.coordinator(spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number)
+        self.player = self.players.coordinator(
+            spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number
+        )
         with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0)) for one in spec.journal]
-            host = Host(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings)) if files else None
+            files = [
+                opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0))
+                for one in spec.journal
+            ]
+            host = (
+                Host(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings))
+                if files
+                else None
+            )
             self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run), host=host)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
@@ -192,7 +207,9 @@ class _Process:
 
     def _obey(self, word: Word) -> None:
         if isinstance(word, Interrupt):
-            word_of: events.Event = membership.Finish(word.reason) if roles.is_replica(self.role) else membership.Stop(word.reason)
+            word_of: events.Event = (
+                membership.Finish(word.reason) if roles.is_replica(self.role) else membership.Stop(word.reason)
+            )
             self.driver.tell(self.role, roles.SUPERVISOR, word_of)
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
             self.driver.despair(self.role)
@@ -208,10 +225,16 @@ class _Process:
         machine = not (roles.is_replica(self.role) or self.role == roles.EVALUATOR)
         waits = self.player.waits() if self.player is not None and (machine or since is not None) else ""
         if (away := self.driver.away_since(self.role)) is not None:
-            waits = f"{waits}; the coordinator is away since {time.monotonic() - away:.1f} s, and comes again".removeprefix("; ")
+            waits = (
+                f"{waits}; the coordinator is away since {time.monotonic() - away:.1f} s, and comes again".removeprefix(
+                    "; "
+                )
+            )
         facts = self.player.standing() if self.player is not None else {}
         waited = None if since is None else time.monotonic() - since
-        return Standing(self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts)
+        return Standing(
+            self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts
+        )
 
     def _play_server(self) -> None:
         """Be a shard, or the standby of one until it is the shard."""
@@ -244,7 +267,9 @@ class _Process:
         if self.spec.memory < 0:
             return self._slice_of_its_own(plan, shard)
         whole, own = common_memory(self.spec, plan), plan.assignments[shard]
-        return self.players.served.torch_slice(plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+        return self.players.served.torch_slice(
+            plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop]
+        )
 
     def _slice_of_its_own(self, plan: Plan, shard: int) -> TorchSlice:
         """A slice in this process's memory."""
@@ -269,7 +294,12 @@ class _Process:
             return told[0] if told else None
 
         loop = SingleLoop(
-            task, self._model(task), spec.settings, lambda record: self._note(time.monotonic(), roles.SINGLE, record), stopped, spec.run
+            task,
+            self._model(task),
+            spec.settings,
+            lambda record: self._note(time.monotonic(), roles.SINGLE, record),
+            stopped,
+            spec.run,
         )
         self.channel.say(Listening(""))
         loop.run(spec.checkpoint, spec.position if spec.checkpoint else None, spec.samples, spec.number)
@@ -284,12 +314,18 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
         self.players.check_model(spec.settings, model)
-        context = Context(spec, self.role, self.incarnation, task, self._flat(model), self._padded, self._listen, self.pump())
+        context = Context(
+            spec, self.role, self.incarnation, task, self._flat(model), self._padded, self._listen, self.pump()
+        )
         part = self.players.part(context)
         self._tell_story(part.player, part.worker, part.store)
 
     def _padding(self) -> Padding | None:
-        return Padding(self.spec.compute, roles.index_of(self.role), self.spec.settings.seed) if self.spec.compute else None
+        return (
+            Padding(self.spec.compute, roles.index_of(self.role), self.spec.settings.seed)
+            if self.spec.compute
+            else None
+        )
 
     def _padded(self, compute: Compute) -> Compute:
         """What computes, sleeping after each step as the cluster's compute model has it."""
@@ -336,7 +372,18 @@ class _Process:
         torch.manual_seed(self.spec.settings.seed)
         device = placed(self.spec.device, roles.index_of(self.role))
         clip = 0.0 if part else self.spec.settings.clip_norm  # without a server the sum is clipped
-        loop.current = loop.Replica(self.role, self.driver, self.endpoint, attach, clip, self.pump(), device, self.incarnation, self._padding(), part)
+        loop.current = loop.Replica(
+            self.role,
+            self.driver,
+            self.endpoint,
+            attach,
+            clip,
+            self.pump(),
+            device,
+            self.incarnation,
+            self._padding(),
+            part,
+        )
         loop.current.stepped = self.spec.settings.optimizer
         script = self.spec.script[0]
         sys.argv[:] = self.spec.script

@@ -1,4 +1,6 @@
-"""Processes of this machine as a place: each life of a role is one, started from a forkserver and heard through a channel."""
+"""Processes of this machine as a place: each life of a role is one, started from a forkserver and heard through a
+channel.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Processes:
         happens: is told what the supervisor is to know.
     """
 
-    def __init__(self, spec: Callable[[str, int], bytes], take: Callable[[Child, Word], None], happens: Callable[[Event], None]) -> None:
+    def __init__(
+        self, spec: Callable[[str, int], bytes], take: Callable[[Child, Word], None], happens: Callable[[Event], None]
+    ) -> None:
         self._spec, self._take, self._happens = spec, take, happens
         self._children: dict[tuple[str, int], Child] = {}
 
@@ -44,7 +48,8 @@ class Processes:
             process, ours = self._forked(role, incarnation)
         except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
             told = (
-                f"{role}: its process cannot be started beside {len(self._children)} others ({error or type(error).__name__});"
+                f"{role}: its process cannot be started beside {len(self._children)} others "
+                f"({error or type(error).__name__});"
                 " have fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
             )
             self._happens(Unable(JobFailed(told)))

@@ -1,4 +1,6 @@
-"""What a job on processes of this machine must be like: whatever cannot be run there is refused before anybody is started."""
+"""What a job on processes of this machine must be like: whatever cannot be run there is refused before anybody is
+started.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ PROCESSES = 4096
 ROLES = 2
 """Processes of a job beside its replicas and shards: coordinator and evaluator."""
 FILES, FILES_EACH = 30, 5
-"""Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor has most of them."""
+"""Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor
+has most of them.
+"""
 MANY = 16
-"""More shards than this are held against the parameters of the model before any process is started; fewer, when the first replica has made it."""
+"""More shards than this are held against the parameters of the model before any process is started; fewer, when the
+first replica has made it.
+"""
 
 
 def settings_of(local: LocalOptions, job: Job) -> Settings:
@@ -38,7 +44,11 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     admit(job, Job, f"job={shown(job)}")
     if local.transport not in TRANSPORTS:
         raise unknown("transport", local.transport, TRANSPORTS)
-    given = [option(name) for name in ("bind", "advertise", "insecure", "tls") if getattr(local, name) != getattr(type(local), name)]
+    given = [
+        option(name)
+        for name in ("bind", "advertise", "insecure", "tls")
+        if getattr(local, name) != getattr(type(local), name)
+    ]
     if local.listen and local.bind != type(local).bind:
         raise UsageError(f"--listen {local.listen} says where everybody listens: leave off --bind {local.bind}")
     if given and local.carrier != "tcp":
@@ -49,7 +59,10 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     job.strategy.check_machine(settings, local)
     for name in ("replicas", "shards"):
         if (count := getattr(settings, name)) > PROCESSES:
-            raise UsageError(f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be simulated")
+            raise UsageError(
+                f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be "
+                "simulated"
+            )
     if local.compute:
         local.compute.check(settings.replicas)
     _check_ports(local, roles.shard(settings.shards - 1))
@@ -67,7 +80,10 @@ def _check_ports(local: LocalOptions, last: str) -> None:
     where, first = ("--listen", local.listen) if local.listen else ("--bind", local.bind)
     _, port = host_and_port(first, where)
     if port > PORTS:
-        raise UsageError(f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any that is free")
+        raise UsageError(
+            f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any that "
+            "is free"
+        )
     listen_at(local.bound, last, f"{where} {first}")
 
 
@@ -82,7 +98,8 @@ def check_task(job: Job) -> None:
 
     if not job.reference:
         raise UsageError(
-            "the task has no name by which other processes can make it (one that was changed has lost its own): put a function that returns it"
+            "the task has no name by which other processes can make it (one that was changed has lost its own): put a "
+            "function that returns it"
             " in a module, and name that: 'module:function'"
         )
     if why := available(job.reference, job.data_dir):
@@ -97,7 +114,9 @@ def check_script(job: Job, script: list[str]) -> None:
     """
     for name in ("evaluate_every", "target_accuracy", "data_dir"):
         if (value := getattr(job, name)) and value != getattr(Job, name):
-            raise UsageError(f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off")
+            raise UsageError(
+                f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"
+            )
     job.strategy.check_script()
     if not os.path.isfile(script[0]):
         raise UsageError(f"script {script[0]!r} is no file; name the Python script that every replica runs")
@@ -129,7 +148,8 @@ def allow_files(settings: Settings) -> None:
         return
     if needed > most:
         raise UsageError(
-            f"this job needs some {needed} open files in one process, and this machine allows {most}: raise that (ulimit -n {needed}), or have fewer"
+            f"this job needs some {needed} open files in one process, and this machine allows {most}: raise that "
+            f"(ulimit -n {needed}), or have fewer"
             " --replicas or --shards"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))

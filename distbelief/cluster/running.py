@@ -41,14 +41,22 @@ class Running:
     """Carries events of processes, signals and time to the supervisor of a job, and does what that asks for."""
 
     def __init__(
-        self, cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, evaluates: bool, script: list[str] | None = None
+        self,
+        cluster: LocalOptions,
+        job: Job,
+        settings: Settings,
+        sitting: Sitting,
+        evaluates: bool,
+        script: list[str] | None = None,
     ) -> None:
         self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
         self._script = script or []
         told = tell(cluster, job, settings, sitting, self._script, evaluates)
         lasts = job.strategy.coordinated and settings.restarts > 0
         explanation = Explanation(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
-        self.supervisor = Supervisor(settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script))
+        self.supervisor = Supervisor(
+            settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)
+        )
         self.processes = Processes(self._spec, self._take, self._happens)
         self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
         self._looked = 0.0
@@ -105,8 +113,13 @@ class Running:
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:
             where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
-            self._join_server = JoinServer(self._told.job, where, host, self._certifier, self._admit, self.sitting.folder.path)
-            told = f"others may join: copy {self._join_server.path} to them, and there run distbelief join {self._join_server.path.name}"
+            self._join_server = JoinServer(
+                self._told.job, where, host, self._certifier, self._admit, self.sitting.folder.path
+            )
+            told = (
+                f"others may join: copy {self._join_server.path} to them, and there run distbelief join "
+                f"{self._join_server.path.name}"
+            )
             self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         forkserver.start()
         for effect in self.supervisor.begin(self.job.strategy.roles(self.evaluates)):

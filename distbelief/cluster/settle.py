@@ -1,4 +1,6 @@
-"""How a process of a job settles: its title, its threads, the signals it leaves to its supervisor, and that it outlives nobody."""
+"""How a process of a job settles: its title, its threads, the signals it leaves to its supervisor, and that it outlives
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MAPPED_BYTES = 32 << 20
 
 
 def settle_process(role: str, threads: int, *above: int) -> None:
-    """Give this process its title and its threads, leave signals to the supervisor, and end as soon as one of the processes above it has ended."""
+    """Give this process its title and its threads, leave signals to the supervisor, and end as soon as one of the
+    processes above it has ended.
+    """
     name_process(role)
     _leave_signals()
     torch.set_num_threads(threads)
@@ -35,7 +39,9 @@ def settle_process(role: str, threads: int, *above: int) -> None:
 
 
 def _leave_signals() -> None:
-    """Leave to the supervisor what is sent to the whole terminal or group. The forkserver was begun with them blocked."""
+    """Leave to the supervisor what is sent to the whole terminal or group. The forkserver was begun with them
+    blocked.
+    """
     own = os.getpid()
 
     def leave(number: int, _: object) -> None:
@@ -45,13 +51,16 @@ def _leave_signals() -> None:
 
     for number in LEFT:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, leave)  # ignored, it would be so in every program that a user's code starts, and nobody could end these
+    # ignored, it would be so in every program that a user's code starts, and nobody could end these
+    signal.signal(signal.SIGTERM, leave)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
 
 
 def _keep_memory() -> None:
-    """Keep what a step frees for the next one: giving it back and having it anew, page by page, took a sixth of a step of LeNet."""
+    """Keep what a step frees for the next one: giving it back and having it anew, page by page, took a sixth of a step
+    of LeNet.
+    """
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)

@@ -1,4 +1,6 @@
-"""Signals: Ctrl-C, SIGTERM and the closing of the terminal as something to wait for, and whether a process was stopped by one."""
+"""Signals: Ctrl-C, SIGTERM and the closing of the terminal as something to wait for, and whether a process was stopped
+by one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the
 def waitable() -> Iterator[Connection]:
     """A connection from which a word can be received for each signal that comes, where this is the main thread.
 
-    Nothing is raised: an exception at any line could be caught by whatever runs there, an import say, and then the signal would be lost.
+    Nothing is raised: an exception at any line could be caught by whatever runs there, an import say, and then the
+    signal would be lost.
     """
     woken, wake = multiprocessing.Pipe(duplex=False)
     if threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
 """The simulated cluster: every role of a job in one process, on virtual time, from one seed.
 
-The machines and stories are those of a real job, and so is the driver; only the clock and the network are others. With `phantom` nothing is
-computed and payloads know only their length, so that thousands of replicas fit.
+The machines and stories are those of a real job, and so is the driver; only the clock and the network are others. With
+`phantom` nothing is computed and payloads know only their length, so that thousands of replicas fit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Simulated(VirtualCluster):
         with _interrupts() as stopped:
             return self._run(job, settings, view, stopped)
 
-    def _run(self, job: Job, settings: Settings, view: View | None, stopped: Callable[[], str | None]) -> dict[str, Any]:
+    def _run(
+        self, job: Job, settings: Settings, view: View | None, stopped: Callable[[], str | None]
+    ) -> dict[str, Any]:
         more = {"cluster": self.described()}
         sitting = Sitting(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
@@ -87,9 +89,18 @@ class Simulated(VirtualCluster):
         return {**result, "events": clock.events}
 
 
-def stage(job: Job, settings: Settings, cluster: VirtualCluster, sink: Callable[[float, str, Record], None], *more: Any, **others: Any) -> Simulation:
+def stage(
+    job: Job,
+    settings: Settings,
+    cluster: VirtualCluster,
+    sink: Callable[[float, str, Record], None],
+    *more: Any,
+    **others: Any,
+) -> Simulation:
     """The simulation of a job: with a server, without one, or in one memory."""
-    return (Assembled if settings.among_themselves else Racing if settings.mapped else Simulation)(job, settings, cluster, sink, *more, **others)
+    return (Assembled if settings.among_themselves else Racing if settings.mapped else Simulation)(
+        job, settings, cluster, sink, *more, **others
+    )
 
 
 def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:
@@ -110,7 +121,9 @@ def _cut_short(sitting: Sitting) -> JobFailed:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], str | None]]:
-    """A question whether Ctrl-C or SIGTERM came, where this is the main thread; the second of them ends what runs at once."""
+    """A question whether Ctrl-C or SIGTERM came, where this is the main thread; the second of them ends what runs at
+    once.
+    """
     came: list[str] = []
 
     def interrupt(number: int, _frame: object) -> None:

@@ -1,4 +1,6 @@
-"""One run of a simulated cluster, a place in virtual time: its roles, its network and its clock, and the deaths that are planned for it."""
+"""One run of a simulated cluster, a place in virtual time: its roles, its network and its clock, and the deaths that
+are planned for it.
+"""
 
 from __future__ import annotations
 
@@ -87,13 +89,23 @@ class Simulation:
         cluster, settings = self.cluster, self.settings
         self.players = self.job.strategy.players()
         self.network = VirtualNetwork(
-            self.clock, cluster.network, self.job.seed, cluster.phantom, settings.per_host, cluster.hosts, settings.replicas
+            self.clock,
+            cluster.network,
+            self.job.seed,
+            cluster.phantom,
+            settings.per_host,
+            cluster.hosts,
+            settings.replicas,
         )
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
-        self._revives = self.settings.restarts > 0 and any(crash.role == roles.COORDINATOR for crash in self.cluster.crashes)
+        self._revives = self.settings.restarts > 0 and any(
+            crash.role == roles.COORDINATOR for crash in self.cluster.crashes
+        )
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
-        self.supervisor = Supervisor(settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds)
+        self.supervisor = Supervisor(
+            settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds
+        )
         self.network.left = self._left
         self._moved: set[tuple[str, int]] = set()
         """Lives of standbys that play their shards."""
@@ -152,7 +164,10 @@ class Simulation:
             self.driver.remove(role)
 
     def _cast(self) -> None:
-        sitting, keep = self.sitting, self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom
+        sitting, keep = (
+            self.sitting,
+            self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom,
+        )
         self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
         self.shards: list[Shard] = []
         self._do(self.supervisor.begin(self._roles()))
@@ -178,7 +193,11 @@ class Simulation:
         sitting, endpoint = self.sitting, self._endpoint(roles.COORDINATOR, incarnation)
         resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
         self.coordinator = self.players.coordinator(self.settings, self.evaluates, *resume)
-        host = Host(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched) if self._revives else None
+        host = (
+            Host(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
+            if self._revives
+            else None
+        )
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
         if incarnation:
             self.driver.replay(roles.COORDINATOR, self._known)
@@ -197,7 +216,9 @@ class Simulation:
             endpoint.work = Labour(self.cluster.handling, self.settings, lambda: lengths[roles.index_of(role)], adds)
         return endpoint
 
-    def _play_story(self, role: str, story: Story, endpoint: VirtualEndpoint, worker: Worker, store: Keeper | None = None) -> None:
+    def _play_story(
+        self, role: str, story: Story, endpoint: VirtualEndpoint, worker: Worker, store: Keeper | None = None
+    ) -> None:
         self.driver.add_story(role, story, endpoint, worker, store)
         if self._revives:
             self.driver.link(role)
@@ -224,7 +245,9 @@ class Simulation:
     def _add_standby(self, index: int, incarnation: int) -> None:
         role = roles.standby(index)
         endpoint = self._endpoint(role, incarnation)
-        self.driver.add_machine(role, self.players.served.standby(index, self._slice, incarnation), endpoint, become=self._become)
+        self.driver.add_machine(
+            role, self.players.served.standby(index, self._slice, incarnation), endpoint, become=self._become
+        )
         self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
@@ -270,7 +293,9 @@ class Simulation:
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
         servers = self.players.served
-        return servers.phantom_slice(plan, shard) if self.cluster.phantom else servers.torch_slice(plan, shard, None, None)
+        return (
+            servers.phantom_slice(plan, shard) if self.cluster.phantom else servers.torch_slice(plan, shard, None, None)
+        )
 
     def _plan_crashes(self) -> None:
         """Kill roles as they are about to send the message that their crash names."""
@@ -352,7 +377,9 @@ class Simulation:
             self._happens(Ended(role, incarnation, done=True))
 
     def _happens(self, event: Event) -> None:
-        """Tell the supervisor, and do what it asks for at this moment, once everybody has done what is to be done now."""
+        """Tell the supervisor, and do what it asks for at this moment, once everybody has done what is to be done
+        now.
+        """
         if asked := self.supervisor.handle(self.clock.time, event):
             self.clock.call_later(0.0, self._do, asked)
 

@@ -39,9 +39,15 @@ def evaluates(settings: Settings, task: Task) -> bool:
         UsageError: a target or a rhythm that the task has no test set for.
     """
     if settings.target_accuracy and task.test is None:
-        raise UsageError(f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no test set to reach it on; leave it off")
+        raise UsageError(
+            f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no test set to reach it on; "
+            "leave it off"
+        )
     if settings.evaluate_every > 1 and task.test is None:
-        raise UsageError(f"--evaluate-every {settings.evaluate_every}: task {task.reference!r} has no test set to measure on; leave it off")
+        raise UsageError(
+            f"--evaluate-every {settings.evaluate_every}: task {task.reference!r} has no test set to measure on; "
+            "leave it off"
+        )
     return settings.evaluate_every > 0 and task.test is not None
 
 
@@ -57,7 +63,15 @@ class Sitting:
         more: what else `job.json` is to hold (the simulated cluster, say).
     """
 
-    def __init__(self, job: Job, settings: Settings, view: View | None, began: float, kept: bool = True, more: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        settings: Settings,
+        view: View | None,
+        began: float,
+        kept: bool = True,
+        more: dict[str, Any] | None = None,
+    ) -> None:
         view = View() if view is None else admit(view, View, f"view={shown(view)}")
         self.job, self.settings, self._began = job, settings, began
         self.folder: RunFolder | None = None
@@ -75,7 +89,13 @@ class Sitting:
                 self.folder = RunFolder.create(job.out, f"{job.reference.replace(':', '.')}-{job.strategy.name}")
                 self.folder.lock()
                 self.folder.write_job(self._description)
-            self.live = Live(sys.stdout, view.quiet, view.json, f"{job.strategy.name} on {job.reference}", simulated="cluster" in (more or {}))
+            self.live = Live(
+                sys.stdout,
+                view.quiet,
+                view.json,
+                f"{job.strategy.name} on {job.reference}",
+                simulated="cluster" in (more or {}),
+            )
             self.recorder = Recorder(self.folder, self._description)
         except BaseException:
             if self.folder:
@@ -85,7 +105,11 @@ class Sitting:
             raise
 
     def _describe(self, more: dict[str, Any]) -> dict[str, Any]:
-        own = {field.name: getattr(self.job, field.name) for field in dataclasses.fields(self.job) if field.name not in ("task", "strategy")}
+        own = {
+            field.name: getattr(self.job, field.name)
+            for field in dataclasses.fields(self.job)
+            if field.name not in ("task", "strategy")
+        }
         return {
             "task": self.job.reference,
             "strategy": self.job.strategy.name,
@@ -102,19 +126,27 @@ class Sitting:
         self.folder.lock()
         before = self.folder.read_job()
         if before.get("task") != self.job.reference:
-            raise CheckpointError(f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the same task")
+            raise CheckpointError(
+                f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the "
+                "same task"
+            )
         self.go_back()
         self._before = str(before.get("strategy"))
         if self.manifest and by_name(self.manifest.plan.settings.consistency).counts != self.job.strategy.counts:
             raise CheckpointError(
-                f"{out} was trained with {self._before}, and {self.job.strategy.name} counts its data otherwise: begin another run from its weights,"
+                f"{out} was trained with {self._before}, and {self.job.strategy.name} counts its data otherwise: "
+                "begin another run from its weights,"
                 f" with --init-from {out}"
             )
-        kept = before.get("settings", {})  # what was asked for: a script may have named another batch size, and will again
+        # what was asked for: a script may have named another batch size, and will again
+        kept = before.get("settings", {})
         for name in ("batch_size", "drop_last", "seed"):
             was, asked = kept.get(name), getattr(self.settings, name)
             if was != asked:
-                raise CheckpointError(f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would change; use {was}")
+                raise CheckpointError(
+                    f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would "
+                    f"change; use {was}"
+                )
 
     def go_back(self) -> int:
         """Go on from the newest checkpoint; returns its number.
@@ -125,7 +157,9 @@ class Sitting:
         assert self.folder is not None
         newest = Checkpoints(self.folder.path).latest()
         if newest is None:
-            raise CheckpointError(f"{self.folder.path} has no checkpoint to resume from: train anew into another folder")
+            raise CheckpointError(
+                f"{self.folder.path} has no checkpoint to resume from: train anew into another folder"
+            )
         self.checkpoint, self.manifest = str(newest), read_manifest(newest)
         return self.manifest.number
 
@@ -159,7 +193,10 @@ class Sitting:
 
     def _switch(self, moment: float) -> None:
         """The run goes on under another strategy: write that down."""
-        told, self._before = f"this run was trained with {self._before} before, and goes on with {self.job.strategy.name}", self.job.strategy.name
+        told, self._before = (
+            f"this run was trained with {self._before} before, and goes on with {self.job.strategy.name}",
+            self.job.strategy.name,
+        )
         assert self.folder is not None
         try:
             self.folder.write_job(self._description)
@@ -182,7 +219,9 @@ class Sitting:
         return True
 
     def finish(self) -> dict[str, Any]:
-        """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the result it had."""
+        """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the
+        result it had.
+        """
         self.live.close()
         result, folder = self.recorder.finish(write=self.begun), self.folder
         if folder and not self.begun and not self.job.resume:

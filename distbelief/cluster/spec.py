@@ -53,9 +53,9 @@ class Spec(msgspec.Struct, frozen=True):
     path: list[str]
     directory: str
     environment: dict[bytes, bytes]
-    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was started, and what a
-    user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody here can know. It goes no further than this
-    machine, over the pipe that starts the process.
+    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was
+    started, and what a user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody
+    here can know. It goes no further than this machine, over the pipe that starts the process.
     """
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
@@ -68,7 +68,9 @@ class Spec(msgspec.Struct, frozen=True):
     """Records of its journal that the supervisor has."""
 
 
-def tell(cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool) -> Spec:
+def tell(
+    cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool
+) -> Spec:
     """What the processes of a job are told, but for what each proves itself with and what memory they share."""
     return Spec(
         job=secrets.token_hex(16),
@@ -102,9 +104,14 @@ def tell(cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, 
 
 
 def tell_guest(told: Spec, identity: Identity | None) -> Spec:
-    """What a replica on another machine is told: of the job, and nothing of this machine. What a script is called here is not its affair."""
+    """What a replica on another machine is told: of the job, and nothing of this machine. What a script is called here
+    is not its affair.
+    """
     return Spec(
-        job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1, transport=told.transport, bind="127.0.0.1",
-        advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", checkpoint="", position=START, samples=0, number=1,
-        init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[], evaluator=False,
+        job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1,
+        transport=told.transport, bind="127.0.0.1",
+        advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", checkpoint="",
+        position=START, samples=0, number=1,
+        init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[],
+        evaluator=False,
     )  # fmt: skip

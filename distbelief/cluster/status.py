@@ -44,7 +44,9 @@ class Desk:
         answer: makes the state out of what they said.
     """
 
-    def __init__(self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], dict[str, Any]]) -> None:
+    def __init__(
+        self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], dict[str, Any]]
+    ) -> None:
         self._ask, self._answer = ask, answer
         self._clients: list[socket.socket] = []
         self._said: dict[str, Standing] = {}
@@ -70,7 +72,10 @@ class Desk:
                 client, _ = self.listener.accept()
                 self._admit(client)
         if self._clients and (len(self._said) >= self._asked or time.monotonic() > self._deadline):
-            data, until = memoryview(json.dumps(self._answer(self._said.values())).encode()), time.monotonic() + ANSWER_SECONDS
+            data, until = (
+                memoryview(json.dumps(self._answer(self._said.values())).encode()),
+                time.monotonic() + ANSWER_SECONDS,
+            )
             self._readers += [(client, data, until) for client in self._clients]
             self._clients.clear()
         self._readers = [reader for reader in map(_told, self._readers) if reader]
@@ -159,7 +164,14 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         members.append(member)
     started = summary.started  # how many evaluations an iteration takes nobody knows
     whole = started.samples_per_epoch * started.epochs if started and started.unit == "epoch" else None
-    return {"running": True, "samples": summary.samples, "of_samples": whole, "seconds": summary.seconds, "rate": summary.rate, "members": members}
+    return {
+        "running": True,
+        "samples": summary.samples,
+        "of_samples": whole,
+        "seconds": summary.seconds,
+        "rate": summary.rate,
+        "members": members,
+    }
 
 
 def status(run: str | Path) -> dict[str, Any]:
@@ -192,7 +204,15 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
     """The state of a job that nobody answers for."""
     if folder.locked:
         reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
-        return {"run": str(folder.path), "running": True, "outcome": None, "reason": reason, "samples": None, "seconds": None, "members": []}
+        return {
+            "run": str(folder.path),
+            "running": True,
+            "outcome": None,
+            "reason": reason,
+            "samples": None,
+            "seconds": None,
+            "members": [],
+        }
     result: dict[str, Any] = {"outcome": "unknown"}
     try:
         result = dict(json.loads(folder.result.read_bytes()))
@@ -200,7 +220,11 @@ def _ended(folder: RunFolder) -> dict[str, Any]:
         result["reason"] = "it is not running and has left no result: it was killed, or had no room for one"
     except (ValueError, TypeError) as error:
         result["reason"] = f"{folder.result} is corrupt ({error}): see {folder.metrics.name} for what it did"
-    return {"run": str(folder.path), "running": False, **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")}}
+    return {
+        "run": str(folder.path),
+        "running": False,
+        **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")},
+    }
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -217,12 +241,16 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     told = [f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "to do", "waits for"]]
     for one in found["members"]:
-        since = f" (for {one['waited_seconds']:.1f} s)" if one["waited_seconds"] is not None and one["waits_for"] else ""
+        since = (
+            f" (for {one['waited_seconds']:.1f} s)" if one["waited_seconds"] is not None and one["waits_for"] else ""
+        )
         why = "; ".join(filter(None, [one["waits_for"] + since, *one.get("held_by", ())]))
         numbers = [_shown(one[name]) for name in ("clock", "version", "staleness", "rate", "minibatches")]
         rows.append([f"{one['role']} (pid {one['pid']})" if one["pid"] else one["role"], one["state"], *numbers, why])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return told + ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return told + [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _shown(value: float | None) -> str:

@@ -1,7 +1,10 @@
-"""The supervisor: a machine that decides who of a job is started, started again, ended and told what, and how the end of the job is called.
+"""The supervisor: a machine that decides who of a job is started, started again, ended and told what, and how the end
+of the job is called.
 
-A place (processes of this machine, a simulation, the machine of a guest) does what it asks for, and tells it what has happened. It reads no clock:
-every event comes with its moment. The coordinator alone says which lives shards and standbys are to have; of all others this decides.
+A place (processes of this machine, a simulation, the machine of a guest) does what it asks for, and tells it what has
+happened. It reads no clock:
+every event comes with its moment. The coordinator alone says which lives shards and standbys are to have; of all others
+this decides.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ class Supervisor:
     """
 
     def __init__(
-        self, restarts: int, explanation: Explanation | None = None, *, lasts: bool = False, deadlines: Deadlines | None = None,
+        self, restarts: int, explanation: Explanation | None = None, *, lasts: bool = False,
+        deadlines: Deadlines | None = None,
         pause: float = 0.0, script: bool = False, guest: bool = False,
     ) -> None:  # fmt: skip
         self._restarts, self._lasts, self._pause, self._script, self._guest = restarts, lasts, pause, script, guest
@@ -136,7 +140,9 @@ class Supervisor:
         return self._guest or role in (roles.COORDINATOR, roles.SINGLE)
 
     def conclude(self) -> tuple[DistbeliefError | None, records.Finished | None]:
-        """How the job has ended: the error that says why it has failed, if it has; and what is to be recorded of that, if nobody has yet."""
+        """How the job has ended: the error that says why it has failed, if it has; and what is to be recorded of that,
+        if nobody has yet.
+        """
         self.failure = self.failure or self.explanation.error(self.finished, self.started)
         if self.failure is None or (self.finished is not None and self.finished.outcome is Outcome.FAILED):
             return self.failure, None
@@ -211,7 +217,9 @@ class Supervisor:
             life.left = True
 
     def _failed(self, said: Said, word: Failed) -> list[Effect]:
-        """One that tells only of somebody else who is gone may come again, and whoever that is says why; any other error ends the job."""
+        """One that tells only of somebody else who is gone may come again, and whoever that is says why; any other
+        error ends the job.
+        """
         if word.kind == JobFailed.__name__:
             self.explanation.hearsay = self.explanation.hearsay or word.text
             for life in self._here.get(said.role, ()):
@@ -386,7 +394,9 @@ class Supervisor:
         if self.finished is not None:
             self._end_by = float("-inf")
         elif self._guest and again:
-            self.failure = Interrupted("interrupted twice: ended at once, and what this replica held is dealt to others")
+            self.failure = Interrupted(
+                "interrupted twice: ended at once, and what this replica held is dealt to others"
+            )
         elif self._guest:
             self.ending = True
             asked = Interrupt("this replica was asked to leave")

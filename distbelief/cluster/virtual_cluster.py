@@ -1,4 +1,6 @@
-"""What a virtual cluster is like: its network, compute times, hosts and deaths; and what of a job has no meaning there."""
+"""What a virtual cluster is like: its network, compute times, hosts and deaths; and what of a job has no meaning
+there.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ PHANTOM_LACKS: Mapping[str, str] = {
 
 
 class Crash(CheckedStruct, frozen=True):
-    """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is one of its second life, and so
-    on; those that are killed because another shard died, in a synchronous job, begin a new life too.
+    """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is
+    one of its second life, and so on; those that are killed because another shard died, in a synchronous job, begin a
+    new life too.
     """
 
     role: str
@@ -64,7 +67,10 @@ class VirtualCluster(Checked):
 
     def described(self) -> dict[str, Any]:
         """What this cluster is like, as results tell it."""
-        own = {name: getattr(self, name) for name in ("network", "compute", "handling", "hosts", "crashes", "restart_seconds", "phantom")}
+        own = {
+            name: getattr(self, name)
+            for name in ("network", "compute", "handling", "hosts", "crashes", "restart_seconds", "phantom")
+        }
         return dict(msgspec.to_builtins(own, str_keys=True))
 
     def settings(self, job: Job) -> Settings:
@@ -94,10 +100,14 @@ class VirtualCluster(Checked):
         asked = [(of, one) for of in (job, job.strategy) for one in dataclasses.fields(of) if one.name in PHANTOM_LACKS]
         for of, one in asked if self.phantom else ():
             if (value := getattr(of, one.name)) not in (one.default, 0, "none"):
-                raise UsageError(f"{option(one.name)} {value}: --phantom computes nothing {PHANTOM_LACKS[one.name]}; leave one of them off")
+                raise UsageError(
+                    f"{option(one.name)} {value}: --phantom computes nothing {PHANTOM_LACKS[one.name]}; leave one of "
+                    "them off"
+                )
         if job.keep_checkpoints != Job.keep_checkpoints and not (self.keep or job.out):
             raise UsageError(
-                f"--keep-checkpoints {job.keep_checkpoints}: a simulation without a run folder leaves no checkpoints: give it one with --keep or"
+                f"--keep-checkpoints {job.keep_checkpoints}: a simulation without a run folder leaves no checkpoints: "
+                "give it one with --keep or"
                 " --out, or leave it off"
             )
 
@@ -137,9 +147,15 @@ class VirtualCluster(Checked):
 
     def _check_hosts(self, settings: Settings, hosts: Hosts) -> None:
         if hosts.replicas > settings.replicas:
-            raise UsageError(f"hosts with {hosts.replicas} replicas: there are {settings.replicas}; leave it off for one host with all roles")
+            raise UsageError(
+                f"hosts with {hosts.replicas} replicas: there are {settings.replicas}; leave it off for one host with "
+                "all roles"
+            )
         if settings.per_host and settings.per_host != (hosts.replicas or settings.replicas):
-            raise UsageError(f"--per-host {settings.per_host}: the hosts have {hosts.replicas or settings.replicas} replicas; name the same number")
+            raise UsageError(
+                f"--per-host {settings.per_host}: the hosts have {hosts.replicas or settings.replicas} replicas; name "
+                "the same number"
+            )
 
     def _check_crashes(self, strategy: Strategy, settings: Settings) -> None:
         if not 0 <= self.restart_seconds < float("inf"):
@@ -149,11 +165,18 @@ class VirtualCluster(Checked):
             if crash.role not in there:
                 raise UsageError(f"{crash.role} cannot crash: there are {_told(there)}")
             if not 1 <= crash.message < 1 << 63:
-                raise UsageError(f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1, in 64 bits")
+                raise UsageError(
+                    f"{crash.role} cannot crash at message {crash.message}: its messages are counted from 1, in 64 bits"
+                )
             if (many := dying.count(crash.role)) > 1 + settings.restarts:
-                raise UsageError(f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)")
+                raise UsageError(
+                    f"{crash.role} cannot crash {many} times: it comes back {settings.restarts} times (--restarts)"
+                )
             if crash.role == roles.COORDINATOR and many > settings.restarts:
-                raise UsageError(f"the coordinator cannot crash {many} times: it comes back {settings.restarts} times (--restarts), and ends the job")
+                raise UsageError(
+                    f"the coordinator cannot crash {many} times: it comes back {settings.restarts} times "
+                    "(--restarts), and ends the job"
+                )
 
     def _check_outages(self, strategy: Strategy, settings: Settings) -> None:
         there = _there(strategy, settings)
@@ -161,7 +184,9 @@ class VirtualCluster(Checked):
             if strange := [role for role in outage.side if role not in there]:
                 raise UsageError(f"{strange[0]} cannot be cut off: there are {_told(there)}")
             if there <= {*outage.side}:
-                raise UsageError(f"the outage at {outage.start} s has everybody on one side, and cuts nobody off: leave somebody out")
+                raise UsageError(
+                    f"the outage at {outage.start} s has everybody on one side, and cuts nobody off: leave somebody out"
+                )
 
 
 def _there(strategy: Strategy, settings: Settings) -> set[str]:

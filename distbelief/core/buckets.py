@@ -1,4 +1,6 @@
-"""Buckets: the ranges of the flat vector that are reduced one by one, in the order in which a backward pass makes their gradients: from the last."""
+"""Buckets: the ranges of the flat vector that are reduced one by one, in the order in which a backward pass makes their
+gradients: from the last.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Bucket(NamedTuple):
 
 
 def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
-    """Every trained parameter in one bucket of at most so many megabytes, of whole tensors; a larger tensor is one by itself.
+    """Every trained parameter in one bucket of at most so many megabytes, of whole tensors; a larger tensor is one by
+    itself.
 
     >>> from distbelief.core.layout import Tensor, lay_out
     >>> layout = lay_out([Tensor(name, (250,), "float32") for name in "abc"])
@@ -59,7 +62,8 @@ def of_buffers(layout: Layout) -> tuple[Bucket, ...]:
 
 
 def shares(found: Sequence[Bucket]) -> list[float]:
-    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them; buffers are there at the end.
+    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them;
+    buffers are there at the end.
 
     >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
     [0.6666666666666667, 1.0]

@@ -1,12 +1,16 @@
-"""Consistency: what may be stale. From what a shard knows, and a push, a fetch or a death, to a verdict and the sentence that says why.
+"""Consistency: what may be stale. From what a shard knows, and a push, a fetch or a death, to a verdict and the
+sentence that says why.
 
-Each shard asks a policy of its own. A policy counts ticks: a replica is at tick t when it has made t pushes since it could have begun, and one that
-comes later begins at the tick of the slowest. A push of tick t was computed with all that the policy guarantees at tick t.
+Each shard asks a policy of its own. A policy counts ticks: a replica is at tick t when it has made t pushes since it
+could have begun, and one that comes later begins at the tick of the slowest. A push of tick t was computed with all
+that the policy guarantees at tick t.
 
 - `Policy` (downpour): every push is applied at once, every fetch is answered at once (Dean et al. 2012).
-- `Softsync`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each weighted 1/c and by its staleness
-  (Zhang et al. 2016). Nobody waits: the fast may be in an update twice, the slow not at all.
-- `Bounded`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below t - s are applied (Ho et al. 2013).
+- `Softsync`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each
+  weighted 1/c and by its staleness (Zhang et al. 2016). Nobody waits: the fast may be in an update twice, the slow not
+  at all.
+- `Bounded`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below t - s
+  are applied (Ho et al. 2013).
 - `Rounds` (synchronous): in `core/rounds.py`.
 
 Members are the replicas that take part: those who sit out, have left or have died are waited for by nobody.
@@ -40,7 +44,9 @@ class Action(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """What to do with a push (apply, gather for the next update, hold) or a fetch (answer, hold), why, and the scale of its learning rate."""
+    """What to do with a push (apply, gather for the next update, hold) or a fetch (answer, hold), why, and the scale of
+    its learning rate.
+    """
 
     action: Action
     reason: str
@@ -48,7 +54,9 @@ class Verdict(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One optimizer step: with what was gathered, and with held pushes, whose buffers are averaged; each has its weight, and the sum has one."""
+    """One optimizer step: with what was gathered, and with held pushes, whose buffers are averaged; each has its
+    weight, and the sum has one.
+    """
 
     samples: int
     weight: float
@@ -107,7 +115,9 @@ class Policy:
         return 0
 
     def leave(self, who: str, incarnation: int, died: bool) -> None:
-        """A replica sits out, leaves or has died; an incarnation older than the known one does so no more, -1 is the known one."""
+        """A replica sits out, leaves or has died; an incarnation older than the known one does so no more, -1 is the
+        known one.
+        """
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Decide on a push that the ledger takes."""
@@ -120,7 +130,9 @@ class Policy:
         return ANSWER
 
     def due(self, short: bool = False) -> Update | Drop | None:
-        """The next thing to do with what was gathered or held; None where it waits on. `short` is content with fewer pushes than an update wants."""
+        """The next thing to do with what was gathered or held; None where it waits on. `short` is content with fewer
+        pushes than an update wants.
+        """
         return None
 
     def why(self, key: Key) -> str:
@@ -181,7 +193,9 @@ class Softsync(_Members):
         self._gathered += 1
         self._samples += samples
         return Verdict(
-            Action.GATHER, f"it is {self._gathered} of {self._wanted} that make an update", self._scaling(staleness) if self._scaling else 1.0
+            Action.GATHER,
+            f"it is {self._gathered} of {self._wanted} that make an update",
+            self._scaling(staleness) if self._scaling else 1.0,
         )
 
     @property
@@ -230,7 +244,10 @@ class Bounded(_Members):
         if self.floor >= needed or who not in self.members:
             return ANSWER
         where = f"the slowest is at {self.floor}"
-        return Verdict(Action.HOLD, f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}")
+        return Verdict(
+            Action.HOLD,
+            f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}",
+        )
 
     def slowest(self) -> list[str]:
         """Those that are no further than all."""

@@ -17,7 +17,9 @@ OVERLAPPING = ("g.head", "g.middle", "g.tail")
 
 
 class Descent(msgspec.Struct, frozen=True):
-    """How Sandblaster descends, and how a batch is shared out; each field is told of in `strategies/sandblaster/options.py`."""
+    """How Sandblaster descends, and how a batch is shared out; each field is told of in
+    `strategies/sandblaster/options.py`.
+    """
 
     method: str = "lbfgs"
     batch: int = 0
@@ -42,25 +44,43 @@ class Descent(msgspec.Struct, frozen=True):
             raise unknown("method", self.method, METHODS)
         if self.line_search not in LINE_SEARCHES:
             raise unknown("line search", self.line_search, LINE_SEARCHES)
-        for name, least in {"history": 1, "send_every": 1, "backup_portions": 0, "batch": 0, "weight_decay": 0, "tolerance": 0}.items():
+        for name, least in {
+            "history": 1,
+            "send_every": 1,
+            "backup_portions": 0,
+            "batch": 0,
+            "weight_decay": 0,
+            "tolerance": 0,
+        }.items():
             value = getattr(self, name)
             if not least <= value < (1 << 63 if isinstance(value, int) else float("inf")):
                 shown = {"batch": "batch-size"}.get(name, name.replace("_", "-"))
                 raise UsageError(f"--{shown} {value}: must be {least} or more, and fit into 64 bits")
         if self.history > HISTORY_LIMIT:
-            raise UsageError(f"--history {self.history}: must be at most {HISTORY_LIMIT}; every pair is two vectors on the shards")
+            raise UsageError(
+                f"--history {self.history}: must be at most {HISTORY_LIMIT}; every pair is two vectors on the shards"
+            )
         if not 0 < self.step < float("inf"):
             raise UsageError(f"--step {self.step}: must be more than 0")
         if not 0 < self.overlap <= 0.5:
-            raise UsageError(f"--overlap {self.overlap}: is the fraction of a batch that the next one shares, more than 0 and at most 0.5")
+            raise UsageError(
+                f"--overlap {self.overlap}: is the fraction of a batch that the next one shares, more than 0 and at "
+                "most 0.5"
+            )
         if self.overlap != Descent().overlap and not self.batch:
             raise UsageError(
-                f"--overlap {self.overlap}: is of consecutive batches, and each is the whole training set here: set --batch-size, or leave it off"
+                f"--overlap {self.overlap}: is of consecutive batches, and each is the whole training set here: set "
+                "--batch-size, or leave it off"
             )
         if self.history != Descent().history and self.method != "lbfgs":
-            raise UsageError(f"--history {self.history}: counts the curvature pairs of lbfgs, and --method {self.method} has none: leave it off")
+            raise UsageError(
+                f"--history {self.history}: counts the curvature pairs of lbfgs, and --method {self.method} has none: "
+                "leave it off"
+            )
         if self.damping and self.method != "lbfgs":
-            raise UsageError(f"--damping is of the curvature pairs of lbfgs, and --method {self.method} has none: leave it off")
+            raise UsageError(
+                f"--damping is of the curvature pairs of lbfgs, and --method {self.method} has none: leave it off"
+            )
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -80,9 +100,11 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batches:
-    """The batches of a job: batch 0, 1, 2, ... is each the whole training set, or a window that moves over it, pass after pass.
+    """The batches of a job: batch 0, 1, 2, ... is each the whole training set, or a window that moves over it, pass
+    after pass.
 
-    The training set is cut into `portions` portions, in the order of its seeded permutation of each pass. Consecutive windows overlap.
+    The training set is cut into `portions` portions, in the order of its seeded permutation of each pass. Consecutive
+    windows overlap.
 
     Args:
         descent: of the job.
@@ -104,7 +126,8 @@ class Batches:
         self._shared = max(1, round(self._size * descent.overlap)) if self._size else 0
         if self._size and self._size < 2 * self._shared + 1:
             raise UsageError(
-                f"--batch-size {descent.batch} is {self._size} portions of {portion_size} (--portion-size), of which {self._shared} are shared with"
+                f"--batch-size {descent.batch} is {self._size} portions of {portion_size} (--portion-size), of which "
+                f"{self._shared} are shared with"
                 " the batch before and as many with the next: it needs one more at least"
             )
 

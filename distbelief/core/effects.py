@@ -1,7 +1,7 @@
 """Effects: what machines and stories ask of the driver, and what it answers them.
 
-A machine returns a list of effects from `handle`. A story yields them one by one; `Receive`, `Compute` and `Measure` are answered, the others
-are answered with None at once.
+A machine returns a list of effects from `handle`. A story yields them one by one; `Receive`, `Compute` and `Measure`
+are answered, the others are answered with None at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send a message; a payload stays as it is until it is acknowledged (a push) or the sender is next told something (an answer)."""
+    """Send a message; a payload stays as it is until it is acknowledged (a push) or the sender is next told something
+    (an answer).
+    """
 
     to: str
     message: Message
@@ -51,7 +53,9 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
-    """Wait for the next arrival; answered by an `Arrival`, or None at once where it is not to `wait` and nothing has arrived."""
+    """Wait for the next arrival; answered by an `Arrival`, or None at once where it is not to `wait` and nothing has
+    arrived.
+    """
 
     wait: bool = True
 
@@ -81,15 +85,17 @@ class Reduce(msgspec.Struct, frozen=True, gc=False):
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """Have the worker update the parameters, which it shares with others, with the gradient of the last minibatch, of so many samples; answered by
-    whether it has, before something arrived: asked again, it goes on where it was.
+    """Have the worker update the parameters, which it shares with others, with the gradient of the last minibatch, of
+    so many samples; answered by whether it has, before something arrived: asked again, it goes on where it was.
     """
 
     samples: int
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):
-    """Have the worker fill what it shares with others: with a checkpoint's arrays and facts, or (None) the model's own values."""
+    """Have the worker fill what it shares with others: with a checkpoint's arrays and facts, or (None) the model's own
+    values.
+    """
 
     arrays: dict[str, Any] | None
     facts: dict[str, Any]
@@ -111,7 +117,9 @@ class Lend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Become(msgspec.Struct, frozen=True, gc=False):
-    """The machine that yields it ends; a machine that it has made plays another role in its place, and says that it is there."""
+    """The machine that yields it ends; a machine that it has made plays another role in its place, and says that it is
+    there.
+    """
 
     role: str
     incarnation: int
@@ -119,7 +127,9 @@ class Become(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Open a link to a life of a role, in the place of the one before; a story is answered by whether it is open, a machine by `Lost` where not."""
+    """Open a link to a life of a role, in the place of the one before; a story is answered by whether it is open, a
+    machine by `Lost` where not.
+    """
 
     to: str
     place: Place
@@ -148,7 +158,9 @@ class Save(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Make checkpoint `number` the newest, all its parts being on disk; the store answers `Saved`, which says where it is."""
+    """Make checkpoint `number` the newest, all its parts being on disk; the store answers `Saved`, which says where it
+    is.
+    """
 
     number: int
     plan: Plan

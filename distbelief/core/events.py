@@ -1,4 +1,6 @@
-"""Events: everything a role may be told. Messages come from other roles; what stands here comes from its own transport or store."""
+"""Events: everything a role may be told. Messages come from other roles; what stands here comes from its own transport
+or store.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from distbelief.core.timers import AnyTimer
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
-    """From the transport: the link to a peer is gone. `incarnation` is the peer's, where it is known; -1 is whichever it was."""
+    """From the transport: the link to a peer is gone. `incarnation` is the peer's, where it is known; -1 is whichever
+    it was.
+    """
 
     reason: str
     incarnation: int = -1

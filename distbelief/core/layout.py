@@ -1,8 +1,10 @@
 """The layout: where each parameter and buffer of a module lies in the flat vector.
 
-The flat vector is one run of bytes: the trained parameters ordered by (dtype, parameter group), then the buffers by dtype (both *move*:
-they are pushed and fetched), then the frozen parameters (sent once). A *section* is a run of one kind, dtype and group, and starts at a
-multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a multiple of 16 elements of any dtype.
+The flat vector is one run of bytes: the trained parameters ordered by (dtype, parameter group), then the buffers by
+dtype (both *move*:
+they are pushed and fetched), then the frozen parameters (sent once). A *section* is a run of one kind, dtype and group,
+and starts at a multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a
+multiple of 16 elements of any dtype.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
     sections: tuple[Section, ...]
     groups: tuple[dict[str, float], ...]
-    """What each parameter group sets for itself (`lr`, `weight_decay`), by group number, and `rows` where gradients may be some rows."""
+    """What each parameter group sets for itself (`lr`, `weight_decay`), by group number, and `rows` where gradients may
+    be some rows.
+    """
     aliases: dict[str, str]
     """Other names of tied tensors, to the name under which they are laid out."""
     moving: int
@@ -122,7 +126,9 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def lay_out(tensors: Sequence[Tensor], groups: Sequence[Mapping[str, float]] = ({},), aliases: Mapping[str, str] | None = None) -> Layout:
+def lay_out(
+    tensors: Sequence[Tensor], groups: Sequence[Mapping[str, float]] = ({},), aliases: Mapping[str, str] | None = None
+) -> Layout:
     """The layout of a module's tensors.
 
     Raises:
@@ -135,7 +141,10 @@ def lay_out(tensors: Sequence[Tensor], groups: Sequence[Mapping[str, float]] = (
     for t in tensors:
         held = TRAINABLE if t.kind == "parameter" else tuple(ITEM_SIZES)
         if t.dtype not in held:
-            raise UsageError(f"{t.kind} {t.name!r} has dtype {t.dtype}; a {t.kind} may have {', '.join(held)}: convert it before training")
+            raise UsageError(
+                f"{t.kind} {t.name!r} has dtype {t.dtype}; a {t.kind} may have {', '.join(held)}: convert it before "
+                "training"
+            )
     if not any(t.kind == "parameter" and t.elements for t in tensors):
         raise UsageError("the model has no parameter with requires_grad=True: there is nothing to train")
     entries: list[Entry] = []
@@ -151,7 +160,9 @@ def lay_out(tensors: Sequence[Tensor], groups: Sequence[Mapping[str, float]] = (
         sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
         if t.kind != "frozen":
             moving = position
-    return Layout(tuple(entries), tuple(sections), tuple(dict(g) for g in groups), dict(aliases or {}), moving, position)
+    return Layout(
+        tuple(entries), tuple(sections), tuple(dict(g) for g in groups), dict(aliases or {}), moving, position
+    )
 
 
 def check_same(server: Layout, joining: Layout, who: str) -> None:

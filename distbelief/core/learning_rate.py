@@ -1,7 +1,8 @@
-"""The learning rate: the factor on the base rate as a function of the samples applied at the server. First warm-up, then a schedule.
+"""The learning rate: the factor on the base rate as a function of the samples applied at the server. First warm-up,
+then a schedule.
 
-The rate that a user gives is for the base batch; a global batch that is k times as large scales it (Goyal et al. 2017, section 2). Every word of a
-schedule is one line of `SCHEDULES`.
+The rate that a user gives is for the base batch; a global batch that is k times as large scales it (Goyal et al. 2017,
+section 2). Every word of a schedule is one line of `SCHEDULES`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 1
     lr_schedule: str = "constant"
     lr_steps: tuple[float, ...] = ()
-    """The epochs after which step makes the rate smaller; none: half and three quarters of all. Of backoff: the first of them; none: 1."""
+    """The epochs after which step makes the rate smaller; none: half and three quarters of all. Of backoff: the first
+    of them; none: 1.
+    """
     lr_gamma: float = 0.0
     """What step and backoff multiply the rate with at each; 0: as `GAMMAS` has it."""
     lr_power: float = 2.0
     """The power of polynomial."""
     warmup: str = "gradual"
-    """From the rate of the base batch (from none, before the first update, where it is not scaled) to the whole one in equal steps, or
+    """From the rate of the base batch (from none, before the first update, where it is not scaled) to the whole one in
+    equal steps, or
     constant: in one."""
     warmup_epochs: float = 0.0
     lr_scaling: str = "none"
@@ -62,7 +66,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: naming the option, its value and the remedy.
         """
         for named, known, what in (
-            (self.lr_schedule, SCHEDULES, "learning-rate schedule"), (self.lr_scaling, SCALINGS, "learning-rate scaling"),
+            (self.lr_schedule, SCHEDULES, "learning-rate schedule"), (self.lr_scaling, SCALINGS,
+                "learning-rate scaling"),
             (self.warmup, ("gradual", "constant"), "warm-up"),
         ):  # fmt: skip
             if named not in known:
@@ -72,10 +77,15 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_warmup(self) -> None:
         if not 0 <= self.warmup_epochs <= self.epochs:
-            raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {self.epochs}")
+            raise UsageError(
+                f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {self.epochs}"
+            )
         if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
             needs = "is what --lr-scaling linear or sqrt scales from: give both or neither"
-            raise UsageError(f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is for {needs}")
+            raise UsageError(
+                f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is "
+                f"for {needs}"
+            )
         if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
             needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
             raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
@@ -85,17 +95,34 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:
                 whose = " or ".join(words)
-                raise UsageError(f"--{name.replace('_', '-')} {value}: belongs to --lr-schedule {whose}, and this one is {self.lr_schedule}")
-        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < epoch < self.epochs for epoch in self.lr_steps):
-            raise UsageError(f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is {self.epochs}")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {value}: belongs to --lr-schedule {whose}, and this one is "
+                    f"{self.lr_schedule}"
+                )
+        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(
+            0 < epoch < self.epochs for epoch in self.lr_steps
+        ):
+            raise UsageError(
+                f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is "
+                f"{self.epochs}"
+            )
         if self.lr_schedule == "backoff" and len(self.lr_steps) > 1:
-            raise UsageError(f"--lr-steps {self.lr_steps}: --lr-schedule backoff needs the first only, the others follow from --lr-gamma")
+            raise UsageError(
+                f"--lr-steps {self.lr_steps}: --lr-schedule backoff needs the first only, the others follow from "
+                "--lr-gamma"
+            )
         if self.lr_schedule == "backoff" and not self.lr_steps and self.epochs == 1:
-            raise UsageError("--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: give it more, or --lr-steps 0.5")
+            raise UsageError(
+                "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: give it more, "
+                "or --lr-steps 0.5"
+            )
         if not 0 < self.lr_power < math.inf:
             raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
         if not 0 <= self.lr_gamma <= 1:
-            raise UsageError(f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: from 0 (as the schedule has it) to 1")
+            raise UsageError(
+                f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: from 0 (as the schedule has "
+                "it) to 1"
+            )
 
     def factor(self, samples: int, of_epoch: int, batch: int) -> float:
         """The factor on the base rate, for one update.
@@ -112,14 +139,17 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
         if samples < warming:
             if self.warmup == "constant":
                 return 1.0
-            # the first update is made at the rate of the base batch, or, as torch's LinearLR has it, at one step from none, since none moves nothing
+            # the first update is made at the rate of the base batch, or, as torch's LinearLR has it, at one step from
+            # none, since none moves nothing
             return 1.0 + (scale - 1.0) * samples / warming if self.base_batch else min(1.0, (samples + batch) / warming)
         since = (samples - warming) / (total - warming) if total > warming else 1.0
         return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since)))
 
 
 GAMMAS = {"step": 0.1, "backoff": 0.37}
-"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: what Niu et al. 2011 find best)."""
+"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: what Niu et
+al. 2011 find best).
+"""
 
 
 def _gamma(rate: LearningRate) -> float:
@@ -132,11 +162,14 @@ def _step(rate: LearningRate, at: Moment) -> float:
 
 
 def _backoff(rate: LearningRate, at: Moment) -> float:
-    """Phases that grow as the rate falls: K epochs at the rate, K / gamma at gamma times the rate, and so on (Niu et al. 2011, section 4)."""
+    """Phases that grow as the rate falls: K epochs at the rate, K / gamma at gamma times the rate, and so on (Niu et
+    al. 2011, section 4).
+    """
     gamma, first = _gamma(rate), rate.lr_steps[0] if rate.lr_steps else 1.0
     if gamma == 1.0:
         return 1.0
-    # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; the last digits of a logarithm decide nothing
+    # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; the last digits of a logarithm decide
+    # nothing
     phase = math.log1p(min(at.epoch, rate.epochs) / first * (1.0 / gamma - 1.0)) / -math.log(gamma)
     return gamma ** int(phase + 1e-9)
 
@@ -149,7 +182,8 @@ SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
     "step": _step,
     "backoff": _backoff,
 }
-"""The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up."""
+"""The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up.
+"""
 
 OWN = {"lr_steps": tuple(GAMMAS), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
 """The settings of some schedules only."""

@@ -1,9 +1,9 @@
 """The ledger: which pushes a shard has taken from whom, so that each is applied at most once.
 
 The rules of the file:
-1. A replica numbers its pushes 1, 2, 3, ... within one incarnation, and links keep their order: a gap is a fault of the protocol.
-2. A push that was taken before is acknowledged again and not applied.
-3. A push of an incarnation older than one already seen comes from the dead and is refused.
+1. A replica numbers its pushes 1, 2, 3, ... within one incarnation, and links keep their order: a gap is a fault of the
+protocol. 2. A push that was taken before is acknowledged again and not applied. 3. A push of an incarnation older than
+one already seen comes from the dead and is refused.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ class Ledger:
         return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, incarnation: int, clock: int) -> int:
-        """A replica says that its pushes up to `clock` were taken before, by a shard that died; returns how many of them are not known here.
+        """A replica says that its pushes up to `clock` were taken before, by a shard that died; returns how many of
+        them are not known here.
 
         Raises:
             RemoteProtocolError: a number that no clock has.
 
         >>> ledger = Ledger()
-        >>> ledger.judge("replica 0", 0, 1).taking.value, ledger.resume("replica 0", 0, 3), ledger.judge("replica 0", 0, 4).taking.value
+        >>> ledger.judge("replica 0", 0, 1).taking.value, ledger.resume("replica 0", 0, 3), ledger.judge("replica 0", 0,
+        ...     4).taking.value
         ('apply', 2, 'apply')
         """
         if not 0 <= clock <= SAMPLES_LIMIT:

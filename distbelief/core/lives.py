@@ -6,16 +6,19 @@ from distbelief.errors import RemoteProtocolError
 
 
 class Lives:
-    """What is known of the lives of roles, which are numbered 0, 1, 2, ...; one that died is started anew up to `restarts` times.
+    """What is known of the lives of roles, which are numbered 0, 1, 2, ...; one that died is started anew up to
+    `restarts` times.
 
-    A death is heard of by more than one way, and in any order with the birth of the next life: the first word of it is news, the others are not.
+    A death is heard of by more than one way, and in any order with the birth of the next life: the first word of it is
+    news, the others are not.
 
     >>> lives = Lives(restarts=1)
     >>> lives.begin("replica 0", 0); lives.end("replica 0", 0, died=True), lives.end("replica 0", -1, died=True)
     (True, False)
     >>> lives.over
     set()
-    >>> lives.begin("replica 0", 1); lives.end("replica 0", 0, died=True), lives.end("replica 0", 1, died=True), lives.over
+    >>> lives.begin("replica 0", 1); lives.end("replica 0", 0, died=True), lives.end("replica 0", 1,
+    ...     died=True), lives.over
     (False, True, {'replica 0'})
     """
 
@@ -46,7 +49,9 @@ class Lives:
         return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
-        """A life is over (-1: the one that is there, or the next where none is); whether that is news, and no later life is there."""
+        """A life is over (-1: the one that is there, or the next where none is); whether that is news, and no later
+        life is there.
+        """
         if incarnation < 0:
             incarnation = self._here.get(role, self.gone.get(role, -1) + 1)
         if incarnation <= self.gone.get(role, -1):

@@ -32,7 +32,9 @@ class Queues:
         return queue[0] if held and queue else ""
 
     def bury(self, role: str) -> list[str]:
-        """Whoever dies gives back all that he has, and waits for nothing any more; returns who has something now and had to wait."""
+        """Whoever dies gives back all that he has, and waits for nothing any more; returns who has something now and
+        had to wait.
+        """
         return [now for number, queue in self._queues.items() if role in queue and (now := self.give(role, number))]
 
     def holder(self, number: int) -> str:

@@ -1,7 +1,9 @@
-"""The mapping: memory of one machine that replicas without a server update themselves, with locks or without (Niu et al. 2011).
+"""The mapping: memory of one machine that replicas without a server update themselves, with locks or without (Niu et
+al. 2011).
 
-It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that the optimizer counts; and
-what replicas count (`core/counts.py`). Nothing in it is of one moment: each element is written by itself.
+It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that
+the optimizer counts; and what replicas count (`core/counts.py`). Nothing in it is of one moment: each element is
+written by itself.
 """
 
 from __future__ import annotations
@@ -39,17 +41,22 @@ def check(strategy: str, optimizer: Optimizer, locks: str, shards: int) -> None:
     """
     if optimizer.name not in STATES:
         raise UsageError(
-            f"--optimizer {optimizer.name}: its step needs several numbers of one moment, which memory that others write to does not have; strategy"
+            f"--optimizer {optimizer.name}: its step needs several numbers of one moment, which memory that others "
+            "write to does not have; strategy"
             f" {strategy} steps with {', '.join(STATES)}, a server (downpour) with any"
         )
     if optimizer.options.get("dampening"):
         raise UsageError(
-            "--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is the first; leave it off"
+            "--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is the "
+            "first; leave it off"
         )
     if locks not in LOCKS:
         raise unknown("--locks", locks, LOCKS)
     if locks != "shard" and shards != 1:
-        raise UsageError(f"--shards {shards} with --locks {locks}: says how many ranges have a lock of their own; they do with --locks shard")
+        raise UsageError(
+            f"--shards {shards} with --locks {locks}: says how many ranges have a lock of their own; they do with "
+            "--locks shard"
+        )
 
 
 def state_of(optimizer: Optimizer) -> str:
@@ -59,7 +66,8 @@ def state_of(optimizer: Optimizer) -> str:
 
 
 def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
-    """The trained parameters in so many parts, as equal as can be, each cut at a multiple of `ALIGNMENT` bytes from the beginning of a tensor.
+    """The trained parameters in so many parts, as equal as can be, each cut at a multiple of `ALIGNMENT` bytes from the
+    beginning of a tensor.
 
     Raises:
         UsageError: there are more parts than parameters.
@@ -69,7 +77,9 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
     (Range(start=0, stop=168), Range(start=168, stop=400))
     """
     if count > layout.parameters:
-        raise UsageError(f"--shards {count} is more than the model's {layout.parameters} parameters; use at most that many")
+        raise UsageError(
+            f"--shards {count} is more than the model's {layout.parameters} parameters; use at most that many"
+        )
     entries, stop, edges = trained(layout), layout.trained.stop, [0]
     for part in range(1, count):
         edge = round(stop * part / count)
@@ -101,7 +111,9 @@ class MappingLayout(msgspec.Struct, frozen=True):
 
 
 def mapping_layout(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> MappingLayout:
-    """Where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted by so many replicas."""
+    """Where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted by so
+    many replicas.
+    """
 
     def after(start: int, size: int) -> int:
         return -(-(start + size) // ALIGNMENT) * ALIGNMENT

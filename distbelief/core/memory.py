@@ -23,7 +23,8 @@ def remember(value: Any, kinds: Mapping[str, type]) -> Any:
 
     Args:
         value: a machine, or what one holds.
-        kinds: the classes that may be part of it, by name: messages, and those whose attributes are their memory, but for such as are `forgotten`.
+        kinds: the classes that may be part of it, by name: messages, and those whose attributes are their memory, but
+            for such as are `forgotten`.
 
     Raises:
         LocalProtocolError: there is something of another class in it.
@@ -39,7 +40,14 @@ def remember(value: Any, kinds: Mapping[str, type]) -> Any:
         raise LocalProtocolError(f"a {name} cannot be remembered: name it among the kinds, or forget it")
     if isinstance(value, msgspec.Struct | tuple | Enum):
         return [name, msgspec.msgpack.encode(value)]
-    return [name, [[attribute, remember(one, kinds)] for attribute, one in vars(value).items() if not getattr(one, "forgotten", False)]]
+    return [
+        name,
+        [
+            [attribute, remember(one, kinds)]
+            for attribute, one in vars(value).items()
+            if not getattr(one, "forgotten", False)
+        ],
+    ]
 
 
 def recall(memory: Any, kinds: Mapping[str, type], now: Any = None) -> Any:

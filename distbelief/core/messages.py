@@ -1,7 +1,8 @@
 """What all messages between roles have in common; each conversation has a file of its own in `core/conversations`.
 
-`Bulk` messages carry bytes [start, stop) of a flat vector: a push or an initialisation from the replica's gradient vector number `slot`, a fetch's
-answer into its parameter vector number `slot`. How those bytes travel is the transport's affair.
+`Bulk` messages carry bytes [start, stop) of a flat vector: a push or an initialisation from the replica's gradient
+vector number `slot`, a fetch's answer into its parameter vector number `slot`. How those bytes travel is the
+transport's affair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Norms of layers that are cut across shards: in each round a shard tells the one that rules what its parts add to them, and is told the whole ones.
+"""Norms of layers that are cut across shards: in each round a shard tells the one that rules what its parts add to
+them, and is told the whole ones.
 
-Who takes the place of another says it again, and so does everybody to a new ruler: a round's norms are added up once, and told for as long as anybody
-may ask. A shard that makes no update in a round, since no push of it came there, says that it adds nothing.
+Who takes the place of another says it again, and so does everybody to a new ruler: a round's norms are added up once,
+and told for as long as anybody may ask. A shard that makes no update in a round, since no push of it came there, says
+that it adds nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Exchange:
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))
     >>> ruler.say(0, ((0, 16.0, 3.0),)), ruler.take("shard 1", said.message), ruler.whole(0)
-    ([], [Send(to='shard 1', message=Norms(round=0, of=((0, 25.0, 4.0),), whole=False), payload=None)], ((0, 25.0, 4.0),))
+    ([], [Send(to='shard 1', message=Norms(round=0, of=((0, 25.0, 4.0),), whole=False), payload=None)],
+     ((0, 25.0, 4.0),))
     """
 
     def __init__(self, plan: Plan, index: int) -> None:
@@ -108,7 +111,9 @@ class Exchange:
         return sends
 
     def again(self) -> list[Send]:
-        """What a new ruler is to be told: what this shard has said, and what the ruler before it had added up, whoever has said it."""
+        """What a new ruler is to be told: what this shard has said, and what the ruler before it had added up, whoever
+        has said it.
+        """
         known = [Norms(norms.round, norms.of, whole=True) for norms in self._whole.values()]
         return [Send(self._ruler, norms) for norms in (*self._said, *known)]
 
@@ -124,7 +129,10 @@ class Exchange:
             self._keep(norms)
             return []
         if roles.index_of(sender) not in self._parts or not 0 <= norms.round <= self._newest + KEPT:
-            raise RemoteProtocolError(f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not there yet")
+            raise RemoteProtocolError(
+                f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not "
+                "there yet"
+            )
         if norms.round in self._whole:
             return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
         heard = self._heard.setdefault(norms.round, {})

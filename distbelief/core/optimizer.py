@@ -1,4 +1,6 @@
-"""Optimizers by name: what a user asks for, and what is asked of a job that has it. What they do is torch's, or in `server/layerwise`."""
+"""Optimizers by name: what a user asks for, and what is asked of a job that has it. What they do is torch's, or in
+`server/layerwise`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ class Optimizer(msgspec.Struct, frozen=True):
             if not all(-math.inf < number < math.inf for number in (value if isinstance(value, tuple) else (value,))):
                 raise UsageError(f"--optimizer-options {name}={value}: must be finite")
         if self.decay_exempt and not self.options.get("weight_decay", self.name == "adamw"):
-            raise UsageError("--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set --weight-decay")
+            raise UsageError(
+                "--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set "
+                "--weight-decay"
+            )
         if self.name in LAYERWISE and not norms:
             whole = "needs the norms of whole layers, which shards tell each other in rounds only"
             raise UsageError(f"--optimizer {self.name} {whole}: use strategy synchronous or allreduce, or --shards 1")
@@ -47,8 +52,11 @@ LAYERWISE = ("lars", "lamb")
 """Optimizers that need the norms of whole layers."""
 
 
-def optim(name: str, lr: float | None = None, *, decay_exempt: bool = False, **options: float | bool | tuple[float, ...]) -> Optimizer:
-    """An optimizer by name; other options are those of its class, weight decay may leave biases and normalisations alone.
+def optim(
+    name: str, lr: float | None = None, *, decay_exempt: bool = False, **options: float | bool | tuple[float, ...]
+) -> Optimizer:
+    """An optimizer by name; other options are those of its class, weight decay may leave biases and normalisations
+    alone.
 
     Raises:
         UsageError: an unknown name, with the nearest known one.

@@ -1,7 +1,8 @@
 """Portions: the minibatches of an epoch, dealt to replicas on demand, and dealt again when a replica dies.
 
-An epoch is one seeded permutation of the samples, cut at multiples of the batch size; a portion is a run of its minibatches. Every minibatch is
-dealt once while nobody dies, and counts as done only when all shards have acknowledged the push that holds its gradient.
+An epoch is one seeded permutation of the samples, cut at multiples of the batch size; a portion is a run of its
+minibatches. Every minibatch is dealt once while nobody dies, and counts as done only when all shards have acknowledged
+the push that holds its gradient.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ class Dealer(Epochs):
         return [portion.epoch for portion in self._next(who, steps) if self._count(portion.epoch, portion.count)]
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> list[int]:
-        """Note what became of a replica's next minibatches: `steps` of them are applied, and after `at` of these, `vain` were computed in vain, for
-        each (at, vain) of `dropped`; those are dealt again, before any others. Returns the epochs that this completes.
+        """Note what became of a replica's next minibatches: `steps` of them are applied, and after `at` of these,
+        `vain` were computed in vain, for each (at, vain) of `dropped`; those are dealt again, before any others.
+        Returns the epochs that this completes.
 
         Raises:
             RemoteProtocolError: more steps than the replica was dealt.

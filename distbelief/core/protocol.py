@@ -1,4 +1,6 @@
-"""The protocol: all conversations together, and what follows from their tables: who may say what to whom, and what may stand on a wire."""
+"""The protocol: all conversations together, and what follows from their tables: who may say what to whom, and what may
+stand on a wire.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ GROUPED = (GROUPING,)
 """Of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, SHARING, GROUPING)
 """All that there are."""
-MESSAGES: tuple[type[Message], ...] = tuple(dict.fromkeys(row.message for conversation in CONVERSATIONS for row in conversation.says))
+MESSAGES: tuple[type[Message], ...] = tuple(
+    dict.fromkeys(row.message for conversation in CONVERSATIONS for row in conversation.says)
+)
 """Every message that may stand on a wire."""
 ANSWERS: Mapping[type[Message], type[Message]] = {
     row.message: row.answers for conversation in SERVED for row in conversation.says if row.answers is not None
@@ -49,7 +53,8 @@ def heard_by(kind: Kind, conversations: Iterable[Conversation]) -> Mapping[type,
 
     >>> heard = heard_by(Kind.COORDINATOR, (DEALING,))
     >>> {event.__name__: [*map(str, kinds)] for event, kinds in heard.items()}
-    {'Progress': ['replica'], 'Lost': ['replica'], 'Saved': ['store'], 'Loaded': ['store'], 'Woke': ['clock'], 'Lent': ['carrier']}
+    {'Progress': ['replica'], 'Lost': ['replica'], 'Saved': ['store'], 'Loaded': ['store'],
+     'Woke': ['clock'], 'Lent': ['carrier']}
     """
     heard: dict[type, tuple[Kind, ...]] = {}
     others: set[Kind] = set()

@@ -12,7 +12,9 @@ class Record(msgspec.Struct, frozen=True, tag=True, tag_field="event", gc=False)
 
 
 class Started(Record, frozen=True, tag=True, gc=False):
-    """The shards hold parameters and the first minibatches are dealt. `samples` and `updates` were done before, in a resumed job."""
+    """The shards hold parameters and the first minibatches are dealt. `samples` and `updates` were done before, in a
+    resumed job.
+    """
 
     replicas: int
     shards: int
@@ -34,7 +36,9 @@ class Joined(Record, frozen=True, tag=True, gc=False):
 
 
 class Stepped(Record, frozen=True, tag=True, gc=False):
-    """A replica reports steps that are applied at all shards; `loss` is the mean over the `losses` steps it computed since, None where unknown."""
+    """A replica reports steps that are applied at all shards; `loss` is the mean over the `losses` steps it computed
+    since, None where unknown.
+    """
 
     role: str
     steps: int
@@ -50,14 +54,18 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
 
 
 class Rewound(Record, frozen=True, tag=True, gc=False):
-    """All go back to a checkpoint, at which so many `samples` were done, and `done` epochs, where the samples do not tell (-1)."""
+    """All go back to a checkpoint, at which so many `samples` were done, and `done` epochs, where the samples do not
+    tell (-1).
+    """
 
     samples: int
     done: int = -1
 
 
 class Forgotten(Record, frozen=True, tag=True, gc=False):
-    """A shard that came again has lost a replica's pushes of these clocks, which it had applied: they were not in its checkpoint."""
+    """A shard that came again has lost a replica's pushes of these clocks, which it had applied: they were not in its
+    checkpoint.
+    """
 
     role: str
     replica: str
@@ -68,7 +76,9 @@ class Forgotten(Record, frozen=True, tag=True, gc=False):
 
 
 class Vacant(Record, frozen=True, tag=True, gc=False):
-    """Nobody plays a role any more, or nobody is to: whoever starts processes ends what plays it, and begins this life of it."""
+    """Nobody plays a role any more, or nobody is to: whoever starts processes ends what plays it, and begins this life
+    of it.
+    """
 
     role: str
     incarnation: int
@@ -83,8 +93,9 @@ class Succeeded(Record, frozen=True, tag=True, gc=False):
 
 
 class Iterated(Record, frozen=True, tag=True, gc=False):
-    """An iteration of a batch method, or a search that failed (`step` 0): the loss, the gradient's largest component, the step along the direction,
-    how often a batch was evaluated, how many bundles were dealt to one more, and what there is to say.
+    """An iteration of a batch method, or a search that failed (`step` 0): the loss, the gradient's largest component,
+    the step along the direction, how often a batch was evaluated, how many bundles were dealt to one more, and what
+    there is to say.
     """
 
     iteration: int
@@ -142,10 +153,12 @@ class Note(Record, frozen=True, tag=True, gc=False):
 
 
 def ended(cause: Cause, reason: str, unsaved: str) -> tuple[Cause, str]:
-    """Why a job ends: it has failed where its last checkpoint, which holds what it has trained, could not be made; what had failed already stays so.
+    """Why a job ends: it has failed where its last checkpoint, which holds what it has trained, could not be made; what
+    had failed already stays so.
 
     >>> ended(Cause.EPOCHS_DONE, "all epochs are done", "checkpoint 4 was not written")
-    (<Cause.CHECKPOINT_FAILED: 'the last checkpoint was not written'>, 'all epochs are done; checkpoint 4 was not written')
+    (<Cause.CHECKPOINT_FAILED: 'the last checkpoint was not written'>,
+     'all epochs are done; checkpoint 4 was not written')
     >>> ended(Cause.REPLICAS_DIED, "every replica is gone", "checkpoint 4 was not written")[0]
     <Cause.REPLICAS_DIED: 'every replica died'>
     """

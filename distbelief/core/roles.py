@@ -1,4 +1,6 @@
-"""Roles: who takes part in a job. A role stands as text in addresses, titles and messages, and only here is that text made or taken apart."""
+"""Roles: who takes part in a job. A role stands as text in addresses, titles and messages, and only here is that text
+made or taken apart.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +81,14 @@ def parse(text: str) -> Role:
     found = _FORM.fullmatch(text)
     of = _KINDS.get(found[1]) if found else None
     if found is None or of is None:
-        raise RemoteProtocolError(f"{text[:80]!r} is no role: it is one such as 'replica 3', 'replica 3.1', 'shard 0' or 'coordinator'")
+        raise RemoteProtocolError(
+            f"{text[:80]!r} is no role: it is one such as 'replica 3', 'replica 3.1', 'shard 0' or 'coordinator'"
+        )
     if (found[2] is not None) != (of in _NUMBERED) or (found[3] is not None and of is not Kind.REPLICA):
-        raise RemoteProtocolError(f"{text[:80]!r} is no role: {', '.join(_NUMBERED)} have a number, a replica may have a partition, no others do")
+        raise RemoteProtocolError(
+            f"{text[:80]!r} is no role: {', '.join(_NUMBERED)} have a number, a replica may have a partition, no "
+            "others do"
+        )
     return Role(of, *(-1 if number is None else int(number) for number in found.groups()[1:]))
 
 

@@ -1,7 +1,9 @@
-"""Rounds: one update from the gradients of all replicas that take part, which is the gradient of their union batch (Chen et al. 2016).
+"""Rounds: one update from the gradients of all replicas that take part, which is the gradient of their union batch
+(Chen et al. 2016).
 
-The first shard that holds anything rules: it decides who is in a round, and tells the other shards, which hold what they are pushed until they know.
-A round is decided when it has the gradient of every member, or of all but the backup workers. What comes later is dropped.
+The first shard that holds anything rules: it decides who is in a round, and tells the other shards, which hold what
+they are pushed until they know. A round is decided when it has the gradient of every member, or of all but the backup
+workers. What comes later is dropped.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ HELD = Verdict(Action.HOLD, "its own push is in no round yet")
 class History:
     """The rulings that one who comes again may not know.
 
-    No shard is more than two rounds behind: a replica computes for a round when all shards have made the one before, or with prefetch the one before
-    that. A push that was dropped may be on its way to a shard for any time, but a replica has no more than two that are not acknowledged.
+    No shard is more than two rounds behind: a replica computes for a round when all shards have made the one before, or
+    with prefetch the one before that. A push that was dropped may be on its way to a shard for any time, but a replica
+    has no more than two that are not acknowledged.
 
     >>> history = History()
     >>> history.add(Ruling(0, (Key("replica 0", 0, 1),), ())); history.add(Ruling(1, (), (Key("replica 1", 0, 1),)))
@@ -42,14 +45,17 @@ class History:
 
     def since(self, floor: int) -> list[Ruling]:
         """Those of what was dropped, and of the rounds from this one on."""
-        return [*(ruled for of in self._dropped.values() for ruled in of), *(ruled for ruled in self._taken if ruled.round >= floor)]
+        return [
+            *(ruled for of in self._dropped.values() for ruled in of),
+            *(ruled for ruled in self._taken if ruled.round >= floor),
+        ]
 
 
 class Rounds(Policy):
     """The policy of one shard in a synchronous job; its floor is the number of rounds it has made.
 
-    A replica that dies before its round is decided is not in it, and what it pushed is dealt again. One that dies later is in it at the shards
-    that its push had reached: at each shard whole or not at all.
+    A replica that dies before its round is decided is not in it, and what it pushed is dealt again. One that dies later
+    is in it at the shards that its push had reached: at each shard whole or not at all.
 
     Args:
         settings: of the job.
@@ -90,7 +96,11 @@ class Rounds(Policy):
         if who in self._fresh and self._fresh[who].incarnation < incarnation:
             self._reject(self._fresh.pop(who))
         queued = {key for ruling in self._queue for key in ruling.taken}
-        self._dropping += [key for key in self._here if key.who == who and key.incarnation < incarnation and key not in queued | set(self._dropping)]
+        self._dropping += [
+            key
+            for key in self._here
+            if key.who == who and key.incarnation < incarnation and key not in queued | set(self._dropping)
+        ]
         self._known[who] = incarnation
         self._dead.pop(who, None)
         self._members.add(who)
@@ -133,7 +143,10 @@ class Rounds(Policy):
             return f"round {self._queue[0].round} is ruled, and not all of its gradients are here"
         if not self._rules:
             return f"round {self.floor} is not ruled yet"
-        return f"round {self._decided} has {len(self._fresh)} of {min(self._most, len(self._members | self._fresh.keys()))} gradients"
+        return (
+            f"round {self._decided} has {len(self._fresh)} of "
+            f"{min(self._most, len(self._members | self._fresh.keys()))} gradients"
+        )
 
     def slowest(self) -> list[str]:
         """Those whose gradients are missing, as far as this shard knows."""
@@ -143,14 +156,18 @@ class Rounds(Policy):
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Answer with the parameters of round `tick`, and never between a push and its round."""
-        if who in self._owing and who not in self._dead:  # a next life fetches before it takes part, and owes nothing for the last
+        if (
+            who in self._owing and who not in self._dead
+        ):  # a next life fetches before it takes part, and owes nothing for the last
             return HELD
         if self.floor < tick:
             return Verdict(Action.HOLD, f"{tick} rounds must be made first, {self.floor} are")
         return ANSWER
 
     def due(self, short: bool = False) -> Update | Drop | None:
-        """The next round that was ruled and whose pushes are here; those that a death has kept from here are left out."""
+        """The next round that was ruled and whose pushes are here; those that a death has kept from here are left
+        out.
+        """
         if self._dropping:
             key = self._dropping.popleft()
             self._settle(key)
@@ -167,7 +184,12 @@ class Rounds(Policy):
             union = sum(self._here[key] for key in taken)
             for key in taken:
                 self._settle(key)
-            return Update(union, 1.0, tuple((key, self._batch_size / union) for key in taken), f"round {ruled.round} of {union} samples")
+            return Update(
+                union,
+                1.0,
+                tuple((key, self._batch_size / union) for key in taken),
+                f"round {ruled.round} of {union} samples",
+            )
         return None
 
     def rule(self, ruled: Ruling) -> None:
@@ -183,7 +205,9 @@ class Rounds(Policy):
                 self._late.add(key)
 
     def resume(self, floor: int, rulings: Iterable[Ruling]) -> None:
-        """Go on in the place of a shard that had made so many rounds, and knew these rulings; nobody takes part until he says so."""
+        """Go on in the place of a shard that had made so many rounds, and knew these rulings; nobody takes part until
+        he says so.
+        """
         self.floor = self._decided = floor
         self._members.clear()
         for ruled in rulings:

@@ -1,4 +1,6 @@
-"""Sessions: what two roles say to each other outlives the link between them, so that nothing is missed or taken twice when it is opened again."""
+"""Sessions: what two roles say to each other outlives the link between them, so that nothing is missed or taken twice
+when it is opened again.
+"""
 
 from __future__ import annotations
 
@@ -44,5 +46,7 @@ class Session:
         """
         missing = self.said - heard
         if not 0 <= missing <= len(self.kept):
-            raise RemoteProtocolError(f"{heard} messages are said to have come, of {self.said}; the last {len(self.kept)} are kept")
+            raise RemoteProtocolError(
+                f"{heard} messages are said to have come, of {self.said}; the last {len(self.kept)} are kept"
+            )
         return list(self.kept)[len(self.kept) - missing :]

@@ -104,9 +104,23 @@ class Settings(LearningRate, frozen=True):
 
     def _check_numbers(self) -> None:
         """Refuse numbers that are out of bounds for their option."""
-        least = dict.fromkeys(("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1)
-        least |= dict.fromkeys(("warm_start_steps", "evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes", "restarts"), 0)
-        least |= dict.fromkeys(("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0)
+        least = dict.fromkeys(
+            ("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1
+        )
+        least |= dict.fromkeys(
+            (
+                "warm_start_steps",
+                "evaluate_every",
+                "checkpoint_every",
+                "snapshot_seconds",
+                "snapshot_pushes",
+                "restarts",
+            ),
+            0,
+        )
+        least |= dict.fromkeys(
+            ("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0
+        )
         spelled = {"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {}
         spelled |= {"push_every": "accumulate"} if self.among_themselves else {}
         for name, bound in least.items():
@@ -128,25 +142,44 @@ class Settings(LearningRate, frozen=True):
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
         if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
-            raise UsageError("--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no meaning with it")
+            raise UsageError(
+                "--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no "
+                "meaning with it"
+            )
         if self.standby not in (0, 1):
             raise UsageError(f"--standby {self.standby}: is 0 or 1")
         if self.read_in_place and self.standby:
-            raise UsageError("--read-in-place reads one shard's own memory, and --standby 1 has another take its place: leave one of them off")
+            raise UsageError(
+                "--read-in-place reads one shard's own memory, and --standby 1 has another take its place: leave one "
+                "of them off"
+            )
         if self.local_lr and self.fetch_every == 1:
-            raise UsageError(f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more")
+            raise UsageError(
+                f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every "
+                "to 2 or more"
+            )
         if self.target_accuracy and not self.evaluate_every:
             raise UsageError("--target-accuracy needs evaluations: set --evaluate-every to 1 or more")
         if self.backup_workers >= self.replicas:
-            raise UsageError(f"--backup-workers {self.backup_workers} of {self.replicas} replicas: at least one must be left that a round waits for")
+            raise UsageError(
+                f"--backup-workers {self.backup_workers} of {self.replicas} replicas: at least one must be left that "
+                "a round waits for"
+            )
         if self.n > self.replicas:
-            raise UsageError(f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an update")
+            raise UsageError(
+                f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an "
+                "update"
+            )
 
     @property
     def global_batch(self) -> int:
         """Samples in an update, when all take part."""
         together = self.replicas - self.backup_workers if self.in_rounds or self.among_themselves else 1
-        return (self.replicas // self.n if self.consistency == "softsync" else together) * self.batch_size * self.push_every
+        return (
+            (self.replicas // self.n if self.consistency == "softsync" else together)
+            * self.batch_size
+            * self.push_every
+        )
 
     @property
     def attends(self) -> bool:
@@ -170,7 +203,9 @@ class Settings(LearningRate, frozen=True):
 
     @property
     def together(self) -> bool:
-        """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of them dies."""
+        """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of
+        them dies.
+        """
         return self.in_rounds or self.descent is not None
 
     @property

@@ -30,7 +30,9 @@ def cut(layout: Layout, shards: int) -> tuple[Assignment, ...]:
     if shards < 1:
         raise UsageError(f"--shards {shards}: at least one shard must hold the parameters")
     if shards > layout.parameters:
-        raise UsageError(f"--shards {shards} is more than the model's {layout.parameters} parameters; use at most that many")
+        raise UsageError(
+            f"--shards {shards} is more than the model's {layout.parameters} parameters; use at most that many"
+        )
     moving, frozen = _cut(0, layout.moving, shards), _cut(layout.moving, layout.total, shards)
     return tuple(Assignment(m, f) for m, f in zip(moving, frozen, strict=True))
 

@@ -18,11 +18,18 @@ from distbelief.errors import UsageError
 Read = TypeVar("Read")
 Also = TypeVar("Also")
 
-_WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    types.NoneType: "None",
+}
 
 
 class Given(Generic[Read, Also]):
-    """A field of a frozen dataclass that may also be given as something else (by its name, say), and is always read as what that stands for.
+    """A field of a frozen dataclass that may also be given as something else (by its name, say), and is always read as
+    what that stands for.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Box:
@@ -31,7 +38,9 @@ class Given(Generic[Read, Also]):
     (3, 9, 5)
     """
 
-    def __init__(self, default: Read, also: Any, find: Callable[[Any], Read]) -> None:  # also: the class Also; mypy wants no abstract one
+    def __init__(
+        self, default: Read, also: Any, find: Callable[[Any], Read]
+    ) -> None:  # also: the class Also; mypy wants no abstract one
         self._default, self._also, self._find = default, also, find
         self._name = ""
 
@@ -60,7 +69,8 @@ class CheckedStruct(msgspec.Struct, frozen=True):
 
 
 def check_fields(whole: Any, **later: Any) -> None:
-    """Hold each field of a frozen dataclass or struct to its type; what stands for such a value (a number of numpy's, a list) becomes one.
+    """Hold each field of a frozen dataclass or struct to its type; what stands for such a value (a number of numpy's, a
+    list) becomes one.
 
     Args:
         whole: made of values that a user gave.
@@ -82,7 +92,11 @@ def check_fields(whole: Any, **later: Any) -> None:
 
 def _hints(kind: Any, **later: Any) -> dict[str, Any]:
     """The type of each field."""
-    fields = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [field.name for field in dataclasses.fields(kind)]
+    fields = (
+        kind.__struct_fields__
+        if issubclass(kind, msgspec.Struct)
+        else [field.name for field in dataclasses.fields(kind)]
+    )
     hints = typing.get_type_hints(kind, localns=later)
     return {name: hints[name] for name in fields}
 
@@ -116,7 +130,11 @@ def admit(value: Any, hint: Any, where: str) -> Any:
         if (held := _held(value, kind, where)) is not _NONE:
             return held
     if isinstance(value, type):
-        made = f"; write {value.__name__}()" if any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds) else ""
+        made = (
+            f"; write {value.__name__}()"
+            if any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds)
+            else ""
+        )
         raise UsageError(f"{where}: must be {_names(kinds)}, not a class{made}")
     raise UsageError(f"{where}: must be {_names(kinds)}, not {_article(type(value).__name__)}")
 

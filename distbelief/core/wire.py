@@ -1,4 +1,5 @@
-"""The wire: one frame is a prefix (version, length), and a message of that length; a `Bulk` message's bytes follow it raw.
+"""The wire: one frame is a prefix (version, length), and a message of that length; a `Bulk` message's bytes follow it
+raw.
 
 Every length is bounded before memory is taken, and everything that does not decode is the peer's error.
 """
@@ -34,7 +35,9 @@ def encode(message: Message) -> bytes:
     """
     body = _encode(message)
     if len(body) > MESSAGE_LIMIT:
-        raise LocalProtocolError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MESSAGE_LIMIT}")
+        raise LocalProtocolError(
+            f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MESSAGE_LIMIT}"
+        )
     return PREFIX.pack(VERSION, len(body)) + body
 
 
@@ -46,7 +49,9 @@ def length(prefix: bytes | bytearray | memoryview) -> int:
     """
     version, size = PREFIX.unpack(prefix)
     if version != VERSION:
-        raise RemoteProtocolError(f"the peer speaks version {version} of the wire, this is {VERSION}: install the same distbelief everywhere")
+        raise RemoteProtocolError(
+            f"the peer speaks version {version} of the wire, this is {VERSION}: install the same distbelief everywhere"
+        )
     if size > MESSAGE_LIMIT:
         raise RemoteProtocolError(f"a message of {size} bytes is over the limit of {MESSAGE_LIMIT}")
     return int(size)

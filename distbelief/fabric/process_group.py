@@ -89,7 +89,9 @@ class ProcessGroup:
             lines = Lines(own, ranks, self._device, seconds=STEP_SECONDS)
             self._thread = ReductionThread(lines)
             choice = Choice(lines, self._algorithm, self._per_host)
-            self._schedules = [choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets]
+            self._schedules = [
+                choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets
+            ]
         except (OSError, RuntimeError, ValueError):
             return False
         self._begin_round()

@@ -68,7 +68,9 @@ class SharedMemory:
         UsageError: the processor lets others see what is written in another order.
     """
 
-    def __init__(self, descriptor: int, index: int, replicas: int, algorithm: str = "native", per_host: int = 0) -> None:
+    def __init__(
+        self, descriptor: int, index: int, replicas: int, algorithm: str = "native", per_host: int = 0
+    ) -> None:
         if not in_order():
             told = f"gradients in shared memory need an x86-64 processor, this is {platform.machine()}"
             raise UsageError(f"{told}: use --transport tcp")
@@ -100,7 +102,10 @@ class SharedMemory:
             os.ftruncate(self._descriptor, length)
         mapping = mmap.mmap(self._descriptor, length)
         self._counts = memoryview(mapping)[:counts].cast("q")
-        slots = [torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=counts + stride * i) for i in range(self._replicas + 1)]
+        slots = [
+            torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=counts + stride * i)
+            for i in range(self._replicas + 1)
+        ]
         self._slots, self._sum = slots[:-1], slots[-1]
         return slots[self._index], self._sum if self._direct else slots[self._index]
 

@@ -1,7 +1,7 @@
 """The store of checkpoints: each a folder of one file per shard, the model's weights, and a manifest that seals them.
 
-A checkpoint comes to be in `.making-<number>` and gets its name only when all of it is on disk, so that a folder with a number for a name is whole.
-Nothing here is pickled, and nothing is ever unpickled.
+A checkpoint comes to be in `.making-<number>` and gets its name only when all of it is on disk, so that a folder with a
+number for a name is whole. Nothing here is pickled, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -81,16 +81,20 @@ class Checkpoints:
         Args:
             number: of the checkpoint, from 0.
             part: `shard-<index>`.
-            arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and of each section of parameters in it
-                `master.<section>` and `state.<section>.<key>`: 1-D, one element per parameter in the shard's range, or of one element (`step`).
+            arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and of each
+                section of parameters in it `master.<section>` and `state.<section>.<key>`: 1-D, one element per
+                parameter in the shard's range, or of one element (`step`).
             facts: whatever JSON can hold (`updates`, `samples`, `staleness`); `load_part` gives it back.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; what was made of this checkpoint is removed, the last good one stays.
+            CheckpointError: the disk is full or cannot be written; what was made of this checkpoint is removed, the
+                last good one stays.
         """
         index = _PART.fullmatch(part)
         if index is None:
-            raise LocalProtocolError(f"part {part!r} of checkpoint {number} is none; parts are named 'shard-0', 'shard-1', ...")
+            raise LocalProtocolError(
+                f"part {part!r} of checkpoint {number} is none; parts are named 'shard-0', 'shard-1', ..."
+            )
         making = self._making(number)
         path = making / f"shard-{index[1]}.safetensors"
         with self._whole_or_nothing(number):
@@ -101,7 +105,8 @@ class Checkpoints:
     def commit(self, number: int, plan: Plan, position: Position, samples: int) -> Path:
         """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
 
-        Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a course that a resumed job went back on.
+        Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a course that a
+        resumed job went back on.
 
         Args:
             number: of the checkpoint.
@@ -110,10 +115,12 @@ class Checkpoints:
             samples: applied so far.
 
         Raises:
-            CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the last good one stays.
+            CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the
+                last good one stays.
         """
         making, final = self._making(number), self.folder / f"{number:06d}"
-        again = not making.exists() and self._holds(final, number, position, samples)  # by a coordinator that died before it was told
+        # by a coordinator that died before it was told
+        again = not making.exists() and self._holds(final, number, position, samples)
         if not again:
             with self._whole_or_nothing(number):
                 self._make(making, number, plan, position, samples)
@@ -121,7 +128,9 @@ class Checkpoints:
         try:
             sync(self.folder)
         except OSError as error:
-            raise CheckpointError(f"{final} is there but may not outlast a power cut: {error}; older ones are kept. Mend that disk") from error
+            raise CheckpointError(
+                f"{final} is there but may not outlast a power cut: {error}; older ones are kept. Mend that disk"
+            ) from error
         self._tidy(number, max(plan.settings.keep_checkpoints, 1))
         self._place(final / MODEL)
         return final
@@ -171,7 +180,9 @@ class Checkpoints:
             last = self.latest()
             kept = f"{last} stays the last good one" if last else "there is no earlier one"
             remedy = "" if isinstance(error, CheckpointError) else f"; {_room()}"
-            raise CheckpointError(f"checkpoint {number} was not written to {self.folder}: {error}; {kept}{remedy}") from error
+            raise CheckpointError(
+                f"checkpoint {number} was not written to {self.folder}: {error}; {kept}{remedy}"
+            ) from error
 
     def _install(self, making: Path, final: Path) -> None:
         """Rename into place; one of the same number, of a course that was abandoned, steps aside first."""
@@ -211,7 +222,9 @@ class Checkpoints:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise CheckpointError(f"{self._model} could not be replaced: {error}; the same weights are in {model}. Make room on that disk") from error
+            raise CheckpointError(
+                f"{self._model} could not be replaced: {error}; the same weights are in {model}. Make room on that disk"
+            ) from error
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -227,13 +240,18 @@ def read_manifest(path: str | Path) -> Manifest:
             raise corrupt(file, "its checksum does not match")
         version = msgspec.json.decode(outer.manifest, type=dict[str, Any]).get("format")
         if version != FORMAT:
-            raise CheckpointError(f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that wrote it")
+            raise CheckpointError(
+                f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that "
+                "wrote it"
+            )
         manifest = msgspec.json.decode(outer.manifest, type=Manifest)
         if len(manifest.parts) != len(manifest.plan.assignments):
             raise corrupt(file, f"it names {len(manifest.parts)} parts of {len(manifest.plan.assignments)} shards")
         return manifest
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}; name a checkpoint, a folder like RUN/checkpoints/000003") from error
+        raise CheckpointError(
+            f"{file} cannot be read: {error.strerror}; name a checkpoint, a folder like RUN/checkpoints/000003"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(file, str(error)) from error
 

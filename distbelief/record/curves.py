@@ -98,7 +98,9 @@ class Curves:
                     writer.add_scalar(tag, value, samples, when)
         except Exception as error:  # whatever TensorBoard raises, a curve is not worth a job
             self._broken = True
-            self._warn(f"TensorBoard events cannot be written to {self._folder}: {error}; the curves are in metrics.jsonl too")
+            self._warn(
+                f"TensorBoard events cannot be written to {self._folder}: {error}; the curves are in metrics.jsonl too"
+            )
 
     def close(self) -> None:
         """Write what is left and wait until it is on disk."""
@@ -112,7 +114,9 @@ class Curves:
 
 @contextlib.contextmanager
 def _no_traceback_of_threads() -> Iterator[None]:
-    """TensorBoard's own thread raises where the disk is full, and its writer raises the same again, which is told in one line."""
+    """TensorBoard's own thread raises where the disk is full, and its writer raises the same again, which is told in
+    one line.
+    """
     before = threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
     try:

@@ -21,7 +21,9 @@ import torch
 from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
-"""How often a job looks whether another has its folder, and the time between: whoever asks for its status holds it for a moment."""
+"""How often a job looks whether another has its folder, and the time between: whoever asks for its status holds it for
+a moment.
+"""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -60,7 +62,11 @@ def sync(path: Path) -> None:
 
 def versions() -> dict[str, str]:
     """What ran: the versions of distbelief, torch and Python."""
-    return {"distbelief": metadata.version("distbelief"), "torch": str(torch.__version__), "python": platform.python_version()}
+    return {
+        "distbelief": metadata.version("distbelief"),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
 
 
 class RunFolder:
@@ -94,7 +100,10 @@ class RunFolder:
             folder = cls(_fresh(name) if path is None else Path(path))
             folder.path.mkdir(parents=True, exist_ok=True)
             if any(folder.path.iterdir()):
-                raise UsageError(f"--out {folder.path} is not empty; name another folder, or go on with the run in it by adding --resume")
+                raise UsageError(
+                    f"--out {folder.path} is not empty; name another folder, or go on with the run in it by adding "
+                    "--resume"
+                )
             with tempfile.TemporaryFile(dir=folder.path):
                 pass
         except (FileExistsError, NotADirectoryError) as error:
@@ -114,7 +123,10 @@ class RunFolder:
         folder = cls(Path(path))
         if not folder.job.is_file():
             missing = "it has no job.json" if folder.path.is_dir() else "there is no such folder"
-            raise UsageError(f"{path} is not a run folder: {missing}; name the folder that `distbelief train` made (by default under runs/)")
+            raise UsageError(
+                f"{path} is not a run folder: {missing}; name the folder that `distbelief train` made (by default "
+                "under runs/)"
+            )
         return folder
 
     def lock(self) -> None:
@@ -134,7 +146,8 @@ class RunFolder:
         if held:
             os.close(descriptor)
             raise UsageError(
-                f"{self.path} is the run folder of a job that is running: wait for its end or end it with Ctrl-C, then go on with --resume;"
+                f"{self.path} is the run folder of a job that is running: wait for its end or end it with Ctrl-C, "
+                "then go on with --resume;"
                 f" or name another folder with --out. `distbelief status {self.path}` shows it"
             )
         self._locked = descriptor
@@ -157,7 +170,9 @@ class RunFolder:
 
     @property
     def gone(self) -> bool:
-        """Whether the folder that was locked is no longer at its path: deleted or moved away, and perhaps another is there."""
+        """Whether the folder that was locked is no longer at its path: deleted or moved away, and perhaps another is
+        there.
+        """
         try:
             there, own = os.stat(self.path), os.fstat(self._locked)
         except OSError:
@@ -175,7 +190,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"the run folder {self.path} was deleted, and cannot be made again: {error.strerror}; leave it there while a job runs"
+                f"the run folder {self.path} was deleted, and cannot be made again: {error.strerror}; leave it there "
+                "while a job runs"
             ) from error
         self.lock()
         self.write_job(job)
@@ -193,7 +209,9 @@ class RunFolder:
         try:
             write_atomically(self.job, msgspec.json.format(msgspec.json.encode(dict(job)), indent=2) + b"\n")
         except OSError as error:
-            raise UsageError(f"{self.job} cannot be written: {error.strerror}; {limit(error) or 'name another folder with --out'}") from error
+            raise UsageError(
+                f"{self.job} cannot be written: {error.strerror}; {limit(error) or 'name another folder with --out'}"
+            ) from error
 
     def read_job(self) -> dict[str, Any]:
         """What `write_job` was given, as plain JSON values.
@@ -204,9 +222,13 @@ class RunFolder:
         try:
             return msgspec.json.decode(self.job.read_bytes(), type=dict[str, Any])
         except OSError as error:
-            raise CheckpointError(f"{self.job} cannot be read: {error.strerror}; is {self.path} a run that got that far?") from error
+            raise CheckpointError(
+                f"{self.job} cannot be read: {error.strerror}; is {self.path} a run that got that far?"
+            ) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{self.job} is corrupt: {error}; restore it from a backup, or train anew into another folder") from error
+            raise CheckpointError(
+                f"{self.job} is corrupt: {error}; restore it from a backup, or train anew into another folder"
+            ) from error
 
 
 def _locked(descriptor: int, kind: int, looks: int) -> bool:

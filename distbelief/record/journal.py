@@ -1,4 +1,6 @@
-"""The journal of a machine: what it held at some moment and everything that it was told since, from which another becomes what it is."""
+"""The journal of a machine: what it held at some moment and everything that it was told since, from which another
+becomes what it is.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,15 @@ class Journal:
     """Written before a machine acts on what it is told, so that nobody has seen more of it than stands there.
 
     Args:
-        files: two, opened for reading and writing without a buffer, which outlive the process: it is begun anew in the other one, so that there
-            is a whole one at any moment.
+        files: two, opened for reading and writing without a buffer, which outlive the process: it is begun anew in the
+            other one, so that there is a whole one at any moment.
 
     >>> import io
     >>> from distbelief.core.conversations.checkpointing import Go
     >>> from distbelief.core.timers import CheckpointDue
     >>> files = io.BytesIO(), io.BytesIO()
-    >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1, events.Woke(CheckpointDue()))
+    >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1,
+    ...     events.Woke(CheckpointDue()))
     >>> again = Journal(*files); again.memory, list(again.entries())
     (b'all', [Entry(sender='clock', life=-1, event=Woke(timer=CheckpointDue()))])
     """
@@ -106,7 +109,9 @@ def _end(data: bytes, begin: int) -> int:
 
 
 def _read(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """How often it was begun by then, the memory and the whole entries that follow; never, where the memory is not whole."""
+    """How often it was begun by then, the memory and the whole entries that follow; never, where the memory is not
+    whole.
+    """
     file.seek(0)
     data = file.read()
     if len(data) < _TOP.size:

@@ -1,4 +1,6 @@
-"""What a person sees of a job: a live table on a terminal, plain lines elsewhere, JSON lines, or nothing; and the lines at its end."""
+"""What a person sees of a job: a live table on a terminal, plain lines elsewhere, JSON lines, or nothing; and the lines
+at its end.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Live:
     """
 
     def __init__(
-        self, stream: TextIO, quiet: bool = False, json: bool = False, title: str = "", now: Callable[[], float] = time.monotonic,
+        self, stream: TextIO, quiet: bool = False, json: bool = False, title: str = "", now: Callable[[],
+            float] = time.monotonic,
         simulated: bool = False,
     ) -> None:  # fmt: skip
         self._mark = SIMULATED if simulated else ""
@@ -57,7 +60,9 @@ class Live:
         self._staleness: dict[str, float] = {}
         """By shard, the mean over the replicas of what their latest push there had."""
         self.ask: Callable[[], object] = bool
-        """Is called before a picture or a line of progress: whoever can tell at once how the shards stand does so with `stands`."""
+        """Is called before a picture or a line of progress: whoever can tell at once how the shards stand does so with
+        `stands`.
+        """
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._last = now()
@@ -67,7 +72,9 @@ class Live:
     def __enter__(self) -> Live:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def take(self, seconds: float, record: records.Record) -> None:
@@ -144,12 +151,20 @@ class Live:
         """The line for a record; empty for those that only move the numbers."""
         match record:
             case records.Started():
-                shards = f"{_many(record.shards, 'shard')}, " if record.shards else ""  # a job without a server has none
+                # a job without a server has none
+                shards = f"{_many(record.shards, 'shard')}, " if record.shards else ""
                 size = f"{_many(record.replicas, 'replica')}, {shards}{record.parameters:,} parameters"
                 resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
                 cut = "batches" if record.unit == "epoch" else "portions"
-                work = f"{_many(record.epochs, record.unit)} of {record.samples_per_epoch:,} samples in {cut} of {record.batch_size}"
-                few = "; a batch is larger than all of them: an epoch is one minibatch" if record.batch_size > record.samples_per_epoch else ""
+                work = (
+                    f"{_many(record.epochs, record.unit)} of {record.samples_per_epoch:,} samples in {cut} of "
+                    f"{record.batch_size}"
+                )
+                few = (
+                    "; a batch is larger than all of them: an epoch is one minibatch"
+                    if record.batch_size > record.samples_per_epoch
+                    else ""
+                )
                 return f"{self._title or 'training'}: {size}; {work}{few}{resumed}"
             case records.EpochDone():
                 return self._progress(record.epoch)
@@ -157,18 +172,29 @@ class Live:
                 # a job that ends within an epoch is measured once more
                 again = not record.epoch or record.epoch in self._tested
                 self._tested.add(record.epoch)
-                when = f"at the end, after {self._summary.samples:,} samples," if again else f"after {_many(record.epoch, self._unit)}"
+                when = (
+                    f"at the end, after {self._summary.samples:,} samples,"
+                    if again
+                    else f"after {_many(record.epoch, self._unit)}"
+                )
                 moment = _time(self._summary.history[-1]["seconds"]) + self._mark
                 return f"tested {when} at {moment}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
             case records.Gone():
                 verb = "is" if record.lost == 1 else "are"
                 dealt = f"; its {_many(record.lost, 'minibatch', 'es')} {verb} dealt again" if record.lost else ""
-                return f"{record.role} {'died' if record.died else 'left'}: {record.reason}{dealt}" if record.died or record.lost else ""
+                return (
+                    f"{record.role} {'died' if record.died else 'left'}: {record.reason}{dealt}"
+                    if record.died or record.lost
+                    else ""
+                )
             case records.Checkpointed():
                 return f"checkpoint {record.number} failed: {record.error}" if record.error else ""
             case records.Forgotten():
                 count = _many(record.last - record.first + 1, "push", "es")
-                return f"{record.role} has lost {count} of {record.replica}, made since the checkpoint that it goes on from"
+                return (
+                    f"{record.role} has lost {count} of {record.replica}, made since the checkpoint that it goes on "
+                    "from"
+                )
             case records.Note():
                 return record.text
             case records.Finished():  # of a failure the error tells, which whoever runs the job gets
@@ -187,7 +213,9 @@ class Live:
         per_epoch = started.samples_per_epoch if started else 0
         epochs = started.epochs if started else 0
         done = self._summary.samples // max(per_epoch, 1) if self._unit == "epoch" else self._summary.epochs
-        where = f"{self._unit} {epoch}/{epochs} done" if epoch else f"{self._unit} {min(done + 1, max(epochs, 1))}/{epochs}"
+        where = (
+            f"{self._unit} {epoch}/{epochs} done" if epoch else f"{self._unit} {min(done + 1, max(epochs, 1))}/{epochs}"
+        )
         share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if self._unit == 'epoch' else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
         taken, rate = f"{_time(self._summary.seconds)}{self._mark}", f"{self._summary.rate:,.0f} samples/s{self._mark}"
@@ -227,7 +255,9 @@ class Live:
         summary = self._summary
         whole = summary.started.samples_per_epoch * summary.started.epochs if summary.started else 0
         counted = self._unit == "epoch"
-        bar_of = (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
+        bar_of = (
+            (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
+        )
         row = summary.history[-1] if summary.history else {}
         accuracy = row.get("test_accuracy")
         loss = self._recent.take()
@@ -271,7 +301,14 @@ class Live:
             speed = one.steps / summary.seconds if summary.seconds > 0 else 0.0
             lost = f"lost {one.lost}" if one.lost else ""
             cut = Text(state, no_wrap=True, overflow="ellipsis")
-            table.add_row(f" {roles.replica(index)}", f"{one.steps:,} steps", f"{speed:,.1f}/s{self._mark}", f"{100 * share:.0f} %", lost, cut)
+            table.add_row(
+                f" {roles.replica(index)}",
+                f"{one.steps:,} steps",
+                f"{speed:,.1f}/s{self._mark}",
+                f"{100 * share:.0f} %",
+                lost,
+                cut,
+            )
         if len(summary.replicas) > ROWS:
             table.add_row(f" and {len(summary.replicas) - ROWS} more")
         return table
@@ -291,11 +328,18 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
         rows.append(("accuracy", f"{100 * result['test_accuracy']:.2f} %{loss}"))
     target = result["target"]
     if target["accuracy"]:
-        reached = f"reached after {_time(target['seconds'])}{mark}, {_many(target['epochs'], 'epoch')}" if target["reached"] else "not reached"
+        reached = (
+            f"reached after {_time(target['seconds'])}{mark}, {_many(target['epochs'], 'epoch')}"
+            if target["reached"]
+            else "not reached"
+        )
         rows.append(("target", f"{100 * target['accuracy']:.2f} % {reached}"))
-    applied = _many(result["pushes"], "push", "es") if result["shards"] else _many(result["updates"], "update")  # pushes are to shards
+    # pushes are to shards
+    applied = _many(result["pushes"], "push", "es") if result["shards"] else _many(result["updates"], "update")
     work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {applied}"
-    rows.append(("time", f"{_time(result['seconds'])}{mark}, {result['samples_per_second']:,.0f} samples/s{mark} ({work})"))
+    rows.append(
+        ("time", f"{_time(result['seconds'])}{mark}, {result['samples_per_second']:,.0f} samples/s{mark} ({work})")
+    )
     if descent := result.get("descent"):
         searches = f", {_many(descent['restarts'], 'search', 'es')} that failed" if descent["restarts"] else ""
         loss = "" if descent["loss"] is None else f"training loss {descent['loss']:.6g} after "
@@ -303,9 +347,15 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
         rows.append(("descent", f"{loss}{counted}{searches}"))
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
-    lost = [f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}" for one in result["per_replica"] if one["lost"]]
+    lost = [
+        f"{roles.replica(one['id'])} lost {_many(one['lost'], 'minibatch', 'es')}"
+        for one in result["per_replica"]
+        if one["lost"]
+    ]
     if result["dropped"]:
-        rows.append(("too late", f"{_many(result['dropped'], 'gradient')} for a round; their minibatches were dealt again"))
+        rows.append(
+            ("too late", f"{_many(result['dropped'], 'gradient')} for a round; their minibatches were dealt again")
+        )
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))
     if cluster := result.get("cluster"):
@@ -320,7 +370,10 @@ def _cluster(told: Mapping[str, Any]) -> str:
     handling, hosts = told["handling"], told["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
-    return f"steps of {_time(told['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is read and written, {each}"
+    return (
+        f"steps of {_time(told['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what is "
+        f"read and written, {each}"
+    )
 
 
 def _many(count: int, noun: str, plural: str = "s") -> str:

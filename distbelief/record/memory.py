@@ -20,7 +20,10 @@ class MemoryStore:
 
     def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
         """Copy one shard's part."""
-        self._making[number, part] = {name: array.detach().clone() for name, array in arrays.items()}, dict(facts, clocks=dict(facts["clocks"]))
+        self._making[number, part] = (
+            {name: array.detach().clone() for name, array in arrays.items()},
+            dict(facts, clocks=dict(facts["clocks"])),
+        )
 
     def commit(self, number: int, plan: Plan, position: Any, samples: int) -> str:
         """Make a checkpoint the newest; returns its name."""
@@ -42,6 +45,8 @@ class MemoryStore:
             CheckpointError: it is another that is asked for.
         """
         if checkpoint != self._number:
-            raise CheckpointError(f"checkpoint {checkpoint!r} is not in memory, which keeps the newest only ({self._number or 'none'})")
+            raise CheckpointError(
+                f"checkpoint {checkpoint!r} is not in memory, which keeps the newest only ({self._number or 'none'})"
+            )
         arrays, facts = self._newest[f"shard-{shard}"]
         return {name: array.clone() for name, array in arrays.items()}, facts

@@ -1,4 +1,6 @@
-"""The weights alone, as a safetensors file that plain PyTorch loads, put together from the shards' files by chunks: nobody holds the vector."""
+"""The weights alone, as a safetensors file that plain PyTorch loads, put together from the shards' files by chunks:
+nobody holds the vector.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def write_model(path: Path, plan: Plan, parts: Sequence[Path]) -> None:
         OSError: a file cannot be read or written.
         CheckpointError: a shard's file does not hold its range of the plan.
     """
-    places = [place for part, own in zip(parts, plan.assignments, strict=True) for place in _places(part, own.moving, own.frozen)]
+    places = [
+        place
+        for part, own in zip(parts, plan.assignments, strict=True)
+        for place in _places(part, own.moving, own.frozen)
+    ]
     with path.open("wb") as out:
         named = _named(plan.layout)
         out.write(_header([tensor for tensor, _ in named]))
@@ -51,19 +57,30 @@ def write_model(path: Path, plan: Plan, parts: Sequence[Path]) -> None:
 
 
 def _named(layout: Layout) -> list[tuple[Tensor, int]]:
-    """Each tensor under each of its names, and where it begins in the vector; the widest dtypes first, so that all are aligned."""
+    """Each tensor under each of its names, and where it begins in the vector; the widest dtypes first, so that all are
+    aligned.
+    """
     entries = {entry.tensor.name: entry for entry in layout.entries}
     named = [(entry.tensor, entry.start) for entry in layout.entries]
-    named += [(msgspec.structs.replace(entries[name].tensor, name=alias), entries[name].start) for alias, name in layout.aliases.items()]
+    named += [
+        (msgspec.structs.replace(entries[name].tensor, name=alias), entries[name].start)
+        for alias, name in layout.aliases.items()
+    ]
     return sorted(named, key=lambda one: -ITEM_SIZES[one[0].dtype])
 
 
 def _header(tensors: Sequence[Tensor]) -> bytes:
-    """What a safetensors file begins with: the length of a JSON text, and the text, which says what lies where after it."""
+    """What a safetensors file begins with: the length of a JSON text, and the text, which says what lies where after
+    it.
+    """
     told: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
-        told[tensor.name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (position, position + tensor.size)}
+        told[tensor.name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": (position, position + tensor.size),
+        }
         position += tensor.size
     text = msgspec.json.encode(told)
     text += b" " * (-len(text) % 8)

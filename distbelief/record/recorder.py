@@ -45,7 +45,10 @@ def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
                 fields = msgspec.json.decode(text, type=dict[str, Any])
                 if fields.get("event") == "Tested":  # JSON has no NaN: it was written as null
                     fields = {key: math.nan if value is None else value for key, value in fields.items()}
-                seconds, record = float(fields.pop("seconds")), msgspec.convert(fields, records.AnyRecord, str_keys=True)
+                seconds, record = (
+                    float(fields.pop("seconds")),
+                    msgspec.convert(fields, records.AnyRecord, str_keys=True),
+                )
                 if role := getattr(record, "role", ""):
                     roles.parse(role)
             except (msgspec.DecodeError, RemoteProtocolError, KeyError, TypeError, ValueError):
@@ -56,7 +59,8 @@ def read_metrics(path: Path) -> Iterator[tuple[float, records.Record]]:
 class Recorder:
     """Takes the records of a job in the order of time.
 
-    In a resumed run the metrics are appended to; the sums and the history go on from the samples that `Started` names, without what came after them.
+    In a resumed run the metrics are appended to; the sums and the history go on from the samples that `Started` names,
+    without what came after them.
 
     Args:
         folder: where to write; None writes nothing.
@@ -64,7 +68,9 @@ class Recorder:
         warn: is told, once each, that the metrics or the result cannot be written; by default it goes to stderr.
     """
 
-    def __init__(self, folder: RunFolder | None, job: Mapping[str, Any], warn: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder | None, job: Mapping[str, Any], warn: Callable[[str], None] | None = None
+    ) -> None:
         self.folder, self.job = folder, dict(job)
         self.summary = Summary(self.job)
         self._warn = warn or _to_stderr
@@ -84,8 +90,12 @@ class Recorder:
             self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Write a record down; `seconds` count from the beginning of this sitting of the job. A full disk is noted once and does not stop it."""
-        if isinstance(record, records.Started) and self.summary.started and self.folder:  # the job has begun again from a checkpoint
+        """Write a record down; `seconds` count from the beginning of this sitting of the job. A full disk is noted once
+        and does not stop it.
+        """
+        if (
+            isinstance(record, records.Started) and self.summary.started and self.folder
+        ):  # the job has begun again from a checkpoint
             self._earlier = list(read_metrics(self.folder.metrics))
         if isinstance(record, records.Started) and self._earlier:
             self.summary = Summary(self.job)
@@ -109,7 +119,9 @@ class Recorder:
             self._complain(error)
 
     def write_again(self) -> None:
-        """Write all metrics again, where their file is gone with its folder; what was open is there until it is closed."""
+        """Write all metrics again, where their file is gone with its folder; what was open is there until it is
+        closed.
+        """
         if self._file is None or self.folder is None:
             return
         try:
@@ -122,7 +134,9 @@ class Recorder:
     def _complain(self, error: OSError) -> None:
         if not self._warned and self.folder:
             self._warned = True
-            self._warn(f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job goes on without them")
+            self._warn(
+                f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job goes on without them"
+            )
 
     def result(self) -> dict[str, Any]:
         """What `result.json` holds, or would hold if the run ended now."""

@@ -17,7 +17,8 @@ from distbelief.record.checkpoints import MANIFEST, MODEL, Checkpoints, Manifest
 
 
 def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The arrays that shard number `shard` of `plan` holds, out of a checkpoint that may have been cut into another number of shards.
+    """The arrays that shard number `shard` of `plan` holds, out of a checkpoint that may have been cut into another
+    number of shards.
 
     A per-element array that some shards had not made yet (an optimizer makes state at its first step) is zero there.
 
@@ -27,8 +28,8 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
         shard: index of the shard in `plan`.
 
     Returns:
-        The arrays as `Checkpoints.save_part` describes them, own copies, and the facts: the shard's own where the cut is the same, else those of the
-        shard that had applied most.
+        The arrays as `Checkpoints.save_part` describes them, own copies, and the facts: the shard's own where the cut
+        is the same, else those of the shard that had applied most.
 
     Raises:
         CheckpointError: the checkpoint is missing, corrupt, or of another model or optimizer.
@@ -42,12 +43,18 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
         files = {
             index: _open(stack, folder, part)
             for index, (part, theirs) in enumerate(zip(manifest.parts, saved, strict=True))
-            if (saved == plan.assignments and index == shard) or _common(own.moving, theirs.moving).size or _common(own.frozen, theirs.frozen).size
+            if (saved == plan.assignments and index == shard)
+            or _common(own.moving, theirs.moving).size
+            or _common(own.frozen, theirs.frozen).size
         }
         try:
             arrays = {
-                "vector.moving": _cut(files, "vector.moving", own.moving, [one.moving for one in saved], 1, torch.uint8),
-                "vector.frozen": _cut(files, "vector.frozen", own.frozen, [one.frozen for one in saved], 1, torch.uint8),
+                "vector.moving": _cut(
+                    files, "vector.moving", own.moving, [one.moving for one in saved], 1, torch.uint8
+                ),
+                "vector.frozen": _cut(
+                    files, "vector.frozen", own.frozen, [one.frozen for one in saved], 1, torch.uint8
+                ),
             }
             for number, section in enumerate(plan.layout.sections):
                 part = _common(own.moving, Range(section.start, section.stop))
@@ -58,7 +65,9 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
             raise corrupt(folder / MANIFEST, f"its shards do not hold what it says ({error})") from error
     if saved == plan.assignments:
         return arrays, manifest.parts[shard].facts
-    return arrays, max((part.facts for part in manifest.parts), key=lambda facts: (facts.get("updates", 0), facts.get("samples", 0)))
+    return arrays, max(
+        (part.facts for part in manifest.parts), key=lambda facts: (facts.get("updates", 0), facts.get("samples", 0))
+    )
 
 
 class Store(Checkpoints):
@@ -70,14 +79,17 @@ class Store(Checkpoints):
 
 
 def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint or any safetensors file, checked against a layout; the optimizer's state is left alone.
+    """The weights in a checkpoint or any safetensors file, checked against a layout; the optimizer's state is left
+    alone.
 
     Args:
-        path: a run folder (its newest checkpoint), the folder of a checkpoint, or a `.safetensors` file of a state dict.
+        path: a run folder (its newest checkpoint), the folder of a checkpoint, or a `.safetensors` file of a state
+            dict.
         layout: of the model that is to take them; a tied tensor may stand under any of its names.
 
     Returns:
-        All names of the layout, tied ones included, with own memory except between tied names: what `load_state_dict(strict=True)` wants.
+        All names of the layout, tied ones included, with own memory except between tied names: what
+        `load_state_dict(strict=True)` wants.
 
     Raises:
         CheckpointError: nothing is there, it is corrupt, or a tensor differs by name, shape or dtype.
@@ -92,19 +104,36 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                 names = [tensor.name, *(alias for alias, name in layout.aliases.items() if name == tensor.name)]
                 found = next((name for name in names if name in present), None)
                 if found is None:
-                    raise CheckpointError(f"{source} has no tensor {tensor.name!r}, which the model has; name a checkpoint of the same model")
+                    raise CheckpointError(
+                        f"{source} has no tensor {tensor.name!r}, which the model has; name a checkpoint of the same "
+                        "model"
+                    )
                 values = file.get_tensor(found).clone()
                 if tuple(values.shape) != tensor.shape or values.dtype != getattr(torch, tensor.dtype):
-                    theirs, ours = f"{list(values.shape)} {str(values.dtype).removeprefix('torch.')}", f"{list(tensor.shape)} {tensor.dtype}"
-                    raise CheckpointError(f"{tensor.name!r} is {theirs} in {source}, the model's is {ours}; name a checkpoint of the same model")
+                    theirs, ours = (
+                        f"{list(values.shape)} {str(values.dtype).removeprefix('torch.')}",
+                        f"{list(tensor.shape)} {tensor.dtype}",
+                    )
+                    raise CheckpointError(
+                        f"{tensor.name!r} is {theirs} in {source}, the model's is {ours}; name a checkpoint of the "
+                        "same model"
+                    )
                 named |= dict.fromkeys(names, values)
     except (SafetensorError, OSError) as error:
-        remedy = "name a run folder, a checkpoint or a .safetensors file (a .pt file is never unpickled: save its state dict with safetensors)"
+        remedy = (
+            "name a run folder, a checkpoint or a .safetensors file (a .pt file is never unpickled: save its state "
+            "dict with safetensors)"
+        )
         if source.suffix == ".safetensors" and isinstance(error, SafetensorError):
-            remedy = "it is damaged: name another checkpoint, or go on by --resume with the run that it is of, which writes it anew"
+            remedy = (
+                "it is damaged: name another checkpoint, or go on by --resume with the run that it is of, which "
+                "writes it anew"
+            )
         raise CheckpointError(f"{source} cannot be read as safetensors: {error}; {remedy}") from error
     if extra := sorted(present - set(named)):
-        raise CheckpointError(f"{source} has a tensor {extra[0]!r}, which the model lacks; name a checkpoint of the same model")
+        raise CheckpointError(
+            f"{source} has a tensor {extra[0]!r}, which the model lacks; name a checkpoint of the same model"
+        )
     return named
 
 
@@ -116,14 +145,17 @@ def _weights_file(path: Path) -> Path:
         return _verified(checkpoint, read_manifest(checkpoint).model)
     if (path / MODEL).exists():
         return path / MODEL
-    raise CheckpointError(f"{path} holds no checkpoint and no {MODEL}; name a run folder that got as far as a checkpoint")
+    raise CheckpointError(
+        f"{path} holds no checkpoint and no {MODEL}; name a run folder that got as far as a checkpoint"
+    )
 
 
 def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
     theirs, ours = manifest.plan.settings.optimizer.name, plan.settings.optimizer.name
     if theirs != ours:
         raise CheckpointError(
-            f"checkpoint {folder} was made by optimizer {theirs}, this job's is {ours}: use {theirs}, or start anew with --init-from {folder}"
+            f"checkpoint {folder} was made by optimizer {theirs}, this job's is {ours}: use {theirs}, or start anew "
+            f"with --init-from {folder}"
         )
     for what, was, now in (
         ("training samples", manifest.plan.samples, plan.samples),
@@ -131,7 +163,8 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
     ):
         if was != now:
             raise CheckpointError(
-                f"checkpoint {folder} was made with {was} {what}, this job has {now}: the order of the data would change; use {was}"
+                f"checkpoint {folder} was made with {was} {what}, this job has {now}: the order of the data would "
+                f"change; use {was}"
             )
     saved, layout = manifest.plan.layout, plan.layout
     if (saved.entries, saved.sections) != (layout.entries, layout.sections):
@@ -168,8 +201,12 @@ def _common(one: Range, other: Range) -> Range:
     return Range(start, max(start, min(one.stop, other.stop)))
 
 
-def _states(files: dict[int, Any], number: int, part: Range, held: Sequence[Range], item: int) -> dict[str, torch.Tensor]:
-    """The masters and optimizer states of section `number` for the bytes `part`; saved shard i holds `held[i]` of the section."""
+def _states(
+    files: dict[int, Any], number: int, part: Range, held: Sequence[Range], item: int
+) -> dict[str, torch.Tensor]:
+    """The masters and optimizer states of section `number` for the bytes `part`; saved shard i holds `held[i]` of the
+    section.
+    """
     sources = [(file, held[index]) for index, file in files.items() if _common(part, held[index]).size]
     names = {name for file, _ in sources for name in file.keys() if name.split(".")[1:2] == [str(number)]}  # noqa: SIM118
     arrays: dict[str, torch.Tensor] = {}
@@ -187,12 +224,18 @@ def _states(files: dict[int, Any], number: int, part: Range, held: Sequence[Rang
     return arrays
 
 
-def _cut(files: dict[int, Any], name: str, part: Range, held: Sequence[Range], item: int, dtype: torch.dtype) -> torch.Tensor:
-    """Array `name` for the bytes `part`, with one element per `item` bytes: slices of what each saved shard holds, zeros where one has none."""
+def _cut(
+    files: dict[int, Any], name: str, part: Range, held: Sequence[Range], item: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Array `name` for the bytes `part`, with one element per `item` bytes: slices of what each saved shard holds,
+    zeros where one has none.
+    """
     array = torch.zeros(part.size // item, dtype=dtype)
     for index, file in files.items():
         common = _common(part, held[index])
         if common.size:
-            values = file.get_slice(name)[(common.start - held[index].start) // item : (common.stop - held[index].start) // item]
+            values = file.get_slice(name)[
+                (common.start - held[index].start) // item : (common.stop - held[index].start) // item
+            ]
             array[(common.start - part.start) // item : (common.stop - part.start) // item] = values
     return array

@@ -49,7 +49,8 @@ class Summary:
     """The sums over records taken in the order of time.
 
     Args:
-        job: what `job.json` holds: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device, versions.
+        job: what `job.json` holds: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed,
+            device, versions.
     """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
@@ -59,15 +60,17 @@ class Summary:
         self.replicas: dict[int, Replica] = {}
         self.history: list[dict[str, Any]] = []
         self.applied: dict[str, records.Applied] = {}
-        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = self.forgotten = 0
+        self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = (
+            self.forgotten
+        ) = 0
         self._forgotten: dict[tuple[str, str, int], int] = {}
         self.seconds = 0.0
         """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
         self.reached: dict[str, Any] | None = None
         self.outcome, self.cause, self.reason = "", "", ""
         self.descent: dict[str, Any] | None = None
-        """Of a batch method: its iterations, evaluations, searches that failed, bundles dealt to one more, last loss and largest component of the
-        gradient."""
+        """Of a batch method: its iterations, evaluations, searches that failed, bundles dealt to one more, last loss
+        and largest component of the gradient."""
         self._loss = Mean()
         self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
         self._began = self._before = 0.0
@@ -156,8 +159,11 @@ class Summary:
     def _row(self, seconds: float, epoch: int, loss: float | None, accuracy: float | None) -> None:
         row = {"seconds": self._training(seconds), "epoch": epoch, "samples": self.samples, "updates": self.pushes}
         trained = self._loss.take()
-        trained = self.descent["loss"] if self.descent else _finite(trained)  # of the whole batch where it is known, without what was only tried
-        self.history.append({**row, "train_loss": trained, "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)})
+        # of the whole batch where it is known, without what was only tried
+        trained = self.descent["loss"] if self.descent else _finite(trained)
+        self.history.append(
+            {**row, "train_loss": trained, "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)}
+        )
 
     def _training(self, seconds: float) -> float:
         return self._before + seconds - self._began
@@ -173,14 +179,20 @@ class Summary:
         return max((applied.updates for applied in self.applied.values()), default=self.pushes)
 
     def staleness(self) -> dict[str, Any]:
-        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where nothing is known."""
+        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where nothing is
+        known.
+        """
         histogram: dict[int, int] = {}
         for applied in self.applied.values():
             for staleness, count in applied.staleness.items():
                 histogram[staleness] = histogram.get(staleness, 0) + count
         count = sum(histogram.values())
         mean = sum(staleness * times for staleness, times in histogram.items()) / count if count else None
-        return {"mean": mean, "max": max(histogram, default=None), "histogram": {str(key): histogram[key] for key in sorted(histogram)}}
+        return {
+            "mean": mean,
+            "max": max(histogram, default=None),
+            "histogram": {str(key): histogram[key] for key in sorted(histogram)},
+        }
 
     def result(self) -> dict[str, Any]:
         """What `result.json` holds, in JSON's own types; numbers that are not finite become null."""
@@ -203,7 +215,11 @@ class Summary:
             "samples_per_second": self.rate,
             "test_accuracy": tested.get("test_accuracy"),
             "test_loss": tested.get("test_loss"),
-            "target": {"accuracy": target, "reached": self.reached is not None, **(self.reached or {"seconds": None, "epochs": None})},
+            "target": {
+                "accuracy": target,
+                "reached": self.reached is not None,
+                **(self.reached or {"seconds": None, "epochs": None}),
+            },
             "staleness": self.staleness(),
             "bytes": {"pushed": self.pushed, "fetched": self.fetched},
             "per_replica": [

@@ -1,12 +1,14 @@
 """The story of a Downpour replica: Algorithm 1.1 of the paper.
 
-Beside the paper's listing: gradients are pushed after every `push_every` steps, so that each push holds as many (the listing pushes one at step 0),
-and a fetch lands only between steps. With `prefetch` the fetch for the next step is in flight while this one computes, and pushes are not waited for.
-Where the consistency needs it, a replica tells the shards when it takes part and when it sits out, and pushes and fetches name their tick; in rounds
-each gradient of a push is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
+Beside the paper's listing: gradients are pushed after every `push_every` steps, so that each push holds as many (the
+listing pushes one at step 0), and a fetch lands only between steps. With `prefetch` the fetch for the next step is in
+flight while this one computes, and pushes are not waited for. Where the consistency needs it, a replica tells the
+shards when it takes part and when it sits out, and pushes and fetches name their tick; in rounds each gradient of a
+push is weighted by its minibatch's share of a full one, so that unequal minibatches add up to their union.
 
-A shard that dies comes again: a replica tells it how far the one before had acknowledged, and sends it again what that had not; in rounds, where
-all shards go back to one checkpoint, a replica begins anew. While a checkpoint is made it computes, but pushes nothing.
+A shard that dies comes again: a replica tells it how far the one before had acknowledged, and sends it again what that
+had not; in rounds, where all shards go back to one checkpoint, a replica begins anew. While a checkpoint is made it
+computes, but pushes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Work, check_loss
 
 REPORT_SECONDS = 0.25
-"""A replica reports its progress when it has computed for this long since its last report, and at the end of every portion."""
+"""A replica reports its progress when it has computed for this long since its last report, and at the end of every
+portion.
+"""
 
 Steps = Generator[Effect, Any, None]
 
@@ -48,7 +52,9 @@ class Downpour:
         incarnation: of this replica; a restarted one has a higher.
     """
 
-    def __init__(self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0) -> None:
+    def __init__(
+        self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0
+    ) -> None:
         self.role, self.vectors, self.incarnation = role, vectors, incarnation
         self.step = self._course = 0
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
@@ -59,7 +65,9 @@ class Downpour:
 
     def story(self) -> Story:
         """Algorithm 1.1, from joining to leaving."""
-        yield Send(roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size))
+        yield Send(
+            roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size)
+        )
         while self._welcome is None and not self._ending:
             self._take((yield RECEIVE))
         if self._welcome is None:
@@ -155,10 +163,14 @@ class Downpour:
 
     def _start(self, plan: Plan) -> None:
         own = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
-        held = [(roles.shard(i), part) for i, a in enumerate(plan.assignments) for part in (a.moving, a.frozen) if part.size]
+        held = [
+            (roles.shard(i), part) for i, a in enumerate(plan.assignments) for part in (a.moving, a.frozen) if part.size
+        ]
         self._holders = {(part.start, part.stop): role for role, part in held}
         self._parts: list[tuple[str, Range]] = own
-        self._outgoing: list[list[Payload]] = [[self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)]
+        self._outgoing: list[list[Payload]] = [
+            [self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)
+        ]
         self._held = Parameters(role for role, _ in own)
         self._based = self._held.versions
         self._ending = self._holding = self._draining = self._attending = self._in_flight = False
@@ -173,7 +185,9 @@ class Downpour:
     def _send_initial(self) -> Steps:
         self.vectors.initial(0)
         for (start, stop), role in self._holders.items():
-            yield self._links.ask(role, initialising.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
+            yield self._links.ask(
+                role, initialising.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop))
+            )
         yield from self._landed()
         yield Send(roles.COORDINATOR, initialising.Ready(self._links.lives()))
 
@@ -227,7 +241,8 @@ class Downpour:
         clock, sent = self._pushes.clock + 1, {}
         for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
             push = pushing.Push(
-                slot, part.start, part.stop, self.incarnation, clock, self._based[role], self._steps, self._accrued_samples, self._tick
+                slot, part.start, part.stop, self.incarnation, clock, self._based[role], self._steps,
+                self._accrued_samples, self._tick
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent)
@@ -249,7 +264,9 @@ class Downpour:
     # parameters down
 
     def _fetch(self) -> Steps:
-        """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked for."""
+        """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked
+        for.
+        """
         if self._settings.read_in_place:
             return
         if not self._settings.prefetch:
@@ -274,7 +291,10 @@ class Downpour:
         for part in parts:
             if part.size:
                 self._work.fetched += part.size
-                yield self._links.ask(self._holders[part.start, part.stop], pushing.Fetch(landing, part.start, part.stop, tick, self.incarnation))
+                yield self._links.ask(
+                    self._holders[part.start, part.stop],
+                    pushing.Fetch(landing, part.start, part.stop, tick, self.incarnation),
+                )
 
     def _landed(self) -> Steps:
         while self._links.missing:
@@ -284,15 +304,21 @@ class Downpour:
         self._held.land()
 
     def _same_round(self) -> Steps:
-        """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this replica is in."""
+        """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this
+        replica is in.
+        """
         while behind := self._held.behind():
-            yield from self._request(self._landing, [part for role, part in self._parts if role in behind], self._held.newest)
+            yield from self._request(
+                self._landing, [part for role, part in self._parts if role in behind], self._held.newest
+            )
             while self._links.missing:
                 yield from self._wait()
         self._tick = self._held.newest
 
     def _too_old(self, step: int, tick: int) -> bool:
-        """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks for newer ones."""
+        """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks
+        for newer ones.
+        """
         if self._in_rounds:
             return not self._steps
         return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound
@@ -336,7 +362,9 @@ class Downpour:
         yield from self._links.seek()
 
     def _reunite(self, welcome: membership.Welcome) -> Steps:
-        """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone back."""
+        """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone
+        back.
+        """
         if welcome.initialise or welcome.course > self._course:
             raise AllBack
         self._welcome = None
@@ -347,7 +375,9 @@ class Downpour:
             yield from unanswered
 
     def _return(self, shard: str) -> Steps:
-        """Tell a shard that has come again how far the one before was, and push again what that had not acknowledged."""
+        """Tell a shard that has come again how far the one before was, and push again what that had not
+        acknowledged.
+        """
         pushes = self._pushes.owed(shard)
         yield Send(shard, attendance.Return(self.incarnation, self._pushes.acknowledged[shard]))
         if self._attending:

@@ -1,4 +1,6 @@
-"""The story of the evaluator: it fetches the server's model when it is told to, and measures it. It is outside every clock and bound."""
+"""The story of the evaluator: it fetches the server's model when it is told to, and measures it. It is outside every
+clock and bound.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class Evaluator:
             yield from self._links.seek()
 
     def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Generator[Effect, Any, bool]:
-        """Reach the shards that have come again; whether all may have gone back, and what was answered before is of another life."""
+        """Reach the shards that have come again; whether all may have gone back, and what was answered before is of
+        another life.
+        """
         reached = yield from self._links.reach(event)
         if reached and plan.settings.together:
             yield from self._anew(plan, wanted)
@@ -89,22 +93,29 @@ class Evaluator:
         return False
 
     def _anew(self, plan: Plan, wanted: bool) -> Generator[Effect, Any, None]:
-        """Expect nothing that was asked before, and ask every shard again: for what moves only where that is wanted now."""
+        """Expect nothing that was asked before, and ask every shard again: for what moves only where that is wanted
+        now.
+        """
         for index in range(len(plan.assignments)):
             self._links.forget(roles.shard(index))
         yield from self._fetch(plan, frozen=True, moving=wanted)
 
-    def _fetch(self, plan: Plan, frozen: bool = False, moving: bool = False, of: Collection[str] | None = None) -> Generator[Effect, Any, None]:
+    def _fetch(
+        self, plan: Plan, frozen: bool = False, moving: bool = False, of: Collection[str] | None = None
+    ) -> Generator[Effect, Any, None]:
         """Ask every shard (or some) for parts of its slice; where there are none, the worker reads what it measures.
 
-        What moves is asked for when somebody wants it measured, and never twice at a time: a shard may hold a fetch back, and answers each once.
+        What moves is asked for when somebody wants it measured, and never twice at a time: a shard may hold a fetch
+        back, and answers each once.
         """
         for index, assignment in enumerate(() if plan.settings.mapped else plan.assignments):
             if of is not None and roles.shard(index) not in of:
                 continue
             for part in (assignment.moving,) * moving + (assignment.frozen,) * frozen:
                 if part.size:
-                    yield self._links.ask(roles.shard(index), pushing.Fetch(0, part.start, part.stop, incarnation=self.incarnation))
+                    yield self._links.ask(
+                        roles.shard(index), pushing.Fetch(0, part.start, part.stop, incarnation=self.incarnation)
+                    )
 
 
 def _none(plan: Plan) -> Parameters:

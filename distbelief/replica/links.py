@@ -76,7 +76,8 @@ class Links:
         return [Send(roles.COORDINATOR, membership.Rejoin(lost))]
 
     def reach(self, welcome: membership.Welcome) -> Generator[Effect, Any, list[str]]:
-        """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns to whom there is one now.
+        """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns
+        to whom there is one now.
 
         Raises:
             JobFailed: a link that broke, to a shard that lives: what it has heard of us is not known.
@@ -91,7 +92,10 @@ class Links:
                 self._places.setdefault(shard, place)
                 self.lost.add(shard)
             elif before is not None and place.incarnation <= before.incarnation:
-                raise JobFailed(f"{self.role}: its link to {shard} broke, and {shard} is still there; a new life of {self.role} begins without it")
+                raise JobFailed(
+                    f"{self.role}: its link to {shard} broke, and {shard} is still there; a new life of {self.role} "
+                    "begins without it"
+                )
             else:
                 self._places[shard] = place
                 self.lost.discard(shard)
@@ -110,7 +114,9 @@ class Links:
     def stale(self, arrival: Arrival) -> bool:
         """Whether it is on its way since a life of a shard that another has replaced, which is asked the same."""
         event = arrival.event
-        return isinstance(event, pushing.Fetched | pushing.Pushed) and event.version.incarnation < self.life(arrival.sender)
+        return isinstance(event, pushing.Fetched | pushing.Pushed) and event.version.incarnation < self.life(
+            arrival.sender
+        )
 
     def forget(self, shard: str) -> None:
         """Expect no answers from a shard any more."""

@@ -1,4 +1,6 @@
-"""What a replica knows of the parameters that it holds: which version of each shard they are, and what these contain."""
+"""What a replica knows of the parameters that it holds: which version of each shard they are, and what these
+contain.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ class Pushes:
         return [push.sent[shard] for push in self._waiting if shard in push.sent]
 
     def applied(self, shard: str, event: pushing.Pushed) -> None:
-        """A shard has applied or dropped a push; one that all have is done. The last of a former life are nobody's any more."""
+        """A shard has applied or dropped a push; one that all have is done. The last of a former life are nobody's any
+        more.
+        """
         oldest = self.clock - len(self._waiting) + 1
         if event.incarnation != self._incarnation or not oldest <= event.clock <= self.clock:
             return
@@ -72,7 +74,9 @@ class Pushes:
             self._pushes += 1
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """What was done since this was last asked: steps, samples, pushes, and of each that was dropped, after how many steps, and how many."""
+        """What was done since this was last asked: steps, samples, pushes, and of each that was dropped, after how many
+        steps, and how many.
+        """
         done = self._steps, self._samples, self._pushes, tuple(self._dropped)
         self._steps = self._samples = self._pushes = 0
         self._dropped.clear()

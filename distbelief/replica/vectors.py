@@ -9,7 +9,9 @@ from distbelief.core.layout import Layout, Range
 
 
 class Vectors(Protocol):
-    """The model's parameters (one vector, or two where a fetch is in flight) and the slots in which gradients accrue."""
+    """The model's parameters (one vector, or two where a fetch is in flight) and the slots in which gradients
+    accrue.
+    """
 
     @property
     def layout(self) -> Layout:
@@ -23,7 +25,9 @@ class Vectors(Protocol):
         """From here on the model computes with parameter vector `landing`."""
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
-        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one counts as zero."""
+        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
+        counts as zero.
+        """
 
     def descend(self, rate: float) -> None:
         """One step of plain SGD on the model's own parameters with the step's gradient."""

@@ -16,7 +16,9 @@ class Made(Protocol):
     """Who counts what was made of the work."""
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """Since this was last asked: steps, samples, pushes, and of each that was dropped, after how many steps, and how many."""
+        """Since this was last asked: steps, samples, pushes, and of each that was dropped, after how many steps, and
+        how many.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""The two clocks: the wall's, which waits, and the simulator's, which jumps. Each can say the time, call later, and take one turn."""
+"""The two clocks: the wall's, which waits, and the simulator's, which jumps. Each can say the time, call later, and
+take one turn.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,10 @@ class VirtualClock:
             LocalProtocolError: nothing is to come, yet somebody waits: a deadlock.
         """
         if not self._coming:
-            raise LocalProtocolError(f"at {self.time:.6f} s nothing is to come any more, but the job has not ended: everybody waits for somebody")
+            raise LocalProtocolError(
+                f"at {self.time:.6f} s nothing is to come any more, but the job has not ended: everybody waits for "
+                "somebody"
+            )
         self.time, _, function, argument = heapq.heappop(self._coming)
         self.events += 1
         function(argument)

@@ -1,4 +1,6 @@
-"""The driver: the only loop. It carries the effects of machines and stories to transports, stores and workers, and the answers back."""
+"""The driver: the only loop. It carries the effects of machines and stories to transports, stores and workers, and the
+answers back.
+"""
 
 from __future__ import annotations
 
@@ -62,20 +64,26 @@ class Driver:
         self._reducing: list[Player] = []
         """Stories whose workers reduce: they are asked again and again, and links are carried in between."""
         self._ready: deque[Player] = deque()
-        """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled while it delivers."""
+        """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled
+        while it delivers.
+        """
 
     def add_machine(
         self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None,
         become: Callable[[str, int, Any], None] | None = None, host: Host | None = None,
     ) -> None:  # fmt: skip
-        """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a machine that it has made."""
+        """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a
+        machine that it has made.
+        """
         player = self._add(role, endpoint)
         player.machine, player.store, player.become = machine, store, become or stay
         if host is not None:
             player.host, player.send = host, host.send
         endpoint.deliver = lambda arrival: self._handle(player, arrival)
 
-    def add_story(self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None) -> None:
+    def add_story(
+        self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None
+    ) -> None:
         """Play a story; it begins when the driver runs or is asked to `begin`."""
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
@@ -124,8 +132,8 @@ class Driver:
     def replay(self, role: str, known: int) -> None:
         """Have a machine go through its journal, and become what it was in the life before.
 
-        What it did then that others may have missed is done now: the records after the first `known`, messages when those come back whom it told
-        them, and what it last asked the store and the clock for.
+        What it did then that others may have missed is done now: the records after the first `known`, messages when
+        those come back whom it told them, and what it last asked the store and the clock for.
         """
         player = self._players[role]
         host = player.host
@@ -142,7 +150,12 @@ class Driver:
         """Whoever has not come back by now is gone."""
         assert player.host is not None
         for role, life in player.host.missing():
-            self._handle(player, Arrival(role, events.Lost(f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s", life)))
+            self._handle(
+                player,
+                Arrival(
+                    role, events.Lost(f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s", life)
+                ),
+            )
 
     def begin(self, role: str) -> None:
         """Run a story up to its first wait."""
@@ -206,7 +219,9 @@ class Driver:
         self._take(player, arrival)
 
     def _take(self, player: Player, arrival: Arrival) -> None:
-        if type(arrival.event) is not pushing.Fetch:  # whatever else a machine is told, it may write to what its answers are sent from
+        if (
+            type(arrival.event) is not pushing.Fetch
+        ):  # whatever else a machine is told, it may write to what its answers are sent from
             player.endpoint.settle()
         assert player.machine is not None
         try:
@@ -273,7 +288,9 @@ class Driver:
             self._wake(player, effect)
 
     def _wake(self, player: Player, wake: Wake) -> None:
-        self.clock.call_later(wake.seconds, lambda timer: self._handle(player, Arrival(CLOCK, events.Woke(timer))), wake.timer)
+        self.clock.call_later(
+            wake.seconds, lambda timer: self._handle(player, Arrival(CLOCK, events.Woke(timer))), wake.timer
+        )
 
     def _write(self, player: Player, effect: Save | Commit | Discard) -> events.Saved:
         """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
@@ -376,7 +393,9 @@ class Driver:
     def _update(self, player: Player, effect: Update) -> bool | None:
         """Have the worker update what it shares."""
         worker: Any = player.worker  # an `Updater`, which takes longer to see than a small update to make
-        answer: bool | None = worker.update(effect.samples, player.asking(self.clock.now), lambda done: self._advance(player, done))
+        answer: bool | None = worker.update(
+            effect.samples, player.asking(self.clock.now), lambda done: self._advance(player, done)
+        )
         player.stalled = None
         return answer
 
@@ -403,7 +422,9 @@ class Driver:
         if isinstance(effect, Load):
             return self._load(player, effect)
         if isinstance(effect, Wake):
-            return self.clock.call_later(effect.seconds, lambda timer: self._arrive(player, Arrival(CLOCK, events.Woke(timer))), effect.timer)
+            return self.clock.call_later(
+                effect.seconds, lambda timer: self._arrive(player, Arrival(CLOCK, events.Woke(timer))), effect.timer
+            )
         raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
 
     def _end(self, player: Player) -> None:

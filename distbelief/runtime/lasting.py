@@ -1,8 +1,9 @@
-"""Links to the coordinator that last: when it dies and comes again, both sides go on where they were, and nothing is missed or heard twice.
+"""Links to the coordinator that last: when it dies and comes again, both sides go on where they were, and nothing is
+missed or heard twice.
 
-A role that has lost its link keeps what it says, and opens the link again as soon as somebody listens there. The coordinator that has come again has
-gone through its journal, so that it knows what each has told it, and what it has told each. Then each tells the other how much it has heard,
-and is told the rest.
+A role that has lost its link keeps what it says, and opens the link again as soon as somebody listens there. The
+coordinator that has come again has gone through its journal, so that it knows what each has told it, and what it has
+told each. Then each tells the other how much it has heard, and is told the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ AWAY_SECONDS = 20.0
 KEPT = 256
 """Messages that the coordinator keeps for each role: it asks little of one at a time."""
 RETURN_SECONDS = 60.0
-"""How long a coordinator that has come again waits for guests whom it knew: a step may take long, and nobody else tells of their deaths."""
+"""How long a coordinator that has come again waits for guests whom it knew: a step may take long, and nobody else tells
+of their deaths.
+"""
 
 
 class Caller:
@@ -43,7 +46,9 @@ class Caller:
         hear: is told at last that the coordinator is gone.
     """
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, where: Callable[[], str], hear: Callable[[Arrival], None]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, where: Callable[[], str], hear: Callable[[Arrival], None]
+    ) -> None:
         self._endpoint, self._clock, self._where, self._hear = endpoint, clock, where, hear
         self._session = Session()
         self.away: float | None = None
@@ -140,13 +145,27 @@ class Host:
     Args:
         endpoint: of the coordinator.
         machine: that plays it.
-        kinds: the classes that what it holds is made of; none where that cannot be told, and it has to be told everything again.
+        kinds: the classes that what it holds is made of; none where that cannot be told, and it has to be told
+            everything again.
         journal: where everything stands that it was told.
         watched: the roles whose deaths the coordinator is told of by whoever has started them.
     """
 
-    def __init__(self, endpoint: Endpoint, machine: Machine, kinds: Mapping[str, type], journal: Journal, watched: Collection[str] = ()) -> None:
-        self._endpoint, self._machine, self._kinds, self._journal, self._watched = endpoint, machine, kinds, journal, watched
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        machine: Machine,
+        kinds: Mapping[str, type],
+        journal: Journal,
+        watched: Collection[str] = (),
+    ) -> None:
+        self._endpoint, self._machine, self._kinds, self._journal, self._watched = (
+            endpoint,
+            machine,
+            kinds,
+            journal,
+            watched,
+        )
         self._sessions: dict[str, tuple[int, Session]] = {}
         self._over: dict[str, int] = {}
         self._awaited: dict[str, int] = {}
@@ -163,7 +182,9 @@ class Host:
         life, session = self._sessions.get(to, (-1, None))
         if session is not None:
             session.say(message)
-            if not self._replays and to not in self._awaited and self._endpoint.life_of(to) == life:  # else it is told when it comes back
+            if (
+                not self._replays and to not in self._awaited and self._endpoint.life_of(to) == life
+            ):  # else it is told when it comes back
                 self._endpoint.send(to, message, payload)
 
     def takes(self, arrival: Arrival) -> Iterator[Arrival]:
@@ -176,7 +197,9 @@ class Host:
         life = self._endpoint.life_of(sender) if isinstance(event, Message) else -1
         if self.ended and type(event) is not Resume:
             return
-        if self._kinds and self._journal.long and sender != STORE:  # whose answer comes amid the effects of what is noted already
+        if (
+            self._kinds and self._journal.long and sender != STORE
+        ):  # whose answer comes amid the effects of what is noted already
             self._journal.begin(self._remember())
         before = self._sessions.get(sender, (life,))[0]
         if before < life and before > self._over.get(sender, -1):  # nobody has told of its death
@@ -210,8 +233,13 @@ class Host:
         return [(role, life) for role, life in self._awaited.items() if role not in self._watched]
 
     def _remember(self) -> bytes:
-        sessions = [[role, life, one.heard, one.said, list(map(wire.encode, one.kept))] for role, (life, one) in self._sessions.items()]
-        return msgspec.msgpack.encode([memory.remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes])
+        sessions = [
+            [role, life, one.heard, one.said, list(map(wire.encode, one.kept))]
+            for role, (life, one) in self._sessions.items()
+        ]
+        return msgspec.msgpack.encode(
+            [memory.remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes]
+        )
 
     def _recall(self, held: bytes) -> None:
         machine, sessions, self._over, self.records, wakes = msgspec.msgpack.decode(held)

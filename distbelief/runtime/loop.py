@@ -1,6 +1,8 @@
-"""A user's own training loop as a replica: `join()`, `optimizer`, `batches`, `report`. It drives the same story as every other replica.
+"""A user's own training loop as a replica: `join()`, `optimizer`, `batches`, `report`. It drives the same story as
+every other replica.
 
-`batches` runs the story to its first `Compute`, and hands out the minibatch; `optimizer.step()` answers and runs it to the next.
+`batches` runs the story to its first `Compute`, and hands out the minibatch; `optimizer.step()` answers and runs it to
+the next.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class Replica:
         device: where the job would have this replica compute.
         incarnation: of this replica; one that was started anew has a higher.
         padding: how long to sleep after each step, where the replica is to be slower than it is.
-        part: what it plays, for a model, so many samples and the batch size that the loop names, where that is not Downpour's; and who reduces.
+        part: what it plays, for a model, so many samples and the batch size that the loop names, where that is not
+            Downpour's; and who reduces.
     """
 
     def __init__(
@@ -130,15 +133,16 @@ class Replica:
         return roles.index_of(self.role)
 
     def optimizer(self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> ServerOptimizer:
-        """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch on.
+        """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch
+        on.
 
-        Its learning rate is that of the job, and falls with the samples applied by all replicas as `--lr-schedule` says: a
-        `torch.optim.lr_scheduler`, which counts the steps of one, cannot be used with it.
+        Its learning rate is that of the job, and falls with the samples applied by all replicas as `--lr-schedule`
+        says: a `torch.optim.lr_scheduler`, which counts the steps of one, cannot be used with it.
 
         Args:
             model: on its device, the same in every replica.
-            groups: parameter groups as `torch.optim` takes them; each may set its own `lr` and `weight_decay`. Where None, those that the job's
-                `--decay-exempt` makes.
+            groups: parameter groups as `torch.optim` takes them; each may set its own `lr` and `weight_decay`. Where
+                None, those that the job's `--decay-exempt` makes.
 
         Raises:
             UsageError: the model cannot be trained, or a second one is given.
@@ -156,16 +160,22 @@ class Replica:
             batch_size: samples in a minibatch; the job's (`--batch-size`) where None.
 
         Raises:
-            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more, or a minibatch was left
-                without `optimizer.step()`.
+            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more, or
+                a minibatch was left without `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
         if self._asked:
-            raise UsageError("batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); drop the outer loop")
+            raise UsageError(
+                "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
+                "drop the outer loop"
+            )
         self._asked = True
         if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
-            raise UsageError(f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of --batch-size")
+            raise UsageError(
+                f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
+                "--batch-size"
+            )
         return self._batches(as_data(dataset), self._vectors.device, operator.index(batch_size or 0))
 
     def _batches(self, data: Data, device: torch.device, batch_size: int) -> Iterator[tuple[Any, Any]]:
@@ -186,7 +196,9 @@ class Replica:
                 self.leave()
                 raise
             if self._batch is batch:
-                raise UsageError("the loop took the next minibatch without optimizer.step() for the last: each minibatch is one step")
+                raise UsageError(
+                    "the loop took the next minibatch without optimizer.step() for the last: each minibatch is one step"
+                )
 
     def report(self, loss: float | torch.Tensor | None = None) -> None:
         """Tell the loss of the step just made, for the run's curve.
@@ -200,23 +212,33 @@ class Replica:
             self._story.report(float(loss.detach()) if isinstance(loss, torch.Tensor) else loss, batch, step)
 
     def step(self) -> None:
-        """Hand the gradient of the current minibatch to the story, and run it up to the next. `optimizer.step()` calls this."""
+        """Hand the gradient of the current minibatch to the story, and run it up to the next. `optimizer.step()` calls
+        this.
+        """
         if self._batch is None:
-            raise UsageError("optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push")
+            raise UsageError(
+                "optimizer.step() outside of a minibatch of replica.batches(): there is no gradient to push"
+            )
         if self._handed[0] is not self._batch:
-            raise UsageError("optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step")
+            raise UsageError(
+                "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
+            )
         self._clip_and_check(*self._handed)
         if self._padding:
             time.sleep(self._padding.rest(time.perf_counter() - self._began))
         self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
 
     def _clip_and_check(self, batch: Batch | None, step: int) -> None:
-        """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which would be pushed unseen."""
+        """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which
+        would be pushed unseen.
+        """
         assert self._vectors is not None
         assert self._story is not None
         known = batch is not None and self._reported is batch
         gradients = [p.grad for p in self._vectors.module.parameters() if p.grad is not None]
-        dense = [gradient for gradient in gradients if gradient.layout is torch.strided]  # what is not is refused as it is accrued
+        dense = [
+            gradient for gradient in gradients if gradient.layout is torch.strided
+        ]  # what is not is refused as it is accrued
         if self.clip_norm:
             norm = float(nn.utils.clip_grad_norm_(self._vectors.module.parameters(), self.clip_norm))
         else:
@@ -228,10 +250,14 @@ class Replica:
     def _begin(self, data: Data, batch_size: int) -> None:
         assert self._vectors is not None
         if self._part is None:
-            self._story = Downpour(self.role, self._vectors, len(data), batch_size, keeps=True, incarnation=self._incarnation)
+            self._story = Downpour(
+                self.role, self._vectors, len(data), batch_size, keeps=True, incarnation=self._incarnation
+            )
         else:
             self._story = self._part.story(self._vectors, len(data), batch_size)
-        self._driver.add_story(self.role, self._story.story(), self._endpoint, self, self._part.store if self._part else None)
+        self._driver.add_story(
+            self.role, self._story.story(), self._endpoint, self, self._part.store if self._part else None
+        )
         self._driver.link(self.role)
         self._driver.begin(self.role)
         self._driver.run_while(lambda: self._batch is None)
@@ -243,7 +269,9 @@ class Replica:
         self._driver.run_while(lambda: self._batch is None)
 
     def leave(self) -> None:
-        """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so by itself."""
+        """Leave the job: push what has accrued, and let the others do the rest. A loop that ends before the job does so
+        by itself.
+        """
         if self._batch is not None:
             self._go_on(None)
 
@@ -283,7 +311,9 @@ class Replica:
 
 
 class ServerOptimizer:
-    """What a user's loop calls instead of a `torch.optim` optimizer; the learning rate is set with `--lr` and `--lr-schedule`."""
+    """What a user's loop calls instead of a `torch.optim` optimizer; the learning rate is set with `--lr` and
+    `--lr-schedule`.
+    """
 
     def __init__(self, replica: Replica, vectors: FlatModule) -> None:
         self._replica, self._vectors = replica, vectors
@@ -298,8 +328,10 @@ class ServerOptimizer:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"the server's optimizer has no {name!r} here: its state is on the shards; set the learning rate with --lr, how it falls with"
-            " --lr-schedule instead of torch.optim.lr_scheduler, and what a parameter group has of its own in replica.optimizer(model, groups)"
+            f"the server's optimizer has no {name!r} here: its state is on the shards; set the learning rate with "
+            "--lr, how it falls with"
+            " --lr-schedule instead of torch.optim.lr_scheduler, and what a parameter group has of its own in "
+            "replica.optimizer(model, groups)"
         )
 
 
@@ -314,7 +346,9 @@ def join() -> Replica:
         UsageError: it was not started by a job.
     """
     if current is None:
-        raise UsageError("no job has started this process; run the script with: distbelief launch downpour --replicas 2 SCRIPT.py")
+        raise UsageError(
+            "no job has started this process; run the script with: distbelief launch downpour --replicas 2 SCRIPT.py"
+        )
     return current
 
 

@@ -39,7 +39,9 @@ class Reducer(Protocol):
     """A worker that adds up the gradients of a group by itself."""
 
     def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
-        """Take one's place in a group; False where that cannot be done, or as soon as `told` says that something has arrived."""
+        """Take one's place in a group; False where that cannot be done, or as soon as `told` says that something has
+        arrived.
+        """
         ...
 
     def reduce(self) -> bool | None:
@@ -59,8 +61,8 @@ class Updater(Protocol):
         """Fill what is shared."""
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
-        """Make an update; False as soon as `told`, which who waits asks again and again, says that something has arrived; None where `answer` will
-        be called later.
+        """Make an update; False as soon as `told`, which who waits asks again and again, says that something has
+        arrived; None where `answer` will be called later.
         """
         ...
 
@@ -131,7 +133,9 @@ class Player:
         return any(isinstance(arrival.event, INTERRUPTS) for arrival in self.inbox)
 
     def form(self, group: Assemble, now: Callable[[], float]) -> bool:
-        """Have the worker take its place in a group; False also where the story was told something that it must know now."""
+        """Have the worker take its place in a group; False also where the story was told something that it must know
+        now.
+        """
         assert isinstance(self.worker, Reducer)
         formed = self.worker.form(group, self.asking(now))
         self.stalled = None

@@ -1,4 +1,6 @@
-"""The pump: a thread that carries a process's links while it computes, so that a fetch over a network is in flight during a step."""
+"""The pump: a thread that carries a process's links while it computes, so that a fetch over a network is in flight
+during a step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from distbelief.transport.base import NetworkEndpoint
 
 
 class Pump:
-    """Polls an endpoint in a thread of its own, but only inside `running`: an endpoint is used by one thread at a time."""
+    """Polls an endpoint in a thread of its own, but only inside `running`: an endpoint is used by one thread at a
+    time.
+    """
 
     def __init__(self, endpoint: NetworkEndpoint) -> None:
         self._endpoint = endpoint

@@ -1,8 +1,8 @@
 """The algorithms of all-reduce, each a function that writes down its steps (`schedules/schedule`).
 
 Each works for any number of ranks and any length. Every addition that two ranks make of the same elements has the same
-two operands, so that all ranks end with the same bits. Where an algorithm wants a power of two, the ranks beyond it give
-theirs to another first and are given the sum last.
+two operands, so that all ranks end with the same bits. Where an algorithm wants a power of two, the ranks beyond it
+give theirs to another first and are given the sum last.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
 PLACED = ("native", "auto")
-"""What stands for one of them that the place where a job runs chooses: its own, and the cheapest by what is measured."""
+"""What stands for one of them that the place where a job runs chooses: its own, and the cheapest by what is measured.
+"""
 
 
 def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> Steps:

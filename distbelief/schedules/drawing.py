@@ -30,14 +30,20 @@ def draw(schedule: Schedule, link: Link, inside: Link | None = None) -> str:
     prove(schedule)
     ranks, count, wanted = schedule.ranks, len(schedule.steps), wanted_ranks(schedule)
     times = schedule.moved / max(schedule.length, 1)
-    lines = [f"{schedule.algorithm}, {ranks} ranks: {count} step{'' if count == 1 else 's'}; all ranks together send {times:.1f} times the vector"]
+    lines = [
+        f"{schedule.algorithm}, {ranks} ranks: {count} step{'' if count == 1 else 's'}; all ranks together send "
+        f"{times:.1f} times the vector"
+    ]
     states = execute(schedule)
     next(states)
     for number, (step, state) in enumerate(zip(schedule.steps, states, strict=True), 1):
         lines.append(f"step {number}, {_moves(step)}")
         for rank, row in enumerate(state):
             cells = ["=" if held.ranks == wanted else _letters(held) for held in row]
-            lines.append(f"  rank {rank}  " + (" ".join(cell.ljust(ranks) for cell in cells) if ranks > 2 else "".join(cells)).rstrip())
+            lines.append(
+                f"  rank {rank}  "
+                + (" ".join(cell.ljust(ranks) for cell in cells) if ranks > 2 else "".join(cells)).rstrip()
+            )
     expected = formula(schedule.algorithm, ranks, schedule.length, schedule.hosts)
     assert expected.moved == schedule.moved
     return "\n".join([*lines, _price(schedule, link, inside)])

@@ -1,4 +1,6 @@
-"""Who may take part: the first replica settles the model, the data and the batch size of the job, and every other must have them."""
+"""Who may take part: the first replica settles the model, the data and the batch size of the job, and every other must
+have them.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,33 @@ def plan(settings: Settings, event: Join) -> Plan:
     left_out = event.samples % settings.batch_size if settings.drop_last else 0
     if left_out == event.samples:
         raise UsageError(
-            f"--drop-last: all of the {left_out} training samples are less than one minibatch of {settings.batch_size}: lower --batch-size"
+            f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
+            f"{settings.batch_size}: lower --batch-size"
         )
-    return Plan(settings, event.layout, cut(event.layout, 1 if settings.mapped else settings.shards), event.samples - left_out, left_out)
+    return Plan(
+        settings,
+        event.layout,
+        cut(event.layout, 1 if settings.mapped else settings.shards),
+        event.samples - left_out,
+        left_out,
+    )
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:
     """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
     s = plan.settings
     unit = "iteration" if s.descent else "epoch"
-    return Started(s.replicas, 0 if s.mapped else s.shards, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, samples, done, unit)
+    return Started(
+        s.replicas,
+        0 if s.mapped else s.shards,
+        plan.layout.parameters,
+        plan.samples,
+        s.batch_size,
+        s.epochs,
+        samples,
+        done,
+        unit,
+    )
 
 
 def check(plan: Plan, who: str, event: Join) -> None:
@@ -46,6 +65,10 @@ def check(plan: Plan, who: str, event: Join) -> None:
     """
     check_same(plan.layout, event.layout, who)
     if event.samples != (samples := plan.samples + plan.left_out):
-        raise UsageError(f"{who} has {event.samples} training samples, the job has {samples}: give every replica the same data")
+        raise UsageError(
+            f"{who} has {event.samples} training samples, the job has {samples}: give every replica the same data"
+        )
     if event.batch_size not in (0, plan.settings.batch_size):
-        raise UsageError(f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.batch_size}: it is one for all")
+        raise UsageError(
+            f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.batch_size}: it is one for all"
+        )

@@ -1,6 +1,8 @@
-"""The coordinator: the machine that knows the members, deals portions, and calls for evaluations, checkpoints and the end.
+"""The coordinator: the machine that knows the members, deals portions, and calls for evaluations, checkpoints and the
+end.
 
-It never sees the parameter vector. A job goes through the phases of `PHASES`, and each `_on_<message>` below says what moves it on.
+It never sees the parameter vector. A job goes through the phases of `PHASES`, and each `_on_<message>` below says what
+moves it on.
 """
 
 from __future__ import annotations
@@ -44,7 +46,13 @@ class Coordinator(Answering):
     heard = heard_by(Kind.COORDINATOR, SERVED)
 
     def __init__(
-        self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+        self,
+        settings: Settings,
+        evaluator: bool = True,
+        checkpoint: str = "",
+        position: Position = START,
+        samples: int = 0,
+        number: int = 1,
     ) -> None:
         self.settings = settings
         self.phase = Phase.GATHERING
@@ -91,7 +99,10 @@ class Coordinator(Answering):
 
     def standing(self) -> dict[str, object]:
         """What it has dealt, by role."""
-        return {"phase": self.phase, "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data}}
+        return {
+            "phase": self.phase,
+            "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data},
+        }
 
     @property
     def epochs(self) -> int:
@@ -159,7 +170,9 @@ class Coordinator(Answering):
         return Dealing(plan, self._saving.position, self._saving.samples)
 
     def _restore(self) -> list[Effect]:
-        """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of them are there."""
+        """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of
+        them are there.
+        """
         if self.plan is None:
             return []
         members = self._reception.known() if self._may(May.REPLACE) else ()
@@ -184,7 +197,9 @@ class Coordinator(Answering):
         return [*asked, *self._greet(), *self._pair(), *self._continue()]
 
     def _ask_to_initialise(self) -> list[Effect]:
-        """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins anew."""
+        """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins
+        anew.
+        """
         first = self._reception.initialiser() if self._may(May.INITIALISE) and self._muster.ready else None
         return self._greet_one(first, initialise=True) if first else []
 
@@ -195,24 +210,37 @@ class Coordinator(Answering):
     def _begin(self) -> list[Effect]:
         assert self.plan is not None and self.data is not None  # noqa: PT018
         self._enter(Phase.TRAINING)
-        effects: list[Effect] = [Record(admission.started(self.plan, self.data.samples, self.epochs)), *self._greet(), *self._pair()]
+        effects: list[Effect] = [
+            Record(admission.started(self.plan, self.data.samples, self.epochs)),
+            *self._greet(),
+            *self._pair(),
+        ]
         if self.data.finished:
             return effects + self._finish(Cause.DONE_BEFORE, "every epoch was done before")
-        return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])  # for a shard that dies to go back to
+        # for a shard that dies to go back to
+        return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
         if sender not in self._reception.members and (sender != roles.EVALUATOR or not self._evaluations.there):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
         self._reception.stray(sender)
-        return self._muster.doubt(event.lost) + (self._ask_to_initialise() if self._may(May.INITIALISE) else self._greet())
+        return self._muster.doubt(event.lost) + (
+            self._ask_to_initialise() if self._may(May.INITIALISE) else self._greet()
+        )
 
     def _greet(self) -> list[Effect]:
         """Welcome those who wait for it, once the shards are there."""
-        return [effect for role in (self._reception.callers() if self._muster.sure else ()) for effect in self._greet_one(role)]
+        return [
+            effect
+            for role in (self._reception.callers() if self._muster.sure else ())
+            for effect in self._greet_one(role)
+        ]
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
-        effects: list[Effect] = [Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))]
+        effects: list[Effect] = [
+            Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))
+        ]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if not self._evaluations.there else [])
         if self._saving.holds and not self.settings.together:
@@ -233,7 +261,9 @@ class Coordinator(Answering):
         completed = self.data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
         counts = (event.pushed, event.fetched, len(event.dropped))
-        effects: list[Effect] = [Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))]
+        effects: list[Effect] = [
+            Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))
+        ]
         for _ in range(completed):
             effects += self._epoch_done(self.data)
         if not self._may(May.DEAL):
@@ -244,7 +274,11 @@ class Coordinator(Answering):
         return [*effects, *self._deal(), *self._write(), *armed, *(self._save() if due else [])]
 
     def _deal(self) -> list[Effect]:
-        return self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together) if self.data else []
+        return (
+            self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together)
+            if self.data
+            else []
+        )
 
     def _epoch_done(self, data: Work) -> list[Effect]:
         data.epochs += 1
@@ -262,7 +296,9 @@ class Coordinator(Answering):
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self._may(May.DEAL) and target and event.accuracy >= target:
-            return effects + self._finish(Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}")
+            return effects + self._finish(
+                Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}"
+            )
         if self._evaluations.owed:
             effects += self._evaluations.measure(self.epochs)
         return effects + self._close()
@@ -273,7 +309,11 @@ class Coordinator(Answering):
         """Begin a checkpoint, unless one is being made or a shard is away."""
         if self._saving.busy or not self._muster.ready or self.data is None:
             return []
-        return [*self._saving.begin(self.data, self._reception.members), *(self._deal() if self._may(May.DEAL) else []), *self._write()]
+        return [
+            *self._saving.begin(self.data, self._reception.members),
+            *(self._deal() if self._may(May.DEAL) else []),
+            *self._write(),
+        ]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         self._muster.woke(event.timer)
@@ -324,9 +364,15 @@ class Coordinator(Answering):
             self._enter(Phase.CLOSING)
             if not (self._muster.ready or self._muster.inherited):
                 role = self._muster.unready[0]
-                return self._end(Cause.SHARD_DESERTED, self._saving.unsaved(f"{role} is gone, and so are the replicas"), role)
+                return self._end(
+                    Cause.SHARD_DESERTED, self._saving.unsaved(f"{role} is gone, and so are the replicas"), role
+                )
         effects: list[Effect] = []
-        while self._may(May.CLOSE) and self._muster.ready and not (self._evaluations.pending or self._saving.busy or self._describing):
+        while (
+            self._may(May.CLOSE)
+            and self._muster.ready
+            and not (self._evaluations.pending or self._saving.busy or self._describing)
+        ):
             step = self._closing.pop(0)
             if step is ClosingStep.MEASURE and self.settings.evaluate_every:
                 effects += self._evaluations.measure(self.epochs)
@@ -344,15 +390,25 @@ class Coordinator(Answering):
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
-        everybody = [*self._muster.roles, *self._standbys.present, *self._reception.everybody, *self._evaluations.watchers]
+        everybody = [
+            *self._muster.roles,
+            *self._standbys.present,
+            *self._reception.everybody,
+            *self._evaluations.watchers,
+        ]
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in everybody]
         return [Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
-        if not self._reception.heeds(sender) and not event.for_good:  # all have gone back, and it does not know that there is work again
+        if (
+            not self._reception.heeds(sender) and not event.for_good
+        ):  # all have gone back, and it does not know that there is work again
             self._reception.stray(sender)
             return self._greet()
-        return [Send(sender, membership.Farewell()), *self._without(sender, "it goes early" if event.for_good else "it was done", -1, died=False)]
+        return [
+            Send(sender, membership.Farewell()),
+            *self._without(sender, "it goes early" if event.for_good else "it was done", -1, died=False),
+        ]
 
     # death
 
@@ -364,21 +420,40 @@ class Coordinator(Answering):
         return self._without_shard(sender, event) if roles.kind(sender) is roles.Kind.SHARD else []
 
     def _without_shard(self, role: str, event: events.Lost) -> list[Effect]:
-        """Wait for its next life: its standby, or one that goes on from the newest checkpoint; or end, where neither is to be had."""
-        if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(role, life := self._reception.lives.last(role)):
+        """Wait for its next life: its standby, or one that goes on from the newest checkpoint; or end, where neither is
+        to be had.
+        """
+        if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(
+            role, life := self._reception.lives.last(role)
+        ):
             return []
         begun, what = self._may(May.REPLACE), f"{role} is gone ({event.reason})"
         if self._standbys.can_succeed(role):
             if self._may(May.CLOSE) and self._saving.holds:
                 self._closing.insert(0, ClosingStep.SAVE)
-            return [Record(records.Note(f"{what}; its standby takes its place")), *self._give_up(what), *self._standbys.succeed(role)]
+            return [
+                Record(records.Note(f"{what}; its standby takes its place")),
+                *self._give_up(what),
+                *self._standbys.succeed(role),
+            ]
         self._standbys.alone(role)
-        cause = Cause.SHARD_SPENT if role in self._reception.lives.over else Cause.SHARD_CLOSING if self._may(May.CLOSE) else None
+        cause = (
+            Cause.SHARD_SPENT
+            if role in self._reception.lives.over
+            else Cause.SHARD_CLOSING
+            if self._may(May.CLOSE)
+            else None
+        )
         if cause or (begun and not self._saving.newest):
             return self._end(cause or Cause.SHARD_UNSAVED, self._saving.unsaved(what), role)
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
         if begun and self.settings.together:
-            return [Record(records.Note(f"{what}; all go back to {whose}")), *effects, *self._rewind(), *self._muster.fall()]
+            return [
+                Record(records.Note(f"{what}; all go back to {whose}")),
+                *effects,
+                *self._rewind(),
+                *self._muster.fall(),
+            ]
         told = Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}"))
         return [told, *effects, self._muster.grant(role, life + 1)]
 

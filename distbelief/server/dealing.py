@@ -99,7 +99,9 @@ class Dealing:
         return effects
 
     def _allowed(self, role: str, members: Collection[str]) -> int:
-        """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to itself."""
+        """How many minibatches a replica may be dealt: during a warm start one replica has the first steps to
+        itself.
+        """
         if self._warmed >= self._warming:
             self._warming = 0
             return 1 if self.settings.in_rounds else PORTION_LIMIT  # in rounds all take one each
@@ -129,5 +131,9 @@ class Dealing:
 
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
-        who = [f"{role} holds {held} minibatches" for role in sorted(members, key=roles.index_of) if (held := self.dealer.held(role))]
+        who = [
+            f"{role} holds {held} minibatches"
+            for role in sorted(members, key=roles.index_of)
+            if (held := self.dealer.held(role))
+        ]
         return who + [f"{role} waits for work" for role, drained in self._wanting.items() if drained]

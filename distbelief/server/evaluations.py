@@ -1,4 +1,6 @@
-"""The coordinator's dealings with the evaluator: the server's model is measured as soon as somebody is free to; not at all where nobody will come."""
+"""The coordinator's dealings with the evaluator: the server's model is measured as soon as somebody is free to; not at
+all where nobody will come.
+"""
 
 from __future__ import annotations
 

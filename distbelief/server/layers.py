@@ -1,4 +1,6 @@
-"""The layers in a shard's slice, for an optimizer that needs their norms; some of them may be cut, and lie on other shards too."""
+"""The layers in a shard's slice, for an optimizer that needs their norms; some of them may be cut, and lie on other
+shards too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Layers:
         pieces: the trained part of each section there, with the parameter that is stepped for it.
     """
 
-    def __init__(self, optimizer: Layerwise, layout: Layout, own: Range, pieces: Sequence[tuple[Section, torch.Tensor]]) -> None:
+    def __init__(
+        self, optimizer: Layerwise, layout: Layout, own: Range, pieces: Sequence[tuple[Section, torch.Tensor]]
+    ) -> None:
         self._optimizer = optimizer
         self._made: torch.Tensor | None = None
         self._rows: dict[int, int] = {}

@@ -1,8 +1,10 @@
-"""LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own norm allows.
+"""LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own
+norm allows.
 
-A layer may be cut across shards, and so a step has two halves: `squares` says the squared norms of the parts that are here, in float64, and `finish`
-is told those of the whole layers. The rate is not folded into the momentum, which so needs no correction when the rate changes (Goyal et al. 2017,
-remark 2); the papers' own LARS folds it in, and with `correction` off so does this one.
+A layer may be cut across shards, and so a step has two halves: `squares` says the squared norms of the parts that are
+here, in float64, and `finish` is told those of the whole layers. The rate is not folded into the momentum, which so
+needs no correction when the rate changes (Goyal et al. 2017, remark 2); the papers' own LARS folds it in, and with
+`correction` off so does this one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ Group = dict[str, Any]
 
 
 class Layerwise(torch.optim.Optimizer):
-    """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, until `cut` says of which it is made."""
+    """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, until `cut` says of
+    which it is made.
+    """
 
     def __init__(self, params: Iterable[Any], defaults: Group) -> None:
         for name, value in defaults.items():
@@ -31,7 +35,9 @@ class Layerwise(torch.optim.Optimizer):
                 self._parts[p] = [(p.numel(), p.ndim > 1)]
 
     def cut(self, parameter: Tensor, parts: Sequence[tuple[int, bool]]) -> None:
-        """Say of which parts of layers a flat parameter is made: the elements of each, and whether its layer has two dimensions or more."""
+        """Say of which parts of layers a flat parameter is made: the elements of each, and whether its layer has two
+        dimensions or more.
+        """
         self._parts[parameter] = list(parts)
 
     @torch.no_grad()
@@ -41,7 +47,9 @@ class Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def squares(self) -> Tensor:
-        """Of each part, in the order of the parameters: the squared norms of the weights, and of what moves them; float64, shape (parts, 2)."""
+        """Of each part, in the order of the parameters: the squared norms of the weights, and of what moves them;
+        float64, shape (parts, 2).
+        """
         rows = []
         self._moves = {}
         for group, p in self._due():
@@ -90,7 +98,8 @@ class Layerwise(torch.optim.Optimizer):
 
 
 class LARS(Layerwise):
-    """`v = momentum v + ratio (g + decay w); w -= lr v`, where the ratio of a layer is `trust |w| / (|g| + decay |w|)`, or 1 where a norm is 0.
+    """`v = momentum v + ratio (g + decay w); w -= lr v`, where the ratio of a layer is `trust |w| / (|g| + decay |w|)`,
+    or 1 where a norm is 0.
 
     Args:
         params: as of any `torch.optim`.
@@ -99,7 +108,8 @@ class LARS(Layerwise):
         weight_decay: of the weights; it is in the ratio too.
         trust: the coefficient of the ratio.
         exempt: leave biases and the scales of normalisations, what has fewer than two dimensions, at a ratio of 1.
-        correction: off, `v = momentum v + lr ratio (g + decay w); w -= v`, as the paper has it: the same, until the rate changes.
+        correction: off, `v = momentum v + lr ratio (g + decay w); w -= v`, as the paper has it: the same, until the
+            rate changes.
 
     >>> w = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])); w.grad = torch.tensor([[0.0, 2.0]])
     >>> LARS([w], lr=1.0, trust=0.1, momentum=0.0).step(); w.data
@@ -107,10 +117,18 @@ class LARS(Layerwise):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 2.0, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 0.001,
+        self, params: Iterable[Any], lr: float = 2.0, momentum: float = 0.9, weight_decay: float = 0.0,
+        trust: float = 0.001,
         exempt: bool = False, correction: bool = True,
     ) -> None:  # fmt: skip
-        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "exempt": exempt, "correction": correction}
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+            "exempt": exempt,
+            "correction": correction,
+        }
         super().__init__(params, options)
 
     def _move(self, group: Group, p: Tensor) -> Tensor:
@@ -133,7 +151,8 @@ class LARS(Layerwise):
 
 
 class LAMB(Layerwise):
-    """`w -= lr ratio (r + decay w)`, where `r` is Adam's step and the ratio of a layer is `|w| / |r + decay w|`, or 1 where a norm is 0.
+    """`w -= lr ratio (r + decay w)`, where `r` is Adam's step and the ratio of a layer is `|w| / |r + decay w|`, or 1
+    where a norm is 0.
 
     Args:
         params: as of any `torch.optim`.
@@ -149,7 +168,8 @@ class LAMB(Layerwise):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0,
+        self, params: Iterable[Any], lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        weight_decay: float = 0.0,
         exempt: bool = False,
     ) -> None:  # fmt: skip
         if not all(0 <= beta < 1 for beta in betas) or len(betas) != 2:
@@ -163,7 +183,10 @@ class LAMB(Layerwise):
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
         state["step"] += 1
         steps = float(state["step"])
-        mean, square = state["exp_avg"].lerp_(p.grad, 1 - first), state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+        mean, square = (
+            state["exp_avg"].lerp_(p.grad, 1 - first),
+            state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second),
+        )
         adam: Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
         adam.add_(p, alpha=group["weight_decay"])
         return adam

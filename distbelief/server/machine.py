@@ -1,4 +1,6 @@
-"""What the machines have in common: each takes the events that it has an answer to, from the roles that have a say in them."""
+"""What the machines have in common: each takes the events that it has an answer to, from the roles that have a say in
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Answers:
     forgotten = True
     """They are the same in every machine of a kind, and no part of its memory."""
 
-    def __init__(self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]) -> None:
+    def __init__(
+        self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]
+    ) -> None:
         self._who, self._heard = who, heard
         self._by_event: dict[type, Callable[..., list[Effect]]] = {}
         self._known: dict[tuple[str, type], Callable[..., list[Effect]]] = {}
@@ -35,8 +39,12 @@ class Answers:
     def change(self, by_event: Mapping[type, Callable[..., list[Effect]]], without: Iterable[type] = ()) -> None:
         """Answer these otherwise, and some not at all."""
         if untold := by_event.keys() - self._heard.keys():
-            raise LocalProtocolError(f"{self._who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear")
-        self._by_event = {event: answer for event, answer in self._by_event.items() if event not in set(without)} | {**by_event}
+            raise LocalProtocolError(
+                f"{self._who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear"
+            )
+        self._by_event = {event: answer for event, answer in self._by_event.items() if event not in set(without)} | {
+            **by_event
+        }
         self._known.clear()
 
     @property
@@ -57,7 +65,9 @@ class Answers:
         if event not in self._by_event:
             raise RemoteProtocolError(f"{self._who} has no answer to {event.__name__}")
         if roles.kind(sender) not in self._heard[event]:
-            raise RemoteProtocolError(f"{sender} has no say in {event.__name__}; it is for {', '.join(self._heard[event])}")
+            raise RemoteProtocolError(
+                f"{sender} has no say in {event.__name__}; it is for {', '.join(self._heard[event])}"
+            )
         return self._known.setdefault((sender, event), self._by_event[event])
 
 

@@ -1,4 +1,6 @@
-"""An update that a shard has begun: what is in it, and what its standby and its replicas are told of it; and who waits for one, and why."""
+"""An update that a shard has begun: what is in it, and what its standby and its replicas are told of it; and who waits
+for one, and why.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Making(NamedTuple):
         if mirror.place is None:
             return []
         keys = tuple(key for key, _ in self.taken)
-        return mirror.copy(CopyUse.SUM, held.sum(), keys, self.stale, self.due.samples, self.factor, self.due.weight, floor, norms)
+        return mirror.copy(
+            CopyUse.SUM, held.sum(), keys, self.stale, self.due.samples, self.factor, self.due.weight, floor, norms
+        )
 
     def acknowledged(self, version: Version) -> list[Effect]:
         """Tell those whose pushes are in it."""
@@ -47,17 +51,26 @@ def pushed(who: str, push: pushing.Push, version: Version, dropped: bool = False
     return Send(who, pushing.Pushed(push.slot, push.clock, version, dropped, push.incarnation))
 
 
-def waiting(policy: Policy, fetches: Mapping[tuple[str, int, int], pushing.Fetch], pushes: Iterable[Key]) -> dict[str, str]:
+def waiting(
+    policy: Policy, fetches: Mapping[tuple[str, int, int], pushing.Fetch], pushes: Iterable[Key]
+) -> dict[str, str]:
     """Why each replica waits whose push or fetch is held, in a sentence."""
     slowest = f": waits for {roles.named(policy.slowest())}" if policy.slowest() else ""
     held = {}
     for (who, _, _), event in fetches.items():
-        verdict = policy.fetch(who, event.tick)  # what it would answer waits for the standby, which is to go on from there
-        held[who] = "the standby has not confirmed the latest round" if verdict.action is Action.ANSWER else verdict.reason + slowest
+        # what it would answer waits for the standby, which is to go on from there
+        verdict = policy.fetch(who, event.tick)
+        held[who] = (
+            "the standby has not confirmed the latest round"
+            if verdict.action is Action.ANSWER
+            else verdict.reason + slowest
+        )
     return held | {key.who: policy.why(key) + slowest for key in pushes}
 
 
-def standing(clocks: Mapping[str, tuple[int, int]], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def standing(
+    clocks: Mapping[str, tuple[int, int]], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
     """Of each replica, what of it is applied and why it waits."""
     of: dict[str, dict[str, Any]] = {role: {"clock": clock} for role, (_, clock) in clocks.items()}
     for role, (version, staleness) in latest.items():

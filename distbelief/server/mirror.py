@@ -1,4 +1,6 @@
-"""The mirror of a shard: what its standby has been sent, what that has confirmed, and what waits to be said until it has."""
+"""The mirror of a shard: what its standby has been sent, what that has confirmed, and what waits to be said until it
+has.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Mirror:
         self.vectors = event.vectors
         return []
 
-    def begin(self, place: Place, arrays: dict[str, Any], whole: Whole, beside: Iterable[tuple[Make, Payload]] = ()) -> list[Effect]:
+    def begin(
+        self, place: Place, arrays: dict[str, Any], whole: Whole, beside: Iterable[tuple[Make, Payload]] = ()
+    ) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
         Args:
@@ -77,7 +81,11 @@ class Mirror:
         said = self.end()
         self.place, self._life, self._free = place, whole.life, list(range(SLOTS))
         self._floor = self._told = whole.floor
-        sent = [effect for part in pack(arrays, self._size) for effect in self._send(partial(_piece, whole.life, part), part.data)]
+        sent = [
+            effect
+            for part in pack(arrays, self._size)
+            for effect in self._send(partial(_piece, whole.life, part), part.data)
+        ]
         sent += [effect for make, payload in beside for effect in self._send(make, payload)]
         sent += self._send(lambda number, _: msgspec.structs.replace(whole, number=number))
         self._whole = self._number
@@ -99,7 +107,9 @@ class Mirror:
         return self._number > self._kept
 
     def covers(self, floor: int) -> bool:
-        """Whether the standby would go on from this floor of the policy, or there is none: what nobody else knows is not to be relied on."""
+        """Whether the standby would go on from this floor of the policy, or there is none: what nobody else knows is
+        not to be relied on.
+        """
         return self.place is None or floor <= self._floor
 
     def copy(
@@ -182,7 +192,9 @@ class Mirror:
                 sent.append(Send(self.standby, make(number, -1)))
                 continue
             slot = self._free.pop(0)
-            sent.append(Send(self.standby, make(number, slot), stage(payload, self.vectors[slot] if self.vectors else None)))
+            sent.append(
+                Send(self.standby, make(number, slot), stage(payload, self.vectors[slot] if self.vectors else None))
+            )
         return sent
 
 

@@ -54,7 +54,9 @@ class Muster:
         return True
 
     def gone(self, role: str, incarnation: int) -> bool:
-        """A life of a shard is over; whether it was the one that is to be. What it says from now on is not its to say any more."""
+        """A life of a shard is over; whether it was the one that is to be. What it says from now on is not its to say
+        any more.
+        """
         self._doubted = {one for one in self._doubted if one[0] != role}
         if incarnation < self._lives[role]:
             return False
@@ -62,8 +64,12 @@ class Muster:
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is waited for."""
-        doubted = {(role, life) for role, life in lost if role in self._places and self._places[role].incarnation == life} - self._doubted
+        """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is
+        waited for.
+        """
+        doubted = {
+            (role, life) for role, life in lost if role in self._places and self._places[role].incarnation == life
+        } - self._doubted
         self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
         return [Wake(DOUBT_SECONDS, DoubtOver(*one)) for one in sorted(doubted & self._doubted)]
 
@@ -95,14 +101,17 @@ class Muster:
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self.roles)} shards")
 
-    def restore(self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool) -> list[Effect]:
+    def restore(
+        self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool
+    ) -> list[Effect]:
         """Tell those who are there their ranges, and what they go on from.
 
         Args:
             plan: of the job.
             checkpoint: that those load who have nothing.
             members: replicas that go on as they were at a shard that takes the place of another.
-            together: whether all load it at once, and replicas begin anew: but heirs hold what the shards before them held.
+            together: whether all load it at once, and replicas begin anew: but heirs hold what the shards before them
+                held.
         """
         told: list[Send] = []
         ruler = self.place(plan.ruler) if together else Place("", 0)
@@ -111,7 +120,9 @@ class Muster:
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not heir):
                 continue
             self._move(role, ShardStanding.TOLD)
-            told.append(Send(role, Restore(plan, "" if heir else checkpoint, () if together and not heir else members, ruler)))
+            told.append(
+                Send(role, Restore(plan, "" if heir else checkpoint, () if together and not heir else members, ruler))
+            )
         new = {one.to for one in told}
         if plan.settings.in_rounds and roles.shard(plan.ruler) in new:
             told += [
@@ -125,9 +136,12 @@ class Muster:
         """Have no shard wait for replicas that may have gone before it had heard of them."""
         if not plan.settings.attends:
             return []
-        # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not an heir, to which the dead had no link yet
+        # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not an heir, to which
+        # the dead had no link yet
         asked = [roles.shard(plan.ruler)] if plan.settings.in_rounds and not plan.settings.standby else self.roles
-        return [Send(shard, Gone(role, lives[role])) for role in sorted(lives) if roles.is_replica(role) for shard in asked]
+        return [
+            Send(shard, Gone(role, lives[role])) for role in sorted(lives) if roles.is_replica(role) for shard in asked
+        ]
 
     def _inherits(self, role: str) -> bool:
         return role in self._places and self._heirs.get(role) == self._places[role].incarnation
@@ -161,7 +175,9 @@ class Muster:
 
     def waits(self) -> list[str]:
         """For whom the job waits, in words."""
-        return [f"{role} is {'away' if self._standing[role] is ShardStanding.AWAY else 'loading'}" for role in self.unready]
+        return [
+            f"{role} is {'away' if self._standing[role] is ShardStanding.AWAY else 'loading'}" for role in self.unready
+        ]
 
     @property
     def ready(self) -> bool:

@@ -1,4 +1,6 @@
-"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device, and two of our own that it has not."""
+"""The server's optimizers: `torch.optim` by name, fused wherever torch has it for this device, and two of our own that
+it has not.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,14 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
 
 _FUSED_ON_CPU = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_DTYPES = (torch.float32, torch.float64)
-"""In lower precisions torch 2.13's fused SGD steps wrongly on a CPU, from 16 elements on, and leaves garbage in its momentum: measured."""
+"""In lower precisions torch 2.13's fused SGD steps wrongly on a CPU, from 16 elements on, and leaves garbage in its
+momentum: measured.
+"""
 
 
 def build(settings: Optimizer, groups: list[dict[str, Any]], rows: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself; with `rows` it takes sparse gradients.
+    """The optimizer of some parameter groups, each `{"params": [...], ...}` with what it sets for itself; with `rows`
+    it takes sparse gradients.
 
     Raises:
         UsageError: an unknown optimizer, an option it does not have, or a value it refuses.
@@ -57,11 +62,19 @@ def build(settings: Optimizer, groups: list[dict[str, Any]], rows: bool = False)
     for option, value in settings.options.items():
         numbers, given = (len(one) if isinstance(one, tuple) else 0 for one in (parameters[option].default, value))
         if numbers != given:
-            example = f"{numbers} numbers, such as {','.join(map(str, parameters[option].default))}" if numbers else "one value"
+            example = (
+                f"{numbers} numbers, such as {','.join(map(str, parameters[option].default))}"
+                if numbers
+                else "one value"
+            )
             raise UsageError(f"--optimizer-options {option}={value}: optimizer {settings.name} takes {example}")
     options = {**preset, **settings.options, "lr": settings.lr}
-    if rows or (kind is torch.optim.SGD and not any(part.get(extra) for part in (options, *groups) for extra in ("momentum", "weight_decay"))):
-        options["foreach"] = False  # one `add_`: the same bits as fused in less time (266 k floats: 30 us against 40; a few floats: 3 against 8)
+    if rows or (
+        kind is torch.optim.SGD
+        and not any(part.get(extra) for part in (options, *groups) for extra in ("momentum", "weight_decay"))
+    ):
+        # one `add_`: the same bits as fused in less time (266 k floats: 30 us against 40; a few floats: 3 against 8)
+        options["foreach"] = False
     elif issubclass(kind, _FUSED_ON_CPU) and all(p.dtype in _FUSED_DTYPES for group in groups for p in group["params"]):
         options["fused"] = True
     _spare_dynamo()
@@ -72,8 +85,8 @@ def build(settings: Optimizer, groups: list[dict[str, Any]], rows: bool = False)
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo; where parameters require a gradient, it is
-    to be called under `torch.no_grad()`.
+    """An optimizer's step without what torch wraps around it: hooks, profiling, and torch._dynamo; where parameters
+    require a gradient, it is to be called under `torch.no_grad()`.
 
     >>> parameter = torch.zeros(1); parameter.grad = torch.ones(1)
     >>> stepper(build(Optimizer("sgd", 0.5), [{"params": [parameter]}]))(); parameter
@@ -83,7 +96,9 @@ def stepper(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
 
 
 def _spare_dynamo() -> None:
-    """Keep torch from importing torch._dynamo as it makes an optimizer: that takes 1.2 s and 70 MB, and serves compiled models only."""
+    """Keep torch from importing torch._dynamo as it makes an optimizer: that takes 1.2 s and 70 MB, and serves compiled
+    models only.
+    """
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is not None and "torch._dynamo" not in sys.modules:
         function.__dynamo_disable = function  # where torch keeps what it would make of it

@@ -32,7 +32,9 @@ def pack(arrays: dict[str, Any], most: int) -> Iterator[Packed]:
     for name, array in arrays.items():
         data = as_bytes(array.detach().clone())
         for offset in range(0, max(1, data.nbytes), most):
-            yield Packed(name, str(array.dtype).removeprefix("torch."), tuple(array.shape), offset, data[offset : offset + most])
+            yield Packed(
+                name, str(array.dtype).removeprefix("torch."), tuple(array.shape), offset, data[offset : offset + most]
+            )
 
 
 class Unpacking:
@@ -56,13 +58,21 @@ class Unpacking:
             return
         if piece.name not in self.arrays:
             dtype, numbers = getattr(torch, piece.dtype, None), math.prod(piece.shape)
-            if not isinstance(dtype, torch.dtype) or min(piece.shape, default=0) < 0 or (size := numbers * dtype.itemsize) > self._left:
-                raise RemoteProtocolError(f"array {piece.name!r} of {piece.dtype} {piece.shape} does not fit what is left, {self._left} bytes")
+            if (
+                not isinstance(dtype, torch.dtype)
+                or min(piece.shape, default=0) < 0
+                or (size := numbers * dtype.itemsize) > self._left
+            ):
+                raise RemoteProtocolError(
+                    f"array {piece.name!r} of {piece.dtype} {piece.shape} does not fit what is left, {self._left} bytes"
+                )
             self._left -= size
             self.arrays[piece.name] = torch.zeros(piece.shape, dtype=dtype)
         room = as_bytes(self.arrays[piece.name])[max(0, piece.offset) : max(0, piece.offset) + payload.nbytes]
         if room.nbytes != payload.nbytes:
-            raise RemoteProtocolError(f"{payload.nbytes} bytes at {piece.offset} are not of array {piece.name!r} {piece.shape}")
+            raise RemoteProtocolError(
+                f"{payload.nbytes} bytes at {piece.offset} are not of array {piece.name!r} {piece.shape}"
+            )
         room.copy_(payload.view(torch.uint8))
 
 

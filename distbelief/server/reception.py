@@ -92,7 +92,11 @@ class Reception:
 
     def deserted(self, replicas: int) -> bool:
         """Whether nobody takes part, and none of the job's own replicas will come (again)."""
-        return not self.members and not any(map(roles.is_replica, self._new)) and {roles.replica(i) for i in range(replicas)} <= self.lives.over
+        return (
+            not self.members
+            and not any(map(roles.is_replica, self._new))
+            and {roles.replica(i) for i in range(replicas)} <= self.lives.over
+        )
 
     @property
     def everybody(self) -> list[str]:

@@ -1,9 +1,11 @@
-"""The coordinator's dealings with checkpoints: all pushes are held and reported, then the data's position and every shard's part are of one moment.
+"""The coordinator's dealings with checkpoints: all pushes are held and reported, then the data's position and every
+shard's part are of one moment.
 
-A checkpoint goes through: *holding* (replicas push nothing more, until all that they pushed is applied and reported; a synchronous job deals
-nothing more, until nobody holds a minibatch), *writing* (the shards write their parts), *sealing* (the store seals them). Who does not answer for
-`HOLD_SECONDS` is not waited for: then the checkpoint may hold a few pushes more than its position says, whose minibatches a resumed job makes again,
-and of a synchronous job one shard's part may have a round more than another's.
+A checkpoint goes through: *holding* (replicas push nothing more, until all that they pushed is applied and reported; a
+synchronous job deals nothing more, until nobody holds a minibatch), *writing* (the shards write their parts), *sealing*
+(the store seals them). Who does not answer for `HOLD_SECONDS` is not waited for: then the checkpoint may hold a few
+pushes more than its position says, whose minibatches a resumed job makes again, and of a synchronous job one shard's
+part may have a round more than another's.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Saving:
         self._armed = False
 
     def in_time(self, data: Work) -> tuple[list[Effect], bool]:
-        """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were made."""
+        """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were
+        made.
+        """
         seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
         arm = bool(seconds and data.pushes and not self._armed)
         self._armed |= arm
@@ -78,7 +82,9 @@ class Saving:
         return []
 
     def woke(self, timer: AnyTimer) -> bool:
-        """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the former."""
+        """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the
+        former.
+        """
         due = isinstance(timer, CheckpointDue)
         if due:
             self._armed = False
@@ -107,7 +113,9 @@ class Saving:
         told: list[Effect] = []
         if busy:
             who = f"{roles.named(busy)}, busy for {HOLD_SECONDS:g} s"
-            told.append(Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")))
+            told.append(
+                Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact"))
+            )
         self._cut, self._writing = (data.position(), data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
         return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self._writing)]
@@ -120,7 +128,12 @@ class Saving:
         """
         if event.number < self.number:
             return []  # it was given up
-        if plan is None or self.stage is not CheckpointStage.WRITING or sender not in self._writing or event.number != self.number:
+        if (
+            plan is None
+            or self.stage is not CheckpointStage.WRITING
+            or sender not in self._writing
+            or event.number != self.number
+        ):
             raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
         self._writing.discard(sender)
         self._failed = self._failed or event.error

@@ -1,11 +1,13 @@
-"""The shard: the machine that holds one slice of the parameters and applies what replicas push to it (section 4.1 of the paper).
+"""The shard: the machine that holds one slice of the parameters and applies what replicas push to it (section 4.1 of
+the paper).
 
-A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the policy's (`core/consistency`): a
-push that is held stays where it lies, unacknowledged, and so its replica does not write there.
+A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the
+policy's (`core/consistency`): a push that is held stays where it lies, unacknowledged, and so its replica does not
+write there.
 
-A shard that takes the place of one that died goes on from the newest checkpoint: replicas tell it what the one before had acknowledged beyond that,
-which is lost, and push again what it had not. With a standby (`server/standby.py`) nothing is lost: it is told of every update, and what the update
-lets the shard say is said once the standby has it.
+A shard that takes the place of one that died goes on from the newest checkpoint: replicas tell it what the one before
+had acknowledged beyond that, which is lost, and push again what it had not. With a standby (`server/standby.py`)
+nothing is lost: it is told of every update, and what the update lets the shard say is said once the standby has it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from collections.abc import Callable, Iterable
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Action, Drop, Key, Policy, Update, policy_of
-from distbelief.core.conversations import agreement, attendance, checkpointing, initialising, membership, mirroring, pushing
+from distbelief.core.conversations import (
+    agreement,
+    attendance,
+    checkpointing,
+    initialising,
+    membership,
+    mirroring,
+    pushing,
+)
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.layout import Range
@@ -78,9 +88,14 @@ class Shard:
                 initialising.Restore: self._restore,
                 events.Loaded: self._loaded,
                 attendance.Attend: self._attend,
-                attendance.SitOut: lambda sender, _event, _payload: [*self._without(sender, -1, died=False), Send(sender, attendance.Excused())],
+                attendance.SitOut: lambda sender, _event, _payload: [
+                    *self._without(sender, -1, died=False),
+                    Send(sender, attendance.Excused()),
+                ],
                 attendance.Return: self._return,
-                attendance.Gone: lambda _sender, event, _payload: self._without(event.who, event.incarnation, died=True),
+                attendance.Gone: lambda _sender, event, _payload: self._without(
+                    event.who, event.incarnation, died=True
+                ),
                 agreement.Ruling: self._rule,
                 agreement.Follow: self._follow,
                 agreement.Norms: self._hear_norms,
@@ -90,8 +105,13 @@ class Shard:
                 mirroring.Confirmed: self._kept,
                 mirroring.Alone: self._alone,
                 checkpointing.Snapshot: self._snapshot,
-                events.Saved: lambda _sender, event, _payload: [Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))],
-                checkpointing.Describe: lambda sender, _event, _payload: [*self._settle(short=True), Send(sender, self._description())],
+                events.Saved: lambda _sender, event, _payload: [
+                    Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))
+                ],
+                checkpointing.Describe: lambda sender, _event, _payload: [
+                    *self._settle(short=True),
+                    Send(sender, self._description()),
+                ],
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
             },
@@ -99,7 +119,9 @@ class Shard:
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
-        if self._making is not None and isinstance(event, checkpointing.Snapshot | checkpointing.Describe | mirroring.Mirror):
+        if self._making is not None and isinstance(
+            event, checkpointing.Snapshot | checkpointing.Describe | mirroring.Mirror
+        ):
             self._later.append((sender, event))  # an update is half made
             return []
         return self._answers.to(sender, type(event))(sender, event, payload)
@@ -111,7 +133,9 @@ class Shard:
             self.hold(event.plan)
             self._blank |= {part for part in (self._range, self._frozen) if part.size}
         settings = event.plan.settings
-        self.policy = Rounds(settings, rules=self.index == event.plan.ruler) if settings.in_rounds else policy_of(settings)
+        self.policy = (
+            Rounds(settings, rules=self.index == event.plan.ruler) if settings.in_rounds else policy_of(settings)
+        )
         if self._inherits is not None:
             floor, rulings, norms = self._inherits
             self.policy.resume(floor, rulings)
@@ -134,7 +158,9 @@ class Shard:
         self._range, self._frozen = plan.assignments[self.index].moving, plan.assignments[self.index].frozen
         return self._slice
 
-    def inherit(self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]) -> None:
+    def inherit(
+        self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]
+    ) -> None:
         """Be the next life of a shard, whose slice and counts it holds already."""
         self.version = Version(incarnation, self.version.updates)
         self._began, self._inherits = self.version.updates, (floor, rulings, norms)
@@ -152,7 +178,9 @@ class Shard:
         self._began = event.facts["updates"]
         self.version = Version(self.version.incarnation, self._began)
         if self._succeeds:
-            self.ledger.clocks = {who: (incarnation, clock) for who, (incarnation, clock) in event.facts.get("clocks", {}).items()}
+            self.ledger.clocks = {
+                who: (incarnation, clock) for who, (incarnation, clock) in event.facts.get("clocks", {}).items()
+            }
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
         return [Send(roles.COORDINATOR, initialising.Restored(loaded=True))]
@@ -169,7 +197,9 @@ class Shard:
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
         held, own = self.held, self._range
         if event.start != own.start or event.stop != own.stop or payload is None:
-            raise RemoteProtocolError(f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})")
+            raise RemoteProtocolError(
+                f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
+            )
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
         noted = self.ledger.judge(sender, event.incarnation, event.clock)
@@ -182,7 +212,9 @@ class Shard:
             incarnation, updates = self.version
             staleness = updates - self._based(event.version)
             if staleness < 0:
-                raise RemoteProtocolError(f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}")
+                raise RemoteProtocolError(
+                    f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
+                )
             self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, self._rate(self.samples)
             if self._asks:
@@ -194,14 +226,18 @@ class Shard:
                     held.gather(sender, event.slot, payload, verdict.scale, average=False)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
-                    told = self._mirror.copy(GATHERED, payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor)
+                    told = self._mirror.copy(
+                        GATHERED, payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor
+                    )
                     return [*told, *self._mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-            told = self._mirror.copy(APPLIED, payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
+            told = self._mirror.copy(
+                APPLIED, payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor
+            )
             if self.policy.floor > floor:
                 freed = self._let_go()
         elif key in self._pushes or (self._making and self._making.has(key)):
@@ -213,7 +249,9 @@ class Shard:
         return [*told, *self._mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _based(self, version: Version) -> int:
-        """How many updates were in the parameters of a version; all that this life began with are in those of a life before."""
+        """How many updates were in the parameters of a version; all that this life began with are in those of a life
+        before.
+        """
         return version.updates if version.incarnation == self.version.incarnation else min(version.updates, self._began)
 
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
@@ -222,7 +260,9 @@ class Shard:
         if self._asks and not frozen and not self._may_fetch(sender, event.tick):
             held_back = self._fetches.get((sender, start, event.slot))
             if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
-                raise RemoteProtocolError(f"{sender} fetches [{start}, {stop}) of {self.role} again, and waits for that already")
+                raise RemoteProtocolError(
+                    f"{sender} fetches [{start}, {stop}) of {self.role} again, and waits for that already"
+                )
             self._fetches[sender, start, event.slot] = event
             return []
         held = self.held.frozen() if frozen else self.held.moving()
@@ -230,7 +270,11 @@ class Shard:
 
     def _may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
-        return self._making is None and self._mirror.covers(self.policy.floor) and self.policy.fetch(who, tick).action is ANSWER
+        return (
+            self._making is None
+            and self._mirror.covers(self.policy.floor)
+            and self.policy.fetch(who, tick).action is ANSWER
+        )
 
     def _settle(self, short: bool = False) -> list[Effect]:
         """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
@@ -251,7 +295,9 @@ class Shard:
         return self.policy.floor - (self._making is not None)
 
     def _update(self, due: Update) -> list[Effect]:
-        """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they lie."""
+        """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they
+        lie.
+        """
         updates = self.version.updates
         factor = self._rate(self.samples)
         taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
@@ -288,7 +334,9 @@ class Shard:
     def _drop(self, due: Drop) -> list[Effect]:
         push, _ = self._pushes.pop(due.key)
         self.ledger.drop(*due.key)
-        return self._mirror.tell(dropped=due.key) + self._mirror.after([pushed(due.key.who, push, self.version, dropped=True)])
+        return self._mirror.tell(dropped=due.key) + self._mirror.after(
+            [pushed(due.key.who, push, self.version, dropped=True)]
+        )
 
     def _let_go(self) -> list[Effect]:
         """Answer the held fetches that may be answered now."""
@@ -320,7 +368,11 @@ class Shard:
 
     def _forget_fetches(self, who: str, incarnation: int) -> None:
         """Answer no fetch of a life that is over, or of any before it."""
-        gone = [key for key, event in self._fetches.items() if key[0] == who and (incarnation < 0 or event.incarnation <= incarnation)]
+        gone = [
+            key
+            for key, event in self._fetches.items()
+            if key[0] == who and (incarnation < 0 or event.incarnation <= incarnation)
+        ]
         for key in gone:
             del self._fetches[key]
 
@@ -335,7 +387,9 @@ class Shard:
             clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))
         life, updates = self.version
         norms = self._exchange.known()
-        whole = mirroring.Whole(life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings, norms)
+        whole = mirroring.Whole(
+            life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings, norms
+        )
         return [*made, *self._mirror.begin(event.place, self.held.arrays(), whole)]
 
     def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
@@ -363,11 +417,13 @@ class Shard:
         if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
         self.policy.rule(event)
-        return self._settle() + self._let_go()  # a round of nobody who is left makes no update, and yet those who waited for it may go on
+        # a round of nobody who is left makes no update, and yet those who waited for it may go on
+        return self._settle() + self._let_go()
 
     def _snapshot(self, sender: str, event: checkpointing.Snapshot, payload: Payload | None) -> list[Effect]:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
-        facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k, v in self.staleness.items()},
+        facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k,
+            v in self.staleness.items()},
                  "clocks": self.ledger.clocks}  # fmt: skip
         return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
@@ -377,7 +433,11 @@ class Shard:
         if sender == roles.EVALUATOR:
             self._forget_fetches(sender, event.incarnation)
             return []
-        if sender == self._mirror.standby and self._mirror.place is not None and event.incarnation in (-1, self._mirror.place.incarnation):
+        if (
+            sender == self._mirror.standby
+            and self._mirror.place is not None
+            and event.incarnation in (-1, self._mirror.place.incarnation)
+        ):
             return [Send(roles.COORDINATOR, mirroring.Bereft(self._mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 

@@ -29,14 +29,18 @@ class Slice(Protocol):
         """Make one optimizer step with a push, at `factor` times the base learning rate."""
 
     def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
-        """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this push's."""
+        """Add a push, times its weight, to what the next `step` is made with; average the buffers, or take this
+        push's.
+        """
 
     def squares(self) -> Squares:
         """With what was gathered: what the parts that are here add to the norms of the layers that are cut."""
         ...
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered, times a weight; `norms` are those of the layers that are cut, as a whole."""
+        """Make one optimizer step with what was gathered, times a weight; `norms` are those of the layers that are cut,
+        as a whole.
+        """
 
     @property
     def sum_size(self) -> int:
@@ -63,12 +67,16 @@ class Slice(Protocol):
 
 
 class _Piece:
-    """The part of one section that lies in the slice: its number in the layout, its tensor, and what the optimizer steps."""
+    """The part of one section that lies in the slice: its number in the layout, its tensor, and what the optimizer
+    steps.
+    """
 
     def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
         self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
         self.master = tensor.dtype in MASTERED
-        self.parameter = (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
+        self.parameter = (
+            (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
+        )
         self.gradient = torch.zeros_like(self.parameter) if self.parameter is not None and self.master else None
 
     @property
@@ -96,7 +104,9 @@ class TorchSlice:
         moving: 1-D uint8 tensor to hold the moving range; own memory where None.
     """
 
-    def __init__(self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
+    ) -> None:
         own = plan.assignments[shard]
         self._moving = torch.zeros(own.moving.size, dtype=torch.uint8) if moving is None else moving
         self._frozen = torch.zeros(own.frozen.size, dtype=torch.uint8) if frozen is None else frozen
@@ -117,7 +127,9 @@ class TorchSlice:
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._layers: Layers | None = None
         if isinstance(self._optimizer, Layerwise):
-            self._layers = Layers(self._optimizer, plan.layout, own.moving, [(p.section, _data(p)) for p in self._trained])
+            self._layers = Layers(
+                self._optimizer, plan.layout, own.moving, [(p.section, _data(p)) for p in self._trained]
+            )
         self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
         self._factor = 1.0
         self._gathered, self._average = 0, False
@@ -172,7 +184,9 @@ class TorchSlice:
             elif weight == 1.0:
                 work.copy_(gradient)
             else:
-                torch.mul(gradient, weight, out=work) if work.dtype == gradient.dtype else work.copy_(gradient).mul_(weight)
+                torch.mul(gradient, weight, out=work) if work.dtype == gradient.dtype else work.copy_(gradient).mul_(
+                    weight
+                )
         for piece, value in zip(self._carried, values, strict=True):
             if not (average and piece.summed):
                 piece.tensor.copy_(value)
@@ -202,7 +216,10 @@ class TorchSlice:
     @property
     def sum_size(self) -> int:
         """Bytes of a `sum`: of low-precision parameters it has float32."""
-        return sum(piece.tensor.numel() * (4 if piece.master and piece.parameter is not None else piece.tensor.itemsize) for piece in self._pieces)
+        return sum(
+            piece.tensor.numel() * (4 if piece.master and piece.parameter is not None else piece.tensor.itemsize)
+            for piece in self._pieces
+        )
 
     def sum(self) -> Payload:
         """What was gathered for the next `step` with averaged buffers: sums in the precision in which they are made."""
@@ -236,7 +253,9 @@ class TorchSlice:
                 arrays[f"master.{piece.number}"] = _data(piece)
             for key, value in self._state(piece).items():
                 if value is not None:
-                    arrays[f"state.{piece.number}.{key}"] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+                    arrays[f"state.{piece.number}.{key}"] = (
+                        value if isinstance(value, torch.Tensor) else torch.tensor(value)
+                    )
         return arrays
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
@@ -249,7 +268,9 @@ class TorchSlice:
             prefix = f"state.{piece.number}."
             assert self._optimizer is not None
             assert piece.parameter is not None
-            state = {name.removeprefix(prefix): value.clone() for name, value in arrays.items() if name.startswith(prefix)}
+            state = {
+                name.removeprefix(prefix): value.clone() for name, value in arrays.items() if name.startswith(prefix)
+            }
             if state:
                 self._optimizer.state[piece.parameter] = state
 

@@ -1,6 +1,8 @@
-"""The standby: the machine that holds all that its shard has acknowledged, and takes its place when the coordinator says so.
+"""The standby: the machine that holds all that its shard has acknowledged, and takes its place when the coordinator
+says so.
 
-It makes the same optimizer steps, in the same order, and confirms each. It decides nothing: what is applied, gathered or dropped is the shard's word.
+It makes the same optimizer steps, in the same order, and confirms each. It decides nothing: what is applied, gathered
+or dropped is the shard's word.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 
 STATE_LIMIT = 16
-"""Most bytes of a shard's state, for each byte of its slice, with `STATE_LEAST` beside; one that descends has its vectors more."""
+"""Most bytes of a shard's state, for each byte of its slice, with `STATE_LEAST` beside; one that descends has its
+vectors more.
+"""
 STATE_LEAST = 1 << 16
 
 
@@ -57,7 +61,9 @@ class Standby:
                 mirroring.Told: self._told,
                 mirroring.Succeed: self._succeed,
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
-                events.Lost: lambda sender, _event, _payload: [End("the coordinator is gone")] if sender == roles.COORDINATOR else [],
+                events.Lost: lambda sender, _event, _payload: (
+                    [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
+                ),
             },
         )
 
@@ -101,7 +107,9 @@ class Standby:
         return STATE_LIMIT
 
     def _keep(self, event: mirroring.Numbered) -> Effect:
-        return Send(self._of, mirroring.Confirmed(self.incarnation, event.number, event.slot if isinstance(event, Bulk) else -1))
+        return Send(
+            self._of, mirroring.Confirmed(self.incarnation, event.number, event.slot if isinstance(event, Bulk) else -1)
+        )
 
     def _piece(self, sender: str, event: mirroring.StatePart, payload: Payload | None) -> list[Effect]:
         self._state.take(event, payload)
@@ -166,7 +174,9 @@ class Standby:
 
     def _note(self, key: Key) -> None:
         """A push was taken; the last of a life may be told of after the first of the next."""
-        self._shard.ledger.clocks[key.who] = max(self._shard.ledger.clocks.get(key.who, (0, 0)), (key.incarnation, key.clock))
+        self._shard.ledger.clocks[key.who] = max(
+            self._shard.ledger.clocks.get(key.who, (0, 0)), (key.incarnation, key.clock)
+        )
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
         """Be the shard; what was gathered for an update that nobody else will make, makes one."""

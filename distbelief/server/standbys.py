@@ -59,7 +59,11 @@ class Standbys:
     def stands(self, role: str, life: int) -> list[Effect]:
         """A standby is ready to be sent what a life of its shard holds."""
         shard = roles.shard_of(role)
-        if self._standing.get(role) is not StandbyStanding.TOLD or shard in self._muster.unready or life != self._life(shard):
+        if (
+            self._standing.get(role) is not StandbyStanding.TOLD
+            or shard in self._muster.unready
+            or life != self._life(shard)
+        ):
             return []
         self._move(role, StandbyStanding.SENT)
         return [Send(shard, mirroring.Mirror(self._places[role]))]
@@ -80,7 +84,11 @@ class Standbys:
         """Have a shard's standby take its place, and another that of the standby."""
         role, life = roles.standby_of(shard), self._lives.last(shard) + 1
         self._move(role, StandbyStanding.AWAY)
-        return [self._muster.inherit(shard, life, role), Send(role, mirroring.Succeed(life)), *self._vacant(role, self._places[role].incarnation)]
+        return [
+            self._muster.inherit(shard, life, role),
+            Send(role, mirroring.Succeed(life)),
+            *self._vacant(role, self._places[role].incarnation),
+        ]
 
     def alone(self, *shards: str) -> None:
         """Shards are gone, and their standbys cannot take their places: they wait for the next."""
@@ -92,7 +100,9 @@ class Standbys:
         """A standby is gone, or its shard's link to it is."""
         if role not in self._standing:
             return []
-        if self._standing[role] is StandbyStanding.AWAY:  # it has ended before it was there, or what it was to be is known
+        if (
+            self._standing[role] is StandbyStanding.AWAY
+        ):  # it has ended before it was there, or what it was to be is known
             return self._vacant(role, incarnation)
         if 0 <= incarnation < self._places[role].incarnation:
             return []
@@ -102,14 +112,20 @@ class Standbys:
 
     def bereft(self, shard: str, life: int) -> list[Effect]:
         """A shard's link to a life of its standby is gone."""
-        return self.lost(roles.standby_of(shard), life, f"{shard} cannot reach it") or [Send(shard, mirroring.Alone(life))]
+        return self.lost(roles.standby_of(shard), life, f"{shard} cannot reach it") or [
+            Send(shard, mirroring.Alone(life))
+        ]
 
     def _vacant(self, role: str, life: int) -> list[Effect]:
         """A life of a standby has ended: the next is to begin, if there may be one, unless that is known."""
         if not self._lives.end(role, life, died=True):
             return []
         if role in self._lives.over:
-            return [Record(Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)"))]
+            return [
+                Record(
+                    Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)")
+                )
+            ]
         return [Record(Vacant(role, self._lives.last(role) + 1))]
 
     def _move(self, role: str, standing: StandbyStanding) -> None:

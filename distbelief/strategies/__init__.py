@@ -1,4 +1,6 @@
-"""Ways to train, one room for each. What replicas and coordinators of several rooms share is in `replica` and `server`."""
+"""Ways to train, one room for each. What replicas and coordinators of several rooms share is in `replica` and
+`server`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from distbelief.strategies.shared_memory.options import Hogwild, Locking
 from distbelief.strategies.single.options import Single
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
-    kind.name: kind for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)
+    kind.name: kind
+    for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)
 }
 """Every strategy, by name."""
 
@@ -25,7 +28,8 @@ def by_name(name: str) -> Strategy:
         UsageError: there is none, with the nearest that there is.
 
     >>> by_name("downpour")
-    Downpour(replicas=2, shards=2, optimizer=Optimizer(name='sgd', lr=0.1, options={}, decay_exempt=False), restarts=3, ...)
+    Downpour(replicas=2, shards=2, optimizer=Optimizer(name='sgd', lr=0.1, options={}, decay_exempt=False),
+             restarts=3, ...)
     """
     if name not in STRATEGIES:
         raise unknown("strategy", name, STRATEGIES)
@@ -33,5 +37,6 @@ def by_name(name: str) -> Strategy:
 
 
 __all__ = [
-    "STRATEGIES", "Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Strategy", "Synchronous", "by_name",
+    "STRATEGIES", "Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync",
+    "Strategy", "Synchronous", "by_name",
 ]  # fmt: skip

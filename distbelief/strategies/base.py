@@ -1,4 +1,6 @@
-"""What a strategy is: its options, the settings that they make, its roles, and what it has no meaning for. It needs no torch."""
+"""What a strategy is: its options, the settings that they make, its roles, and what it has no meaning for. It needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,11 @@ class Strategy(Checked):
         >>> Bounded(staleness=2).settings()["staleness"]
         2
         """
-        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in Settings.__struct_fields__}
+        own = {
+            one.name: getattr(self, one.name)
+            for one in dataclasses.fields(self)
+            if one.name in Settings.__struct_fields__
+        }
         return {"consistency": self.name, **own}
 
     @classmethod
@@ -126,7 +132,12 @@ class Strategy(Checked):
 
     def roles(self, measured: bool) -> tuple[str, ...]:
         """The roles of a job, with an evaluator of its own where the model is measured."""
-        return (*self.replica_roles(), roles.COORDINATOR, *self.server_roles(), *[roles.EVALUATOR] * (measured and self.evaluated))
+        return (
+            *self.replica_roles(),
+            roles.COORDINATOR,
+            *self.server_roles(),
+            *[roles.EVALUATOR] * (measured and self.evaluated),
+        )
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """Whether the processes of a job share memory that outlives each of them."""
@@ -154,7 +165,8 @@ class Strategy(Checked):
         """
         if cluster.adds:
             raise UsageError(
-                "--network reduce: says how fast replicas add to what others have, which they do with strategies allreduce, hogwild and locking; with"
+                "--network reduce: says how fast replicas add to what others have, which they do with strategies "
+                "allreduce, hogwild and locking; with"
                 f" {self.name} they do not: leave it off"
             )
         check_local_links(cluster)
@@ -174,7 +186,10 @@ def check_local_links(cluster: Virtual) -> None:
         UsageError: nobody has said who is on one host.
     """
     if cluster.local and cluster.host_replicas is None:
-        raise UsageError("--network local-latency and local-bandwidth are of links inside a host: say with --hosts who is on one, or leave it off")
+        raise UsageError(
+            "--network local-latency and local-bandwidth are of links inside a host: say with --hosts who is on one, "
+            "or leave it off"
+        )
 
 
 def replicas(count: int) -> tuple[str, ...]:
@@ -204,7 +219,7 @@ class Scaled(Strategy):
     """A strategy whose learning rate can grow with its global batch (Goyal et al. 2017, section 2.1)."""
 
     lr_scaling: str = field(default="none", kw_only=True)
-    """How --lr, which is for --base-batch, grows with the global batch (replicas x batch size x minibatches of each in a round) where that is k times
-    as large: linear (times k), sqrt (times its root), or none."""
+    """How --lr, which is for --base-batch, grows with the global batch (replicas x batch size x minibatches of each in
+    a round) where that is k times as large: linear (times k), sqrt (times its root), or none."""
     base_batch: int = field(default=0, kw_only=True)
     """The global batch that --lr is for; --lr-scaling linear and sqrt need it."""

@@ -1,7 +1,7 @@
 """Who plays the roles of a job. Each room has its own; here is what all are made of.
 
-Coordinators, shards and standbys are the same on a virtual cluster; replicas of allreduce, hogwild and locking are played there by
-`cluster.assembled` and `cluster.hogwild`, the plain loop by `cluster.alone`.
+Coordinators, shards and standbys are the same on a virtual cluster; replicas of allreduce, hogwild and locking are
+played there by `cluster.assembled` and `cluster.hogwild`, the plain loop by `cluster.alone`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 
 COORDINATOR_STATE = (
-    Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings, Cause, Why,
-    Phase, ClosingStep, ShardStanding, StandbyStanding, EvaluatorStanding, CheckpointStage,
+    Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings,
+    Cause, Why, Phase, ClosingStep, ShardStanding, StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip
 """What `server.coordinator.Coordinator` holds, beside itself."""
 
@@ -70,7 +70,14 @@ class MakeCoordinator(Protocol):
     """Makes the coordinator of a job."""
 
     def __call__(
-        self, settings: Settings, evaluator: bool, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1, /
+        self,
+        settings: Settings,
+        evaluator: bool,
+        checkpoint: str = "",
+        position: Position = START,
+        samples: int = 0,
+        number: int = 1,
+        /,
     ) -> JobCoordinator:
         """The arguments are those of `server.coordinator.Coordinator`."""
         ...
@@ -102,7 +109,9 @@ class Players:
 
     coordinator: MakeCoordinator
     state: tuple[type, ...]
-    """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it again."""
+    """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it
+    again.
+    """
     part: Callable[[Context], Part]
     """What a process plays for a replica."""
     reader: Callable[[ProcessSpec, FlatModule, Task], Worker] = served_reader

@@ -1,4 +1,6 @@
-"""What a process gives to whoever plays a replica in it, and what it gets: a story, who computes for it, and where its checkpoints are kept."""
+"""What a process gives to whoever plays a replica in it, and what it gets: a story, who computes for it, and where its
+checkpoints are kept.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who computes in a process whose parameters are the shards': a trainer's gradients, or a task's measure; and the memory that is read in place."""
+"""Who computes in a process whose parameters are the shards': a trainer's gradients, or a task's measure; and the
+memory that is read in place.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,31 @@ class ServedWorker:
     """Who computes in a process: a trainer's gradients, or a task's measure."""
 
     def __init__(
-        self, spec: ProcessSpec, role: str, vectors: FlatModule, compute: Compute | None, task: Task | None = None, pump: Pump | None = None
+        self,
+        spec: ProcessSpec,
+        role: str,
+        vectors: FlatModule,
+        compute: Compute | None,
+        task: Task | None = None,
+        pump: Pump | None = None,
     ) -> None:
-        self._spec, self._role, self._vectors, self._compute, self._task, self._pump = spec, role, vectors, compute, task, pump
+        self._spec, self._role, self._vectors, self._compute, self._task, self._pump = (
+            spec,
+            role,
+            vectors,
+            compute,
+            task,
+            pump,
+        )
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         """Have the module's parameters lie where answers land, or on the shards' own memory."""
         in_place = self._spec.memory >= 0 and roles.is_replica(self._role)
         if in_place and self._vectors.device.type != "cpu":
-            raise UsageError(f"--read-in-place: the model is on {self._vectors.device}, which cannot compute on the shards' memory; leave it off")
+            raise UsageError(
+                f"--read-in-place: the model is on {self._vectors.device}, which cannot compute on the shards' "
+                "memory; leave it off"
+            )
         self._vectors.bind(arena.gradients, [common_memory(self._spec, plan)] if in_place else arena.parameters)
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
@@ -55,7 +73,9 @@ class ServedWorker:
 def served_part(context: Context, story: Callable[[str, Vectors, int, int], Downpour]) -> Part:
     """What a process plays for a replica that shards serve, by what makes its story."""
     settings, flat = context.spec.settings, context.flat
-    trainer = Trainer(context.task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
+    trainer = Trainer(
+        context.task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last
+    )
     worker = ServedWorker(context.spec, context.role, flat, context.padded(trainer.compute), pump=context.pump)
     return Part(story(context.role, flat, len(trainer.data), context.incarnation), worker)
 
@@ -66,13 +86,20 @@ def served_reader(spec: ProcessSpec, flat: FlatModule, task: Task) -> Worker:
 
 
 def common_memory(spec: ProcessSpec, plan: Plan) -> torch.Tensor:
-    """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total` bytes."""
+    """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total`
+    bytes.
+    """
     low = [s.dtype for s in plan.layout.sections if s.kind == "parameter" and s.dtype in ("bfloat16", "float16")]
     if low:
-        raise UsageError(f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; leave it off")
+        raise UsageError(
+            f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; "
+            "leave it off"
+        )
     descriptor = open_memory(spec)
     try:
         os.ftruncate(descriptor, max(plan.layout.total, 1))
-        return torch.frombuffer(mmap.mmap(descriptor, max(plan.layout.total, 1)), dtype=torch.uint8)[: plan.layout.total]
+        return torch.frombuffer(mmap.mmap(descriptor, max(plan.layout.total, 1)), dtype=torch.uint8)[
+            : plan.layout.total
+        ]
     finally:
         os.close(descriptor)

@@ -6,4 +6,17 @@ from distbelief.tasks.registry import BUILTINS, available, resolve
 from distbelief.tasks.svm import dense_svm, sparse_svm
 from distbelief.tasks.task import Data, Task, TensorData, as_data
 
-__all__ = ["BUILTINS", "Data", "Task", "TensorData", "as_data", "available", "dense_svm", "digits", "mnist", "mnist_lenet", "resolve", "sparse_svm"]
+__all__ = [
+    "BUILTINS",
+    "Data",
+    "Task",
+    "TensorData",
+    "as_data",
+    "available",
+    "dense_svm",
+    "digits",
+    "mnist",
+    "mnist_lenet",
+    "resolve",
+    "sparse_svm",
+]

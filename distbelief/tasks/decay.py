@@ -1,4 +1,6 @@
-"""Weight decay that leaves biases and normalisations alone (Goyal et al. 2017, section 5.3): they are a parameter group of their own."""
+"""Weight decay that leaves biases and normalisations alone (Goyal et al. 2017, section 5.3): they are a parameter group
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ def groups_of(module: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]] |
     """The parameter groups of a module, as `torch.optim` takes them; None where all decay alike.
 
     >>> module = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm([2, 2]))
-    >>> [len(group["params"]) for group in groups_of(module, Optimizer(options={"weight_decay": 0.1}, decay_exempt=True))]
+    >>> [len(group["params"]) for group in groups_of(module, Optimizer(options={"weight_decay": 0.1},
+    ...     decay_exempt=True))]
     [1, 3]
     """
     if not optimizer.decay_exempt:
         return None
-    normalising = {id(p) for part in module.modules() if isinstance(part, NORMALISATIONS) for p in part.parameters(recurse=False)}
+    normalising = {
+        id(p) for part in module.modules() if isinstance(part, NORMALISATIONS) for p in part.parameters(recurse=False)
+    }
     decaying: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for parameter in module.parameters():

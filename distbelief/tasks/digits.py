@@ -45,5 +45,7 @@ def _file() -> Path:
     found = importlib.util.find_spec("sklearn")
     path = Path(*(found.submodule_search_locations or [""] if found else [""]), "datasets", "data", "digits.csv.gz")
     if not path.is_file():
-        raise DataError("task 'digits' needs scikit-learn, which brings its data and is not here: pip install 'distbelief[digits]'")
+        raise DataError(
+            "task 'digits' needs scikit-learn, which brings its data and is not here: pip install 'distbelief[digits]'"
+        )
     return path

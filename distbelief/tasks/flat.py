@@ -1,4 +1,6 @@
-"""The flat vector of a module: its parameters and buffers as views into contiguous bytes, and the arithmetic of a step on them."""
+"""The flat vector of a module: its parameters and buffers as views into contiguous bytes, and the arithmetic of a step
+on them.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,20 @@ GROUP_OPTIONS = ("lr", "weight_decay")
 
 
 def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> Layout:
-    """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies once, under its first name.
+    """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies
+    once, under its first name.
 
-    Embeddings with sparse gradients, of some of their rows, are a group of their own beside that which they are in, and it says so.
+    Embeddings with sparse gradients, of some of their rows, are a group of their own beside that which they are in, and
+    it says so.
 
     Args:
         module: any module whose parameters are dense and materialised.
-        groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where None.
+        groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where
+            None.
 
     Raises:
-        UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one memory, a parameter group that
-            names a foreign parameter, an option that a group cannot set.
+        UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one
+            memory, a parameter group that names a foreign parameter, an option that a group cannot set.
 
     >>> layout_of(nn.Linear(3, 2)).parameters
     8
@@ -49,22 +54,36 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
             aliases[name] = first[id(tensor)]
             continue
         if is_lazy(tensor):
-            raise UsageError(f"{kind} {name!r} has no shape yet: it is of a lazy module; run a minibatch through the model first, to give it one")
+            raise UsageError(
+                f"{kind} {name!r} has no shape yet: it is of a lazy module; run a minibatch through the model first, "
+                "to give it one"
+            )
         if tensor.layout is not torch.strided or tensor.is_meta or dtype not in ITEM_SIZES:
-            raise UsageError(f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real tensor with values")
+            raise UsageError(
+                f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real "
+                "tensor with values"
+            )
         first[id(tensor)], own[name] = name, tensor
-        tensors.append(Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0))
+        tensors.append(
+            Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0)
+        )
     _refuse_shared(own)
     return lay_out(tensors, options, aliases)
 
 
 def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
     """The embeddings of a module whose gradients are sparse."""
-    return [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad]
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad
+    ]
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse two tensors that have elements in one memory: each becomes a part of the flat vector of its own, and a tie between them would be cut."""
+    """Refuse two tensors that have elements in one memory: each becomes a part of the flat vector of its own, and a tie
+    between them would be cut.
+    """
     extents: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -79,7 +98,8 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             for _, _, other in open_yet:
                 if _overlap(tensors[name], tensors[other]):
                     raise UsageError(
-                        f"{name!r} and {other!r} are two tensors on one memory: tie them by assigning the same parameter to both (not its .data, a"
+                        f"{name!r} and {other!r} are two tensors on one memory: tie them by assigning the same "
+                        "parameter to both (not its .data, a"
                         " slice or a transpose, which can be taken in forward), or give each a copy"
                     )
             open_yet.append((start, stop, name))
@@ -91,8 +111,12 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
     def of(tensor: torch.Tensor) -> torch.Tensor:
         item = tensor.itemsize
-        sides = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step]  # one that was expanded lies once
-        return marks.as_strided([*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item)
+        sides = [
+            (n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step
+        ]  # one that was expanded lies once
+        return marks.as_strided(
+            [*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item
+        )
 
     of(one).fill_(True)
     return bool(of(other).any())
@@ -108,7 +132,9 @@ def _named(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]:
             yield "buffer", name, buffer
 
 
-def _groups(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None) -> tuple[list[dict[str, float]], dict[int, int]]:
+def _groups(
+    module: nn.Module, groups: Sequence[Mapping[str, Any]] | None
+) -> tuple[list[dict[str, float]], dict[int, int]]:
     """The options of each parameter group, and the group of each parameter by its id."""
     if groups is None:
         return [{}], {}
@@ -119,26 +145,37 @@ def _groups(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None) -> tu
         own = {key: value for key, value in group.items() if key != "params"}
         for key in own:
             if key not in GROUP_OPTIONS:
-                raise UsageError(f"parameter group {number} sets {key!r}; a group may set {', '.join(GROUP_OPTIONS)}, the rest is the job's")
+                raise UsageError(
+                    f"parameter group {number} sets {key!r}; a group may set {', '.join(GROUP_OPTIONS)}, the rest is "
+                    "the job's"
+                )
         parameters = group["params"]
         for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
             if id(parameter) not in names:
-                raise UsageError(f"parameter group {number} has a tensor of shape {list(parameter.shape)} that is no parameter of the model")
+                raise UsageError(
+                    f"parameter group {number} has a tensor of shape {list(parameter.shape)} that is no parameter of "
+                    "the model"
+                )
             if id(parameter) in member:
-                raise UsageError(f"{names[id(parameter)]!r} is in parameter groups {member[id(parameter)]} and {number}; it may be in one")
+                raise UsageError(
+                    f"{names[id(parameter)]!r} is in parameter groups {member[id(parameter)]} and {number}; it may be "
+                    "in one"
+                )
             member[id(parameter)] = number
         options.append({key: float(value) for key, value in own.items()})
     missing = [names[id(p)] for p in module.parameters() if p.requires_grad and id(p) not in member]
     if missing:
-        raise UsageError(f"parameter {missing[0]!r} is in no parameter group: put it in one, or set its requires_grad to False")
+        raise UsageError(
+            f"parameter {missing[0]!r} is in no parameter group: put it in one, or set its requires_grad to False"
+        )
     return options, member
 
 
 class FlatModule:
     """A module whose parameters and buffers live in a flat vector; what a story asks of its vectors.
 
-    On a GPU the module lives in a flat vector of the device; where the vectors that it is bound to are the host's, `swap` and `outgoing` copy between
-    it and those, which are pinned.
+    On a GPU the module lives in a flat vector of the device; where the vectors that it is bound to are the host's,
+    `swap` and `outgoing` copy between it and those, which are pinned.
 
     Args:
         module: already on its device.
@@ -146,7 +183,9 @@ class FlatModule:
         rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
     """
 
-    def __init__(self, module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False
+    ) -> None:
         self.module = module
         self.layout = layout_of(module, groups)
         for part in [] if rows else sparse_parts(module):
@@ -154,7 +193,9 @@ class FlatModule:
         self.device = next(module.parameters()).device
         tensors = {name: tensor for _, name, tensor in _named(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]
-        self._trained = [t for t, e in zip(self._tensors, self.layout.entries, strict=True) if e.tensor.kind == "parameter"]
+        self._trained = [
+            t for t, e in zip(self._tensors, self.layout.entries, strict=True) if e.tensor.kind == "parameter"
+        ]
         self._current = -1
         self._staged = False
         self._gradients: list[torch.Tensor] = []
@@ -171,23 +212,34 @@ class FlatModule:
         return self._trained
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
-        """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute with."""
+        """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute
+        with.
+        """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
-        self._working = [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
+        self._working = (
+            [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
+        )
         self._current = -1
         homes = self._parameters
         if self._staged:
             for vector in (*self._gradients, *self._parameters):
                 self._pin(vector)
             homes = [torch.empty(self.layout.total, dtype=torch.uint8, device=self.device)]
-        slots = [list(zip(self.layout.entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
+        slots = [
+            list(zip(self.layout.entries, self._views(vector), self._tensors, strict=True)) for vector in self._working
+        ]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
-        self._buffers = [[(view, tensor) for entry, view, tensor in slot if entry.tensor.kind == "buffer"] for slot in slots]
+        self._buffers = [
+            [(view, tensor) for entry, view, tensor in slot if entry.tensor.kind == "buffer"] for slot in slots
+        ]
         # the frozen parameters are fetched once, into the first vector
         first, *others = [self._views(home) for home in homes]
         kinds = [entry.tensor.kind for entry in self.layout.entries]
-        self._homes = [first, *([f if k == "frozen" else v for f, v, k in zip(first, other, kinds, strict=True)] for other in others)]
+        self._homes = [
+            first,
+            *([f if k == "frozen" else v for f, v, k in zip(first, other, kinds, strict=True)] for other in others),
+        ]
         self._live = homes[0]
 
     def _pin(self, vector: torch.Tensor) -> None:
@@ -197,10 +249,12 @@ class FlatModule:
         runtime, address = torch.cuda.cudart(), vector.data_ptr()
         with torch.cuda.device(self.device):
             if int(runtime.cudaHostRegister(address, vector.nbytes, 0)) == 0:
-                weakref.finalize(self, runtime.cudaHostUnregister, address)  # memory must not be freed while it is registered
+                # memory must not be freed while it is registered
+                weakref.finalize(self, runtime.cudaHostUnregister, address)
                 return
             with contextlib.suppress(RuntimeError):
-                torch.ones(1, device=self.device)  # CUDA keeps the error, and the next kernel raises it: this one, not the user's
+                # CUDA keeps the error, and the next kernel raises it: this one, not the user's
+                torch.ones(1, device=self.device)
 
     def _views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         return [_view(vector, entry) for entry in self.layout.entries]
@@ -220,7 +274,9 @@ class FlatModule:
         self.write(self._gradients[slot])
 
     def swap(self, landing: int) -> None:
-        """Compute with parameter vector `landing`, as it is now, from here on; the module's tensors stay the same objects."""
+        """Compute with parameter vector `landing`, as it is now, from here on; the module's tensors stay the same
+        objects.
+        """
         if self._staged:
             self._arrive(landing)
             landing = 0
@@ -231,12 +287,16 @@ class FlatModule:
         self._current = landing
 
     def _arrive(self, landing: int) -> None:
-        """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon as this returns."""
+        """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
+        as this returns.
+        """
         size = self.layout.total if self._current < 0 else self.layout.moving
         self._live[:size].copy_(self._parameters[landing][:size])
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
-        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one counts as zero."""
+        """Add the step's gradient, times its weight, to a slot, or begin the slot with it; a parameter without one
+        counts as zero.
+        """
         for view, parameter in zip(self._slots[slot], self._trained, strict=True):
             if parameter.grad is None:
                 if first:
@@ -247,7 +307,9 @@ class FlatModule:
                 except RuntimeError as error:
                     if parameter.grad.layout is torch.strided:
                         raise
-                    raise TrainingError(f"a gradient of shape {list(parameter.shape)} is sparse ({error}); make it dense: sparse=False") from error
+                    raise TrainingError(
+                        f"a gradient of shape {list(parameter.shape)} is sparse ({error}); make it dense: sparse=False"
+                    ) from error
                 if weight != 1.0:
                     view.mul_(weight)
             else:
@@ -261,7 +323,9 @@ class FlatModule:
                     parameter.add_(parameter.grad, alpha=-rate)
 
     def carry_buffers(self, slot: int) -> None:
-        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host here."""
+        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
+        here.
+        """
         for view, tensor in self._buffers[slot]:
             view.copy_(tensor)
         if self._staged:

@@ -58,7 +58,11 @@ def _parse(path: Path, file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], 
     head = file.read(header.size)
     magic = bytes((0, 0, 8, 1 + len(shape)))
     if head[:4] != magic:
-        raise _unfit(path, f"starts with {head[:4].hex() or 'nothing'}, not with {magic.hex()} (unsigned bytes in {1 + len(shape)} dimensions)")
+        raise _unfit(
+            path,
+            f"starts with {head[:4].hex() or 'nothing'}, not with {magic.hex()} (unsigned bytes in {1 + len(shape)} "
+            "dimensions)",
+        )
     if len(head) < header.size:
         raise _unfit(path, f"ends within its header, after {len(head)} bytes")
     count, *sides = header.unpack(head)[4:]
@@ -66,7 +70,11 @@ def _parse(path: Path, file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], 
     if tuple(sides) != shape or not count:
         raise _unfit(path, f"holds {count} samples of shape {tuple(sides)}, not one or more of {shape}")
     if promised > min(BYTES_LIMIT, at_most - header.size):
-        holds = f"a file of its size holds at most {at_most - header.size}" if promised <= BYTES_LIMIT else f"the limit is {BYTES_LIMIT}"
+        holds = (
+            f"a file of its size holds at most {at_most - header.size}"
+            if promised <= BYTES_LIMIT
+            else f"the limit is {BYTES_LIMIT}"
+        )
         raise _unfit(path, f"promises {promised} bytes of data, but {holds}")
     array = np.empty(promised, np.uint8)
     filled = 0

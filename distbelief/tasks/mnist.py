@@ -47,8 +47,9 @@ def mnist(data_dir: str | None = None) -> Task:
     """An MLP 784-300-100-10 on MNIST (266,610 parameters); inputs float32 (n, 784), targets int64 (n,).
 
     Args:
-        data_dir: Folder with the four idx files; else `$DISTBELIEF_DATA`, else the cache folder, else they are downloaded into it.
-            Nothing is read before `train()` or `test()` is called; these raise `DataError` where the files cannot be had.
+        data_dir: Folder with the four idx files; else `$DISTBELIEF_DATA`, else the cache folder, else they are
+            downloaded into it. Nothing is read before `train()` or `test()` is called; these raise `DataError` where
+            the files cannot be had.
 
     >>> sum(p.numel() for p in mnist().model().parameters())
     266610
@@ -70,7 +71,9 @@ def mnist_lenet(data_dir: str | None = None) -> Task:
 
 def _task(reference: str, model: Callable[[], nn.Module], data_dir: str | None, shape: tuple[int, ...]) -> Task:
     load = partial(_load, data_dir, shape)
-    return Task(data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k")).named(reference)
+    return Task(data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k")).named(
+        reference
+    )
 
 
 def _mlp() -> nn.Module:
@@ -92,9 +95,14 @@ def _load(data_dir: str | None, shape: tuple[int, ...], part: str) -> TensorData
     paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
     images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())
     if len(images) != len(labels):
-        raise DataError(f"{paths[0]} holds {len(images)} images, but {paths[1]} {len(labels)} labels; put the original files there")
+        raise DataError(
+            f"{paths[0]} holds {len(images)} images, but {paths[1]} {len(labels)} labels; put the original files there"
+        )
     if labels.max() >= CLASSES:
-        raise DataError(f"{paths[1]} holds the label {int(labels.max())}, but MNIST's are 0 to {CLASSES - 1}; put the original file there")
+        raise DataError(
+            f"{paths[1]} holds the label {int(labels.max())}, but MNIST's are 0 to {CLASSES - 1}; put the original "
+            "file there"
+        )
     return TensorData(images.view(-1, *shape), labels.long(), _standardised)
 
 
@@ -112,7 +120,8 @@ def _folder(data_dir: str | None) -> Path:
             raise OSError(f"it lacks {', '.join(missing)}")
     except OSError as error:
         raise DataError(
-            f"no MNIST in {folder}: {error}; put {', '.join(FILES)} (plain or .gz) there or into a folder named by --data-dir or $DISTBELIEF_DATA,"
+            f"no MNIST in {folder}: {error}; put {', '.join(FILES)} (plain or .gz) there or into a folder named by "
+            "--data-dir or $DISTBELIEF_DATA,"
             " or train 'digits', which needs no download"
         ) from error
     return folder

@@ -1,4 +1,6 @@
-"""The order of the samples, and chance: both follow from the seed, the epoch and the minibatch, never from who computes it."""
+"""The order of the samples, and chance: both follow from the seed, the epoch and the minibatch, never from who computes
+it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Order:
 
     def __init__(self, samples: int, batch_size: int, seed: int) -> None:
         if samples < 1:
-            raise DataError(f"the training data hold {samples} samples: there is nothing to train on; check the task's data")
+            raise DataError(
+                f"the training data hold {samples} samples: there is nothing to train on; check the task's data"
+            )
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size} is not positive: choose 1 or more")
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
@@ -68,7 +72,8 @@ class Order:
         """
         if not 0 <= index < self.batches:
             raise DataError(
-                f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make {self.batches} minibatches of"
+                f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make "
+                f"{self.batches} minibatches of"
                 f" {self.batch_size}; give every replica the same data"
             )
         permutation = self._permutations.get(epoch)

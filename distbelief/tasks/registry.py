@@ -29,8 +29,8 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
     """The task of that name, or the one that a user's own function returns.
 
     Args:
-        reference: A built-in name, or `module:function`: a module as `import` would find it (from the current folder too), and in it a
-            function without required arguments that returns a `Task`.
+        reference: A built-in name, or `module:function`: a module as `import` would find it (from the current folder
+            too), and in it a function without required arguments that returns a `Task`.
         data_dir: Folder of the data; the function must have a parameter `data_dir` to be given one.
 
     Raises:
@@ -48,17 +48,23 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
     options = {}
     if data_dir:
         if not _takes_data_dir(function):
-            raise UsageError(f"--data-dir {data_dir}: task {reference!r} reads no folder: leave it off, or give its function a parameter data_dir")
+            raise UsageError(
+                f"--data-dir {data_dir}: task {reference!r} reads no folder: leave it off, or give its function a "
+                "parameter data_dir"
+            )
         options = {"data_dir": data_dir}
     try:
         task = function(**options)
     # SystemExit too: a user's script may parse its arguments or end itself
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"task {reference!r}: its function raised {type(error).__name__}: {error}; called without arguments, it must return a Task"
+            f"task {reference!r}: its function raised {type(error).__name__}: {error}; called without arguments, it "
+            "must return a Task"
         ) from error
     if not isinstance(task, Task):
-        raise UsageError(f"task {reference!r}: its function returned {type(task).__name__}; it must return a distbelief.tasks.Task")
+        raise UsageError(
+            f"task {reference!r}: its function returned {type(task).__name__}; it must return a distbelief.tasks.Task"
+        )
     return task.named(reference, data_dir)
 
 
@@ -99,7 +105,8 @@ def _find(reference: str) -> Callable[..., Task]:
         found = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
         got = f"has no {name!r}" if function is None else f"has a {type(function).__name__} by the name {name!r}"
         raise UsageError(
-            f"task {reference!r}: module {module_name!r} {got}; name a function of it that returns a Task: {', '.join(found) or 'it has none'}"
+            f"task {reference!r}: module {module_name!r} {got}; name a function of it that returns a Task: "
+            f"{', '.join(found) or 'it has none'}"
         )
     return function  # type: ignore[no-any-return]  # what it returns is seen when it is called
 

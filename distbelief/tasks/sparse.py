@@ -17,7 +17,9 @@ def check_dense(gradient: torch.Tensor | None) -> None:
         TrainingError: it is sparse.
     """
     if gradient is not None and gradient.is_sparse:
-        raise TrainingError("a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense")
+        raise TrainingError(
+            "a gradient is sparse whose module does not say so (sparse=True of an embedding): make it dense"
+        )
 
 
 def check_rows(layout: Layout, settings: Settings) -> None:
@@ -30,12 +32,23 @@ def check_rows(layout: Layout, settings: Settings) -> None:
     for entry in mapping.trained(layout):
         if not layout.is_sparse(entry):
             continue
-        extra = next((option for option in ("momentum", "weight_decay", "nesterov", "maximize") if optimizer.options.get(option)), "")
+        extra = next(
+            (
+                option
+                for option in ("momentum", "weight_decay", "nesterov", "maximize")
+                if optimizer.options.get(option)
+            ),
+            "",
+        )
         if optimizer.name not in mapping.SPARSE or extra:
             what = f"option {extra}" if optimizer.name in mapping.SPARSE else f"--optimizer {optimizer.name}"
             raise UsageError(
-                f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that which leaves the others alone;"
+                f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that "
+                "which leaves the others alone;"
                 f" use plain {' or '.join(mapping.SPARSE)}, or make the embedding with sparse=False"
             )
         if settings.clip_norm:
-            raise UsageError(f"--clip-norm {settings.clip_norm}: torch clips no sparse gradients, and {entry.tensor.name!r} has them; leave it off")
+            raise UsageError(
+                f"--clip-norm {settings.clip_norm}: torch clips no sparse gradients, and {entry.tensor.name!r} has "
+                "them; leave it off"
+            )

@@ -1,13 +1,17 @@
-"""The tasks `sparse-svm` and `dense-svm`: support vector machines on synthetic data, where lock-free updates pay and where they do not.
+"""The tasks `sparse-svm` and `dense-svm`: support vector machines on synthetic data, where lock-free updates pay and
+where they do not.
 
-`sparse-svm` has what makes RCV1 sparse (Niu et al. 2011, section 5): its 47,236 features, about 76 of them in a sample, drawn by a law of Zipf's
-kind: the most frequent is in 44 % of the samples, most are in hardly any, and some sample has a feature in common with every other. Its weights are
-an embedding with sparse gradients: a step touches the rows of its samples' features only, since the regularisation is spread over the samples that
+`sparse-svm` has what makes RCV1 sparse (Niu et al. 2011, section 5): its 47,236 features, about 76 of them in a sample,
+drawn by a law of Zipf's
+kind: the most frequent is in 44 % of the samples, most are in hardly any, and some sample has a feature in common with
+every other. Its weights are an embedding with sparse gradients: a step touches the rows of its samples' features only,
+since the regularisation is spread over the samples that
 have a feature (section 2 of the paper):
 
     loss(w) = mean over samples of  max(0, 1 - y x.w) + LAMBDA * sum over features u of x of  w_u^2 / d_u * samples
 
-with d_u the samples that have feature u, so that its sum over all samples is that of max(0, 1 - y x.w), and LAMBDA * samples * |w|^2.
+with d_u the samples that have feature u, so that its sum over all samples is that of max(0, 1 - y x.w), and LAMBDA *
+samples * |w|^2.
 """
 
 from __future__ import annotations
@@ -22,9 +26,13 @@ from distbelief.tasks.task import Task, TensorData
 
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 FEATURES, NONZERO = 47_236, 76
-"""Of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn twice and count twice)."""
+"""Of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn twice and
+count twice).
+"""
 SHIFT = 15.5
-"""Feature u is drawn with a chance in proportion to 1 / (u + SHIFT): the most frequent is then in 44 % of the samples, as in RCV1."""
+"""Feature u is drawn with a chance in proportion to 1 / (u + SHIFT): the most frequent is then in 44 % of the samples,
+as in RCV1.
+"""
 TELLING = 1_000
 """The features that tell something; all others are rare words."""
 DENSE_FEATURES = 4_096
@@ -59,7 +67,8 @@ def _draw(samples: int, test: bool) -> _Drawn:
 
 
 class SparseSVM(nn.Module):
-    """Weights of a linear classifier as an embedding of one column; gives margins, and each sample's share of the regularisation.
+    """Weights of a linear classifier as an embedding of one column; gives margins, and each sample's share of the
+    regularisation.
 
     Input float64 of shape (n, 2, NONZERO), features and values; output float32 of shape (n, 2).
     """
@@ -101,7 +110,9 @@ class DenseSVM(nn.Module):
 def _dense(test: bool) -> TensorData:
     chance, samples = torch.Generator().manual_seed(1 + test), TEST_SAMPLES if test else SAMPLES
     inputs = nn.functional.normalize(torch.randn(samples, DENSE_FEATURES, generator=chance))
-    labels = torch.where(inputs @ torch.randn(DENSE_FEATURES, generator=torch.Generator().manual_seed(0)) > 0, 1.0, -1.0)
+    labels = torch.where(
+        inputs @ torch.randn(DENSE_FEATURES, generator=torch.Generator().manual_seed(0)) > 0, 1.0, -1.0
+    )
     return TensorData(inputs, torch.where(torch.rand(samples, generator=chance) < NOISE, -labels, labels))
 
 
@@ -124,12 +135,15 @@ def signs(output: Tensor, target: Tensor) -> Tensor:
 
 
 def sparse_svm() -> Task:
-    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients in `hogwild`, `locking` and `single`.
+    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients in `hogwild`, `locking` and
+    `single`.
 
     >>> sum(p.numel() for p in sparse_svm().model().parameters())
     47236
     """
-    return Task(model=SparseSVM, train=partial(_sparse, test=False), test=partial(_sparse, test=True), loss=hinge, metric=signs).named("sparse-svm")
+    return Task(
+        model=SparseSVM, train=partial(_sparse, test=False), test=partial(_sparse, test=True), loss=hinge, metric=signs
+    ).named("sparse-svm")
 
 
 def dense_svm() -> Task:
@@ -138,4 +152,6 @@ def dense_svm() -> Task:
     >>> sum(p.numel() for p in dense_svm().model().parameters())
     4096
     """
-    return Task(model=DenseSVM, train=partial(_dense, test=False), test=partial(_dense, test=True), loss=hinge, metric=signs).named("dense-svm")
+    return Task(
+        model=DenseSVM, train=partial(_dense, test=False), test=partial(_dense, test=True), loss=hinge, metric=signs
+    ).named("dense-svm")

@@ -24,7 +24,9 @@ class Data(Protocol):
         ...
 
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        """The inputs and targets of the samples `indices` (int64, on the CPU), each with the samples in its first dimension."""
+        """The inputs and targets of the samples `indices` (int64, on the CPU), each with the samples in its first
+        dimension.
+        """
         ...
 
 
@@ -34,12 +36,14 @@ class TensorData:
     Args:
         inputs: Any dtype, samples in the first dimension.
         targets: Any dtype, as many samples.
-        prepare: Applied to the inputs of each gathered batch, so that they can be kept small (uint8) and be computed with as float32.
+        prepare: Applied to the inputs of each gathered batch, so that they can be kept small (uint8) and be computed
+            with as float32.
 
     Raises:
         UsageError: Inputs and targets are not tensors of equally many samples.
 
-    >>> data = TensorData(torch.tensor([[0], [51], [255]], dtype=torch.uint8), torch.tensor([0, 1, 2]), lambda x: x.float() / 255)
+    >>> data = TensorData(torch.tensor([[0], [51], [255]], dtype=torch.uint8), torch.tensor([0, 1, 2]),
+    ...     lambda x: x.float() / 255)
     >>> data.batch(torch.tensor([2, 1]))
     (tensor([[1.0000],
             [0.2000]]), tensor([2, 1]))
@@ -49,7 +53,10 @@ class TensorData:
         admit(prepare, Callable[[Tensor], Tensor] | None, f"TensorData(prepare={shown(prepare)})")
         shapes = [list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in (inputs, targets)]
         if not all(isinstance(t, Tensor) and t.ndim for t in (inputs, targets)) or len(inputs) != len(targets):
-            raise UsageError(f"inputs {shapes[0]} and targets {shapes[1]} do not match: pass two tensors with equally many samples in dimension 0")
+            raise UsageError(
+                f"inputs {shapes[0]} and targets {shapes[1]} do not match: pass two tensors with equally many samples "
+                "in dimension 0"
+            )
         self.inputs, self.targets, self.prepare = inputs, targets, prepare
 
     def __len__(self) -> int:
@@ -79,7 +86,10 @@ class _MappedData:
             if not isinstance(item, tuple | list) or len(item) != 2:
                 count = f" of {len(item)} values" if isinstance(item, tuple | list) else ""
                 kind = type(self.dataset).__name__
-                raise DataError(f"a sample of {kind} is a {type(item).__name__}{count}; make the dataset return a pair (inputs, target)")
+                raise DataError(
+                    f"a sample of {kind} is a {type(item).__name__}{count}; make the dataset return a pair (inputs, "
+                    "target)"
+                )
         inputs, targets = default_collate(items)
         return inputs, targets
 
@@ -88,8 +98,8 @@ def as_data(dataset: Data | Dataset[Any] | Sequence[Any]) -> Data:
     """Any map-style dataset as `Data`; what is `Data` already stays as it is.
 
     Args:
-        dataset: `Data`, a tuple of two tensors (inputs, targets), a `torch.utils.data.Dataset` (a `TensorDataset` of two tensors is gathered at
-            once), or anything with `len` and items that are pairs (inputs, target).
+        dataset: `Data`, a tuple of two tensors (inputs, targets), a `torch.utils.data.Dataset` (a `TensorDataset` of
+            two tensors is gathered at once), or anything with `len` and items that are pairs (inputs, target).
 
     Raises:
         UsageError: It cannot be counted or indexed.
@@ -102,11 +112,16 @@ def as_data(dataset: Data | Dataset[Any] | Sequence[Any]) -> Data:
     tensors = dataset.tensors if type(dataset) is TensorDataset else dataset if isinstance(dataset, tuple) else ()
     if len(tensors) == 2 and all(isinstance(tensor, Tensor) for tensor in tensors):
         return TensorData(*tensors)
-    counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, str | bytes | Mapping | Tensor)
+    counted = (
+        hasattr(dataset, "__len__")
+        and hasattr(dataset, "__getitem__")
+        and not isinstance(dataset, str | bytes | Mapping | Tensor)
+    )
     if isinstance(dataset, IterableDataset) or not counted:
         kind = type(dataset).__name__
         raise UsageError(
-            f"{kind} cannot be dealt out in portions: pass a map-style dataset (with __len__ and __getitem__) of pairs (inputs, target), two tensors"
+            f"{kind} cannot be dealt out in portions: pass a map-style dataset (with __len__ and __getitem__) of "
+            "pairs (inputs, target), two tensors"
             " (inputs, targets), or one with __len__ and batch"
         )
     return _MappedData(dataset)
@@ -127,7 +142,8 @@ def correct(output: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, its data, its loss and its metric. Everything is a function, so that each process builds only what it needs.
+    """A model, its data, its loss and its metric. Everything is a function, so that each process builds only what it
+    needs.
 
     `resolve(task.reference, task.data_dir)` makes the same task in another process.
 
@@ -150,7 +166,9 @@ class Task:
     metric: Callable[[Any, Any], Tensor | float] = correct
     """Of the model's output and the targets: how many samples are right."""
     reference: str = field(default="", init=False)
-    """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make the unchanged one."""
+    """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make
+    the unchanged one.
+    """
     data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """The folder that was named for its data."""
 
@@ -167,9 +185,12 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("model", "train", "test", "loss", "metric"):
             value = getattr(self, name)
-            if (name == "test" and value is None) or (callable(value) and not (name == "model" and isinstance(value, nn.Module))):
+            if (name == "test" and value is None) or (
+                callable(value) and not (name == "model" and isinstance(value, nn.Module))
+            ):
                 continue
             raise UsageError(
-                f"a task's {name} is a function, not a {type(value).__name__}: write {name}=lambda: ... or name the function that makes it"
+                f"a task's {name} is a function, not a {type(value).__name__}: write {name}=lambda: ... or name the "
+                "function that makes it"
             )
         check_fields(self)

@@ -22,7 +22,8 @@ MEASURE_BATCH = 1000
 
 
 def placed(device: str, index: int = 0) -> torch.device:
-    """The device that `--device` means for replica `index`: `cuda` gives each replica of a machine one of its GPUs, in turn.
+    """The device that `--device` means for replica `index`: `cuda` gives each replica of a machine one of its GPUs, in
+    turn.
 
     Raises:
         UsageError: it is no device, or not here.
@@ -54,8 +55,12 @@ def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module
         if isinstance(model, nn.Module):
             return model.to(place)
     except (Exception, SystemExit) as error:
-        raise TrainingError(f"the model of task {task.reference!r} cannot be built: {type(error).__name__}: {error}") from error
-    raise TrainingError(f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module")
+        raise TrainingError(
+            f"the model of task {task.reference!r} cannot be built: {type(error).__name__}: {error}"
+        ) from error
+    raise TrainingError(
+        f"the model of task {task.reference!r} is a {type(model).__name__}; its function must return a torch.nn.Module"
+    )
 
 
 def load(task: Task, which: Literal["training", "test"]) -> Data:
@@ -79,7 +84,11 @@ def load(task: Task, which: Literal["training", "test"]) -> Data:
     except (Exception, SystemExit) as error:
         raise TrainingError(f"{named} cannot be loaded: {type(error).__name__}: {error}") from error
     if not samples:
-        remedy = "give it some, or train with --evaluate-every 0" if which == "test" else "there is nothing to train on; check the task's data"
+        remedy = (
+            "give it some, or train with --evaluate-every 0"
+            if which == "test"
+            else "there is nothing to train on; check the task's data"
+        )
         raise DataError(f"{named} hold 0 samples: {remedy}")
     return data
 
@@ -99,14 +108,20 @@ class Trainer:
         UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
     """
 
-    def __init__(self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0, drop_last: bool = False) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0, drop_last: bool = False
+    ) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
-        if not drop_last and len(self.data) % batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+        if (
+            not drop_last
+            and len(self.data) % batch_size == 1
+            and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
+        ):
             self._check_one()
 
     def _check_one(self) -> None:
@@ -120,7 +135,8 @@ class Trainer:
         except Exception as error:  # what else goes wrong is told by the step in which it does
             if hint(error):
                 raise UsageError(
-                    f"the last minibatch of an epoch is of one sample ({samples} samples in minibatches of {size}), which the model's batch norm"
+                    f"the last minibatch of an epoch is of one sample ({samples} samples in minibatches of {size}), "
+                    "which the model's batch norm"
                     " cannot normalise: leave it out with --drop-last, or choose another --batch-size"
                 ) from error
 
@@ -140,14 +156,23 @@ class Trainer:
             inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
             loss = self.task.loss(self.model(inputs), targets)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-                raise TrainingError(f"the loss of task {self.task.reference!r} is {got}: it must be a scalar tensor, the mean over the minibatch")
+                got = (
+                    f"a tensor of shape {list(loss.shape)}"
+                    if isinstance(loss, torch.Tensor)
+                    else f"a {type(loss).__name__}"
+                )
+                raise TrainingError(
+                    f"the loss of task {self.task.reference!r} is {got}: it must be a scalar tensor, the mean over "
+                    "the minibatch"
+                )
             loss.backward()
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
             where = f"epoch {batch.epoch + 1}, minibatch {batch.index}"
-            raise TrainingError(f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}{hint(error)}") from error
+            raise TrainingError(
+                f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}{hint(error)}"
+            ) from error
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         return Computed(float(loss.detach()), len(numbers), time.perf_counter() - start)
@@ -157,13 +182,17 @@ def hint(error: BaseException) -> str:
     """What to do where a batch norm refused a minibatch of one sample; "" for any other error.
 
     >>> hint(ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 8])"))
-    '; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an epoch with --drop-last'
+    '; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an
+    epoch with --drop-last'
     >>> hint(ValueError("no"))
     ''
     """
     if "Expected more than 1 value per channel" not in str(error):
         return ""
-    return "; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an epoch with --drop-last"
+    return (
+        "; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last "
+        "of an epoch with --drop-last"
+    )
 
 
 def on_device(value: Any, device: torch.device) -> Any:
@@ -178,7 +207,8 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def check_measure(task: Task, model: nn.Module) -> None:
-    """Measure a model on a few samples of the task's test set, so that a job which cannot be evaluated ends before it trains, not an epoch later.
+    """Measure a model on a few samples of the task's test set, so that a job which cannot be evaluated ends before it
+    trains, not an epoch later.
 
     Raises:
         DistbeliefError: as `measure`.
@@ -212,7 +242,9 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     except DistbeliefError:
         raise
     except (Exception, SystemExit) as error:
-        raise TrainingError(f"the model of task {task.reference!r} raised in evaluation: {type(error).__name__}: {error}") from error
+        raise TrainingError(
+            f"the model of task {task.reference!r} raised in evaluation: {type(error).__name__}: {error}"
+        ) from error
     finally:
         model.train(training)
     return Measured(loss / samples, correct / samples)

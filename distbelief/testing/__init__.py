@@ -1,4 +1,5 @@
-"""For those who write a transport, a place or a policy of their own: conformance suites, checkers, simulations under observation.
+"""For those who write a transport, a place or a policy of their own: conformance suites, checkers, simulations under
+observation.
 
 Nothing that is shipped imports this.
 """
@@ -11,4 +12,17 @@ from distbelief.testing.places import Site, check_place
 from distbelief.testing.simulations import Observed, Trace
 from distbelief.testing.transports import Pair, check_transport
 
-__all__ = ["Checker", "Observed", "Pair", "Replay", "Rules", "Side", "Site", "Trace", "attach", "check_fabric", "check_place", "check_transport"]
+__all__ = [
+    "Checker",
+    "Observed",
+    "Pair",
+    "Replay",
+    "Rules",
+    "Side",
+    "Site",
+    "Trace",
+    "attach",
+    "check_fabric",
+    "check_place",
+    "check_transport",
+]

@@ -1,7 +1,7 @@
 """Checkers of a running job: they stand outside, see every message, and raise at the first that breaks a guarantee.
 
-`Rules` holds what messages alone can show, `Replay` holds every shard against plain `torch.optim`. Both attach to the hooks of a
-`VirtualNetwork`; for another carrier call `sent` and `delivered` yourself.
+`Rules` holds what messages alone can show, `Replay` holds every shard against plain `torch.optim`. Both attach to the
+hooks of a `VirtualNetwork`; for another carrier call `sent` and `delivered` yourself.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Rules:
     - Every push is applied at a shard at most once, in the order of the replica's clock, and is acknowledged only then.
     - Versions never go back on a link, and no two pushes are acknowledged with one version.
     - A push names a version that its replica had fetched from that shard, and holds the next minibatches it was dealt.
-    - A replica reports steps and samples only when all shards have acknowledged their push, and all of them before it leaves.
+    - A replica reports steps and samples only when all shards have acknowledged their push, and all of them before it
+      leaves.
     - A minibatch is dealt to one living replica at a time.
     - `finish`: every minibatch is applied at every shard, exactly once where nobody died.
 
@@ -119,7 +120,9 @@ class Rules:
         assert self.messages <= self._limit, f"{self.messages} messages and the job has not ended"
         match message:
             case membership.Join():
-                assert message.incarnation >= self._lives[sender], f"{sender} joins as {message.incarnation} after {self._lives[sender]}"
+                assert message.incarnation >= self._lives[sender], (
+                    f"{sender} joins as {message.incarnation} after {self._lives[sender]}"
+                )
                 self._lives[sender] = message.incarnation
             case membership.Welcome():
                 assert self.plan in (None, message.plan), "two replicas were told different plans"
@@ -129,16 +132,23 @@ class Rules:
             case pushing.Push():
                 self._push(sender, to, message)
             case pushing.Pushed():
-                clocks = max(self._clocks[sender, (to, life)] for life in range(self._lives[to] + 1))  # the last word of a former life may come late
+                # the last word of a former life may come late
+                clocks = max(self._clocks[sender, (to, life)] for life in range(self._lives[to] + 1))
                 assert message.clock <= clocks, f"{sender} acknowledges push {message.clock} of {to}, which it has not"
-                assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
+                assert message.version.updates == self.applied[sender], (
+                    f"{sender} tells {message.version} after {self.applied[sender]} updates"
+                )
             case pushing.Fetched():
-                assert message.version.updates == self.applied[sender], f"{sender} tells {message.version} after {self.applied[sender]} updates"
+                assert message.version.updates == self.applied[sender], (
+                    f"{sender} tells {message.version} after {self.applied[sender]} updates"
+                )
             case dealing.Progress():
                 self._progress(sender, message)
             case membership.Leave():
                 one = self.replicas[self._life(sender)]
-                assert one.reported["steps"] == one.pushed, f"{sender} leaves after {one.pushed} steps and has reported {one.reported['steps']}"
+                assert one.reported["steps"] == one.pushed, (
+                    f"{sender} leaves after {one.pushed} steps and has reported {one.reported['steps']}"
+                )
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
@@ -148,7 +158,9 @@ class Rules:
             case pushing.Push():
                 life = sender, message.incarnation
                 self._clocks[to, life] += 1
-                assert message.clock == self._clocks[to, life], f"{to} has push {self._clocks[to, life] - 1} of {life}, then {message.clock}"
+                assert message.clock == self._clocks[to, life], (
+                    f"{to} has push {self._clocks[to, life] - 1} of {life}, then {message.clock}"
+                )
                 self.applied[to] += 1
                 self.samples[to] += message.samples
                 for minibatch in self.replicas[life].pushes[message.clock - 1].holds:
@@ -156,7 +168,9 @@ class Rules:
             case pushing.Pushed():
                 self._grows(sender, to, message.version)
                 key = (sender, message.version.updates)
-                assert key not in self._versions, f"two pushes were acknowledged as update {message.version.updates} of {sender}"
+                assert key not in self._versions, (
+                    f"two pushes were acknowledged as update {message.version.updates} of {sender}"
+                )
                 self._versions.add(key)
                 self.replicas[self._life(to)].pushes[message.clock - 1].unacknowledged -= 1
             case pushing.Fetched():
@@ -175,9 +189,13 @@ class Rules:
             for index in range(self.plan.batches):
                 for shard in self._parts(self.plan):
                     times = self._times[shard, (epoch, index)]
-                    assert times == 1 or (times and died), f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+                    assert times == 1 or (times and died), (
+                        f"{shard} applied minibatch {index} of epoch {epoch} {times} times; died: {died}"
+                    )
         if not died:
-            assert self.counted == self.plan.total_samples, f"{self.counted} samples were counted of {self.plan.total_samples}"
+            assert self.counted == self.plan.total_samples, (
+                f"{self.counted} samples were counted of {self.plan.total_samples}"
+            )
 
     def _parts(self, plan: Plan) -> list[str]:
         return [roles.shard(i) for i, assignment in enumerate(plan.assignments) if assignment.moving.size]
@@ -195,21 +213,29 @@ class Rules:
         for index in range(portion.first, portion.first + portion.count):
             minibatch = (portion.epoch, index)
             holder = self._holder.get(minibatch)
-            assert holder is None or not self._alive(*holder), f"minibatch {minibatch} is dealt to {to} and to {holder}, which lives"
+            assert holder is None or not self._alive(*holder), (
+                f"minibatch {minibatch} is dealt to {to} and to {holder}, which lives"
+            )
             life = to, self._members[to]  # a later one may have been born, of which the coordinator has not heard
             self._holder[minibatch] = life
             self.replicas[life].dealt.append(minibatch)
 
     def _push(self, sender: str, to: str, message: pushing.Push) -> None:
-        assert message.incarnation == self._lives[sender], f"{sender} pushes as {message.incarnation} and is {self._lives[sender]}"
+        assert message.incarnation == self._lives[sender], (
+            f"{sender} pushes as {message.incarnation} and is {self._lives[sender]}"
+        )
         one, plan = self.replicas[self._life(sender)], self.plan
         assert plan is not None, f"{sender} pushes before anybody was welcomed"
-        assert message.version in self._fetched[self._life(sender), to], f"{sender} pushes from {message.version} of {to}, which it never fetched"
+        assert message.version in self._fetched[self._life(sender), to], (
+            f"{sender} pushes from {message.version} of {to}, which it never fetched"
+        )
         if message.clock == len(one.pushes) + 1:
             holds = one.dealt[one.pushed : one.pushed + message.steps]
             size, most = plan.settings.batch_size, plan.samples
             samples = sum(min(size, most - index * size) for _, index in holds)
-            assert (message.steps, message.samples) == (len(holds), samples), f"{sender} pushes {message}, and was dealt {holds} for it"
+            assert (message.steps, message.samples) == (len(holds), samples), (
+                f"{sender} pushes {message}, and was dealt {holds} for it"
+            )
             one.pushes.append(_Push(message.steps, message.samples, len(self._parts(plan)), holds))
             one.pushed += message.steps
         push = one.pushes[-1]
@@ -220,8 +246,14 @@ class Rules:
         one = self.replicas[self._life(sender)]
         one.reported.update(steps=message.steps, samples=message.samples, pushes=message.pushes)
         done = [push for push in one.pushes if not push.unacknowledged]
-        for name, most in (("steps", sum(p.steps for p in done)), ("samples", sum(p.samples for p in done)), ("pushes", len(done))):
-            assert one.reported[name] <= most, f"{sender} has reported {one.reported[name]} {name}, and all shards have acknowledged {most}"
+        for name, most in (
+            ("steps", sum(p.steps for p in done)),
+            ("samples", sum(p.samples for p in done)),
+            ("pushes", len(done)),
+        ):
+            assert one.reported[name] <= most, (
+                f"{sender} has reported {one.reported[name]} {name}, and all shards have acknowledged {most}"
+            )
 
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -270,13 +302,15 @@ def _stepped(dtype: torch.dtype) -> torch.dtype:
 
 
 class Replay:
-    """Applies every push that a shard is handed to a twin of it, and holds against the twin all that the shard answers, bit for bit.
+    """Applies every push that a shard is handed to a twin of it, and holds against the twin all that the shard answers,
+    bit for bit.
 
     Beside that, a push must still hold when it is read what it held when it was sent.
 
     Args:
         network: whose arenas it reads.
-        optimizer: makes the twin's optimizer from parameter groups, as `torch.optim` classes do; a constant learning rate.
+        optimizer: makes the twin's optimizer from parameter groups, as `torch.optim` classes do; a constant learning
+            rate.
     """
 
     def __init__(self, network: VirtualNetwork, optimizer: MakeOptimizer) -> None:

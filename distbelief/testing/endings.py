@@ -27,7 +27,9 @@ class Death(NamedTuple):
     ending: bool
     """Whether the replicas had been asked to leave."""
     covered: bool | None = False
-    """Of a shard: whether the coordinator knew that a standby held all that it had acknowledged; None where that was on its way."""
+    """Of a shard: whether the coordinator knew that a standby held all that it had acknowledged; None where that was on
+    its way.
+    """
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
@@ -106,7 +108,10 @@ class Endings:
         if self._asked_after is None:
             return False
         told = self._run.records
-        ending = max((at for at, record in enumerate(told[: self._asked_after]) if isinstance(record, records.Ending)), default=None)
+        ending = max(
+            (at for at, record in enumerate(told[: self._asked_after]) if isinstance(record, records.Ending)),
+            default=None,
+        )
         return ending is None or any(isinstance(record, records.Rewound) for record in told[ending:])
 
     def _has(self, kind: type[records.Record]) -> bool:
@@ -125,7 +130,11 @@ class Endings:
 
     def _note(self, role: str) -> None:
         covered: bool | None = False
-        if roles.kind(role) is roles.Kind.SHARD and role in self._told and not self._dead(standby := roles.standby_of(role)):
+        if (
+            roles.kind(role) is roles.Kind.SHARD
+            and role in self._told
+            and not self._dead(standby := roles.standby_of(role))
+        ):
             lives = self._life(role), self._life(standby)
             covered = True if self._heard.get(role) == lives else None if self._told[role] == lives else False
         elif roles.kind(role) is roles.Kind.STANDBY:
@@ -136,7 +145,10 @@ class Endings:
         """A shard's standby dies: with it the shard, where that is dead and the standby was to be it."""
         if self._dead(shard):
             life = self._life(shard)
-            self.deaths = [death._replace(covered=None) if death[:2] == (shard, life) and death.covered else death for death in self.deaths]
+            self.deaths = [
+                death._replace(covered=None) if death[:2] == (shard, life) and death.covered else death
+                for death in self.deaths
+            ]
             self.deaths.append(self._death(shard, life + 1, covered=False))
 
     def _death(self, role: str, life: int, covered: bool | None) -> Death:
@@ -149,7 +161,8 @@ class Endings:
         settings = self._run.simulation.settings
         allowed = causes(settings.replicas, settings.restarts, self.deaths, self.interrupted)
         assert finished.cause in allowed, (
-            f"it ended since {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: {self.interrupted}"
+            f"it ended since {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: "
+            f"{self.interrupted}"
         )
         assert finished.outcome is finished.cause.outcome
         return finished.cause
@@ -161,7 +174,11 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)
         died = {roles.kind(role) for role in run.simulation.killed}
-        again = [record for record in run.records if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD]
+        again = [
+            record
+            for record in run.records
+            if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD
+        ]
         found["done, and nobody died"] = not died
         found["done after a replica died"] = roles.Kind.REPLICA in died
         found["done after the coordinator died"] = roles.Kind.COORDINATOR in died
@@ -173,7 +190,8 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
 
 
 def hold_floors(found: Counter[str], floors: Mapping[str, int]) -> None:
-    """Hold that each way was gone at least so often, and that no job ended for a cause that has no floor, but for rare ones.
+    """Hold that each way was gone at least so often, and that no job ended for a cause that has no floor, but for rare
+    ones.
 
     >>> hold_floors(Counter(EPOCHS_DONE=9, REPLICAS_DIED=1), {"EPOCHS_DONE": 5, "REPLICAS_DIED": 1})
     """

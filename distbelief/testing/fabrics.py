@@ -38,11 +38,16 @@ class Side(NamedTuple):
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Opens a side: by which algorithm vectors are added up, and how many bytes hold which vectors. Many, one after another."""
+"""Opens a side: by which algorithm vectors are added up, and how many bytes hold which vectors. Many, one after
+another.
+"""
 
 
-def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str], broadcasts: bool = True) -> None:
-    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, each in a thread or a process of its own.
+def check_fabric(
+    open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str], broadcasts: bool = True
+) -> None:
+    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, each in a thread or a
+    process of its own.
 
     Args:
         open_side: opens a fresh side for this rank.
@@ -60,9 +65,13 @@ def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], None
 
 
 class _Check:
-    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and what all take from the first rank."""
+    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and what all take from the
+    first rank.
+    """
 
-    def __init__(self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str, broadcasts: bool) -> None:
+    def __init__(
+        self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str, broadcasts: bool
+    ) -> None:
         self.rank, self.ranks, self.meet, self.algorithm = rank, ranks, meet, algorithm
         lengths = [(1003, "float64"), (1, "float64"), (517, "float32"), (517, "float64"), (LONG, "float32")]
         self.buckets, start = list[Bucket](), GUARD
@@ -138,14 +147,22 @@ class _Check:
         """Every vector holds what its postcondition says."""
         everybody = [self._brought(number, rank, before) for rank in range(self.ranks)]
         for at, bucket in enumerate(self.buckets):
-            wanted = torch.stack([brought[at] for brought in everybody]).double().sum(0) if bucket.adds else everybody[0][at]
+            wanted = (
+                torch.stack([brought[at] for brought in everybody]).double().sum(0) if bucket.adds else everybody[0][at]
+            )
             what = f"{self._at(number)}, vector {at}"
             if at == 2:
-                torch.testing.assert_close(found[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all")
+                torch.testing.assert_close(
+                    found[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all"
+                )
             elif at == 3:
-                assert torch.equal(found[at], wanted), f"{what}: two ranks had other bits of vector 2 in the round before"
+                assert torch.equal(found[at], wanted), (
+                    f"{what}: two ranks had other bits of vector 2 in the round before"
+                )
             else:
-                assert torch.equal(found[at].double(), wanted.double()), f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {found[at]}"
+                assert torch.equal(found[at].double(), wanted.double()), (
+                    f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {found[at]}"
+                )
 
     def _stays(self, found: list[torch.Tensor]) -> None:
         """What was found is there until this rank has brought something new."""
@@ -190,7 +207,9 @@ class _Check:
     def _check_guards(self) -> None:
         for name, vector in (("slot", self.side.slot), ("total", self.side.total)):
             for between in self._between():
-                assert bool((vector[between] == 77).all()), f"{self.algorithm}: it wrote to bytes {between} of the {name}, which are no vector's"
+                assert bool((vector[between] == 77).all()), (
+                    f"{self.algorithm}: it wrote to bytes {between} of the {name}, which are no vector's"
+                )
 
     def _view(self, vector: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         return vector[bucket.start : bucket.stop].view(getattr(torch, bucket.dtype))

@@ -1,4 +1,6 @@
-"""The conformance suite of places: what `distbelief.cluster.place` promises, checked on lives of roles that are started, struck and ended."""
+"""The conformance suite of places: what `distbelief.cluster.place` promises, checked on lives of roles that are
+started, struck and ended.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,9 @@ class _Watch:
 def check_place(make_site: MakeSite) -> None:
     """Hold a place to what a supervisor relies on.
 
-    A place starts the lives that it is asked to start; it tells of the end of each exactly once, and whether it was killed; it ends those that are to
-    be ended, also when it is told twice, or when they have ended already; and it leaves nobody behind.
+    A place starts the lives that it is asked to start; it tells of the end of each exactly once, and whether it was
+    killed; it ends those that are to be ended, also when it is told twice, or when they have ended already; and it
+    leaves nobody behind.
 
     Args:
         make_site: makes a fresh site each time it is called.
@@ -98,7 +101,9 @@ def check_place(make_site: MakeSite) -> None:
 def _starts(watch: _Watch) -> None:
     """Who is started is there, once, and nobody else."""
     watch.start((watch.one, 0), (watch.other, 0))
-    assert sorted(watch.site.there()) == sorted([(watch.one, 0), (watch.other, 0)]), f"there are others: {watch.site.there()}"
+    assert sorted(watch.site.there()) == sorted([(watch.one, 0), (watch.other, 0)]), (
+        f"there are others: {watch.site.there()}"
+    )
     watch.told()
 
 

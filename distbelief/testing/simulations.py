@@ -21,7 +21,8 @@ from distbelief.transport.virtual import NetworkModel, Outage
 
 
 class Observed:
-    """One simulated run, with `Rules` beside it where nobody waits for anybody; `Witness` knows the other consistencies too.
+    """One simulated run, with `Rules` beside it where nobody waits for anybody; `Witness` knows the other consistencies
+    too.
 
     Args:
         job: what is run; nothing is kept on disk.
@@ -37,11 +38,24 @@ class Observed:
     def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
-        self.simulation = stage(job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record))
+        self.simulation = stage(
+            job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record)
+        )
         self.rules = Rules(self._alive, limit)
-        # where a shard goes back, `Witness` knows what that undoes, and with a standby what is said later than it is done
-        settings, fallen = self.simulation.settings, any(roles.kind(crash.role) is roles.Kind.SHARD for crash in cluster.crashes)
-        self._ruled = not (settings.attends or settings.together or settings.standby or settings.among_themselves or settings.mapped or fallen)
+        # where a shard goes back, `Witness` knows what that undoes, and with a standby what is said later than it is
+        # done
+        settings, fallen = (
+            self.simulation.settings,
+            any(roles.kind(crash.role) is roles.Kind.SHARD for crash in cluster.crashes),
+        )
+        self._ruled = not (
+            settings.attends
+            or settings.together
+            or settings.standby
+            or settings.among_themselves
+            or settings.mapped
+            or fallen
+        )
         if self._ruled:
             self.watch(self.rules)
 
@@ -71,7 +85,9 @@ class Observed:
 
 
 class Trace:
-    """What was delivered in a simulation, in order: moment (to a nanosecond), sender, receiver and the message's frame."""
+    """What was delivered in a simulation, in order: moment (to a nanosecond), sender, receiver and the message's
+    frame.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
         self._clock = simulation.clock
@@ -132,7 +148,9 @@ def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
     """
     if not restarts or chance.random() > 0.4:
         return ()
-    return tuple(Crash(roles.COORDINATOR, chance.randint(1, chance.choice((12, 80)))) for _ in range(chance.randint(1, restarts)))
+    return tuple(
+        Crash(roles.COORDINATOR, chance.randint(1, chance.choice((12, 80)))) for _ in range(chance.randint(1, restarts))
+    )
 
 
 def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Outage, ...]:
@@ -148,5 +166,7 @@ def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Seque
         if dying and chance.random() < 0.5:
             side = {chance.choice(dying), *chance.sample(everybody, chance.randint(0, 1))}
         start = chance.choice((0.0, 0.01, 0.1, 1.0)) * chance.expovariate(1.0)
-        found.append(Outage(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side))))
+        found.append(
+            Outage(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side)))
+        )
     return tuple(found)

@@ -1,4 +1,6 @@
-"""A task whose parameters say which minibatches are in them: who computed one, and by which way it came there, is not asked."""
+"""A task whose parameters say which minibatches are in them: who computed one, and by which way it came there, is not
+asked.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from distbelief.tasks.task import Task, as_data
 RATE = 0.5
 """The learning rate under which `times` reads a tally."""
 ADAGRAD = Optimizer("adagrad", RATE)
-"""The optimizer under which `times` reads a tally: whatever the weight of a gradient, the first moves its parameter by the rate, the next by less."""
+"""The optimizer under which `times` reads a tally: whatever the weight of a gradient, the first moves its parameter by
+the rate, the next by less.
+"""
 NAME = "tally"
 """The name of the parameter that is a tally."""
 
 
 class Tallied(nn.Module):
-    """A model, and beside it a number for each minibatch of each epoch, which has a gradient (1) where that minibatch is computed.
+    """A model, and beside it a number for each minibatch of each epoch, which has a gradient (1) where that minibatch
+    is computed.
 
     A minibatch is known by its chance, which is keyed by the seed, the epoch and its number.
 
@@ -37,7 +42,9 @@ class Tallied(nn.Module):
     def __init__(self, model: nn.Module, samples: int, batch_size: int, epochs: int, seed: int) -> None:
         super().__init__()
         self.model = model
-        self.sizes = torch.tensor([min(batch_size, samples - start) for start in range(0, samples, batch_size)]).expand(epochs, -1)
+        self.sizes = torch.tensor([min(batch_size, samples - start) for start in range(0, samples, batch_size)]).expand(
+            epochs, -1
+        )
         """Samples in each minibatch."""
         self.tally = nn.Parameter(torch.zeros(self.sizes.shape, dtype=next(model.parameters()).dtype))
         self._places = {key(seed, *place): place for place in itertools.product(*map(range, self.sizes.shape))}
@@ -68,7 +75,8 @@ def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task
 
 
 def times(tally: Tensor) -> Tensor:
-    """How often each minibatch of each epoch is in a tally that was stepped by `ADAGRAD`: 0, 1, or 2 for twice and more.
+    """How often each minibatch of each epoch is in a tally that was stepped by `ADAGRAD`: 0, 1, or 2 for twice and
+    more.
 
     >>> times(torch.tensor([0.0, -0.5, -0.85]))
     tensor([0, 1, 2])

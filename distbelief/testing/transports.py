@@ -40,7 +40,9 @@ class Pair(NamedTuple):
 
 
 MakePair = Callable[[int, int, int], Pair]
-"""Makes a pair, given the length in bytes of the vectors of `a`'s arena, and how many of gradients and parameters it holds."""
+"""Makes a pair, given the length in bytes of the vectors of `a`'s arena, and how many of gradients and parameters it
+holds.
+"""
 
 
 class _Bench:
@@ -53,7 +55,9 @@ class _Bench:
         self.a.deliver, self.b.deliver = self.at_a.append, self.at_b.append
         generator = torch.Generator().manual_seed(size)
         for vector in (*self.a.arena.gradients, *self.a.arena.parameters):
-            assert (vector.dtype, tuple(vector.shape)) == (torch.uint8, (size,)), f"an arena's vectors are bytes of the length asked for: {vector}"
+            assert (vector.dtype, tuple(vector.shape)) == (torch.uint8, (size,)), (
+                f"an arena's vectors are bytes of the length asked for: {vector}"
+            )
             assert not vector.any(), "an arena is zeroed"
         for vector in self.a.arena.gradients:
             vector.copy_(torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator))
@@ -64,7 +68,9 @@ class _Bench:
     def until(self, reached: Callable[[], object], what: str) -> None:
         end = monotonic() + PATIENCE_SECONDS
         while not reached():
-            assert monotonic() < end, f"{what} did not come within {PATIENCE_SECONDS} s; {A} has {self.at_a}, {B} has {self.at_b}"
+            assert monotonic() < end, (
+                f"{what} did not come within {PATIENCE_SECONDS} s; {A} has {self.at_a}, {B} has {self.at_b}"
+            )
             self.pump()
 
     def lost(self) -> bool:
@@ -82,7 +88,8 @@ class _Bench:
 def check_transport(make_pair: MakePair) -> None:
     """Hold a transport to every promise of `distbelief.transport.base` that two endpoints in one process can show.
 
-    Write a function that makes a linked pair, and call this from a test; run it under your own kinds of trouble (delays, small buffers) too.
+    Write a function that makes a linked pair, and call this from a test; run it under your own kinds of trouble
+    (delays, small buffers) too.
     What needs several processes, such as kill -9, is for tests of your own. For endpoints between processes:
 
         def make_pair(size: int, gradients: int, parameters: int) -> Pair:
@@ -102,7 +109,19 @@ def check_transport(make_pair: MakePair) -> None:
     Raises:
         AssertionError: a promise was broken; the message says which.
     """
-    for check in (_order, _pushes, _answers, _same_views, _zero_size, _large, _settle, _bounds, _close_is_seen, _drop, _nothing_stays):
+    for check in (
+        _order,
+        _pushes,
+        _answers,
+        _same_views,
+        _zero_size,
+        _large,
+        _settle,
+        _bounds,
+        _close_is_seen,
+        _drop,
+        _nothing_stays,
+    ):
         check(make_pair)
 
 
@@ -123,7 +142,9 @@ def _order(make_pair: MakePair) -> None:
     bench.until(lambda: len(bench.at_a) >= 600 and len(bench.at_b) >= 600, "all of 600 messages each way")
     bench.idle()
     for who, arrivals in ((B, bench.at_a), (A, bench.at_b)):
-        assert [_number(arrival.event) for arrival in arrivals] == list(range(600)), f"what {who} sent came in another order, or not once"
+        assert [_number(arrival.event) for arrival in arrivals] == list(range(600)), (
+            f"what {who} sent came in another order, or not once"
+        )
         assert {arrival.sender for arrival in arrivals} == {who}, "an arrival names its sender"
     bench.close()
 
@@ -157,7 +178,9 @@ def _answers(make_pair: MakePair) -> None:
     """Answers land in the slot and range they name when they are delivered, and nowhere else."""
     bench = _Bench(make_pair, 1 << 16, 1, 3)
     expected = [torch.zeros(1 << 16, dtype=torch.uint8) for _ in range(3)]
-    for value, (slot, start, stop) in enumerate([(0, 0, 1 << 16), (1, 128, 4096), (2, 65408, 65536), (1, 256, 384)], start=1):
+    for value, (slot, start, stop) in enumerate(
+        [(0, 0, 1 << 16), (1, 128, 4096), (2, 65408, 65536), (1, 256, 384)], start=1
+    ):
         bench.a.send(B, Fetch(slot, start, stop))
         bench.until(lambda: bench.at_b, "a fetch")
         assert bench.at_b.pop().event == Fetch(slot, start, stop)
@@ -167,7 +190,9 @@ def _answers(make_pair: MakePair) -> None:
         bench.until(lambda: bench.at_a, "an answer")
         assert bench.at_a.pop().event == Fetched(slot, start, stop, Version(0, value))
         for index, vector in enumerate(expected):
-            assert torch.equal(bench.a.arena.parameters[index], vector), f"after the answer into slot {slot}, slot {index} holds other bytes"
+            assert torch.equal(bench.a.arena.parameters[index], vector), (
+                f"after the answer into slot {slot}, slot {index} holds other bytes"
+            )
     bench.close()
 
 
@@ -211,7 +236,9 @@ def _large(make_pair: MakePair) -> None:
 
 
 def _settle(make_pair: MakePair) -> None:
-    """After `settle`, the sender may write to what it answered with; the asker gets what it was before. More than once, for kept buffers."""
+    """After `settle`, the sender may write to what it answered with; the asker gets what it was before. More than once,
+    for kept buffers.
+    """
     size = 24 << 20
     bench = _Bench(make_pair, size, 1, 2)
     parameters = torch.zeros(size, dtype=torch.uint8)
@@ -244,8 +271,12 @@ def _bounds(make_pair: MakePair) -> None:
             except LocalProtocolError:
                 refused = True
             if not refused:
-                bench.until(bench.lost, f"the end of a link on which somebody named bytes {start} to {stop} of slot {slot}")
-            assert not any(vector.any() for vector in bench.a.arena.parameters), f"slot {slot}, bytes {start} to {stop}, were written somewhere"
+                bench.until(
+                    bench.lost, f"the end of a link on which somebody named bytes {start} to {stop} of slot {slot}"
+                )
+            assert not any(vector.any() for vector in bench.a.arena.parameters), (
+                f"slot {slot}, bytes {start} to {stop}, were written somewhere"
+            )
             bench.close()
 
 
@@ -263,7 +294,9 @@ def _close_is_seen(make_pair: MakePair) -> None:
     bench.until(bench.lost, "the loss of a peer that closed")
     bench.b.send(A, Fetched(0, 0, size, _NONE), vector)
     bench.idle()
-    assert [type(arrival.event) for arrival in bench.at_b] == [Pushed, Pushed, Lost], f"before and at its end a peer came as {bench.at_b}"
+    assert [type(arrival.event) for arrival in bench.at_b] == [Pushed, Pushed, Lost], (
+        f"before and at its end a peer came as {bench.at_b}"
+    )
     assert bench.at_b[-1].sender == A
     bench.close()
 
@@ -280,7 +313,9 @@ def _drop(make_pair: MakePair) -> None:
     [lost] = [arrival.event for arrival in bench.at_b]
     assert isinstance(lost, Lost), f"the side that dropped the link was told {lost}"
     assert lost.reason == "it spoke nonsense", f"the side that dropped the link was told {lost.reason!r}"
-    assert [type(arrival.event) for arrival in bench.at_a] == [Lost], f"the side whose link was dropped was told {bench.at_a}"
+    assert [type(arrival.event) for arrival in bench.at_a] == [Lost], (
+        f"the side whose link was dropped was told {bench.at_a}"
+    )
     bench.close()
 
 
@@ -295,7 +330,9 @@ def _nothing_stays(make_pair: MakePair) -> None:
 
 
 def _possessions() -> list[str]:
-    """Descriptors of this process by what they are, its shared mappings, and what is in /dev/shm with its name or ours."""
+    """Descriptors of this process by what they are, its shared mappings, and what is in /dev/shm with its name or
+    ours.
+    """
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:

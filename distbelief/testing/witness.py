@@ -1,4 +1,6 @@
-"""What stands outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and dropped, where and when."""
+"""What stands outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and
+dropped, where and when.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ def life(role: str, incarnation: int) -> str:
 class Witness:
     """The accounts of a run.
 
-    - A minibatch is held by one living replica at a time; a push holds the next ones dealt; a dropped push gives its own back.
+    - A minibatch is held by one living replica at a time; a push holds the next ones dealt; a dropped push gives its
+      own back.
     - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
     - Versions of a shard grow by one with each update.
-    - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once, as forgotten. In rounds all
-      go back together, and each minibatch is applied once in what is kept, whatever was made in vain.
+    - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once,
+      as forgotten. In rounds all go back together, and each minibatch is applied once in what is kept, whatever was
+      made in vain.
     - A standby that takes a shard's place holds every update that the shard had acknowledged.
-    - Each shard's part of a checkpoint holds all that its position counts as done; and nothing else, where nobody has died and all were waited for.
+    - Each shard's part of a checkpoint holds all that its position counts as done; and nothing else, where nobody has
+      died and all were waited for.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -62,7 +67,8 @@ class Witness:
         self._began: Counter[str] = Counter()
         self._courses: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
-        """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next."""
+        """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next.
+        """
         self._course = 0
         self._run = run
         self._clock = run.simulation.clock
@@ -104,7 +110,9 @@ class Witness:
         portion = message.portion
         for index in range(portion.first, portion.first + portion.count):
             holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
-            assert holder is None or not self._lives_on(holder), f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
+            assert holder is None or not self._lives_on(holder), (
+                f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
+            )
             self.holder[portion.epoch, index] = who
             self.waiting[who].append((portion.epoch, index))
 
@@ -146,8 +154,13 @@ class Witness:
             held = {minibatch for group in groups for minibatch in self.batches(group)}
             missing, more = (before - ahead - undone) - held, held - (before - ahead - undone)
             assert not missing, f"checkpoint {number} counts {missing} as done, and {shard} had not applied them"
-            waited = not any(isinstance(record, Note) and f"checkpoint {number} is made without" in record.text for record in self._run.records)
-            assert not (more and waited and not self._run.simulation.killed), f"checkpoint {number} of {shard} holds {more}, which is not done"
+            waited = not any(
+                isinstance(record, Note) and f"checkpoint {number} is made without" in record.text
+                for record in self._run.records
+            )
+            assert not (more and waited and not self._run.simulation.killed), (
+                f"checkpoint {number} of {shard} holds {more}, which is not done"
+            )
             self.checkpoints.add(number)
         return self._commit(number, plan, position, samples)
 
@@ -158,7 +171,9 @@ class Witness:
         return name
 
     def _copied(self, shard: str, message: mirroring.Whole | mirroring.Copied | mirroring.Told) -> None:
-        """A standby hears of an update, in the order in which the shard makes them; of what dies on its way it never does."""
+        """A standby hears of an update, in the order in which the shard makes them; of what dies on its way it never
+        does.
+        """
         if isinstance(message, mirroring.Whole):
             self._mirrored[shard] = message.updates, [], []
             return
@@ -176,10 +191,14 @@ class Witness:
     def _inherited(self, shard: str, now: int) -> None:
         """A standby is its shard: it holds what was acknowledged, and perhaps more, of which nobody knows yet."""
         began, updates, gathered = self._mirrored[shard]
-        assert now >= len(self.groups[shard]), f"{shard} had acknowledged {len(self.groups[shard])} updates, its standby holds {now}"
+        assert now >= len(self.groups[shard]), (
+            f"{shard} had acknowledged {len(self.groups[shard])} updates, its standby holds {now}"
+        )
         for version, keys in enumerate([*updates, gathered], began + 1):
             known = self.groups[shard].get(version, [])
-            assert set(known) <= set(keys) or version > now, f"{shard} had acknowledged {known} as update {version}, its standby holds {keys}"
+            assert set(known) <= set(keys) or version > now, (
+                f"{shard} had acknowledged {known} as update {version}, its standby holds {keys}"
+            )
             for who, clock in keys if version <= now else ():
                 if (who, clock) not in known:
                     self._take(shard, who, self.sent_pushes[who, shard, clock][0], version, life=-1)
@@ -189,7 +208,10 @@ class Witness:
     def _restored(self, shard: str) -> None:
         """A shard holds a checkpoint: what it applied after that is undone; or what the shard before it held."""
         incarnation, began = self._run.simulation.shards[roles.index_of(shard)].version
-        if any(isinstance(record, Succeeded) and (record.role, record.incarnation) == (shard, incarnation) for record in self._run.records):
+        if any(
+            isinstance(record, Succeeded) and (record.role, record.incarnation) == (shard, incarnation)
+            for record in self._run.records
+        ):
             self._inherited(shard, began)
             self._began[shard] = began
             return
@@ -226,7 +248,9 @@ class Witness:
     def _take(self, shard: str, who: str, push: pushing.Push, version: int, life: int) -> None:
         """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
         here = push.version.incarnation == life or life < 0
-        self.based[who, shard, push.clock] = push.version.updates if here else min(push.version.updates, self._began[shard])
+        self.based[who, shard, push.clock] = (
+            push.version.updates if here else min(push.version.updates, self._began[shard])
+        )
         self.fates[who, shard, push.clock] = False
         self._lost[shard].discard((who, push.clock))
         self.moments.setdefault((shard, version), self._clock.now())
@@ -246,7 +270,9 @@ class Witness:
             self._copied(sender, message)
         elif isinstance(message, attendance.Return):
             who = self._name(sender, message.incarnation)
-            self.forgotten |= {(to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock}
+            self.forgotten |= {
+                (to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock
+            }
         elif isinstance(message, initialising.Initialise) and not self.network.phantom:
             own = self.plan.assignments[roles.index_of(to)].moving
             if (message.start, message.stop) == (own.start, own.stop) and to not in self.initial:
@@ -270,7 +296,9 @@ class Witness:
             for clock in range(record.first, record.last + 1)
         }
         assert told == self.forgotten, f"{told} pushes were told to be lost with their shard, {self.forgotten} were"
-        fallen = any(isinstance(record, Vacant) and roles.kind(record.role) is roles.Kind.SHARD for record in self._run.records)
+        fallen = any(
+            isinstance(record, Vacant) and roles.kind(record.role) is roles.Kind.SHARD for record in self._run.records
+        )
         fallen |= outcome == "failed" and any(roles.kind(role) is roles.Kind.SHARD for role in died)
         rounds = self.plan is not None and self.plan.settings.in_rounds
         mortal = [role for role in died if roles.is_replica(role)]
@@ -280,7 +308,9 @@ class Witness:
             if fallen and (outcome == "failed" or not rounds or not exact):
                 break
             fates = {self.fates.get((who, shard, clock)) for shard in self.shards}
-            assert len(fates - {None}) == 1 or self._ends[who][0] in died, f"shards disagree about push {clock} of {who}"
+            assert len(fates - {None}) == 1 or self._ends[who][0] in died, (
+                f"shards disagree about push {clock} of {who}"
+            )
             assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
         if outcome != "done":
             return
@@ -295,7 +325,9 @@ class Witness:
 
 
 class Lead:
-    """Holds, at the start of every step, how far its replica is ahead of each other that takes part: in pushes made, and in pushes applied."""
+    """Holds, at the start of every step, how far its replica is ahead of each other that takes part: in pushes made,
+    and in pushes applied.
+    """
 
     def __init__(self, run: Observed, bound: float) -> None:
         self.bound, self.most, self.steps = bound, -(10**9), 0

@@ -1,14 +1,15 @@
 """The promises of every transport; `distbelief.testing.check_transport` holds a new one to them.
 
-1. **Order.** What one role sends another arrives in the order it was sent, once.
-2. **Payloads of pushes** (`Initialise`, `Push`) are read where they lie: the sender leaves a slot alone until it is acknowledged.
-3. **Payloads of answers** (`Fetched`) lie in the asker's arena, in the slot and range they name, when the message is delivered. The sender may
+1. **Order.** What one role sends another arrives in the order it was sent, once. 2. **Payloads of pushes**
+(`Initialise`, `Push`) are read where they lie: the sender leaves a slot alone until it is acknowledged. 3. **Payloads
+of answers** (`Fetched`) lie in the asker's arena, in the slot and range they name, when the message is delivered. The
+sender may
    write to its own copy once it has called `settle`.
-4. **Bounds.** A frame that is too long, garbage, or names bytes outside the arena costs the link that it came on, and no other.
-5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost` once, after all that came before it.
-6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no file, socket or shared-memory segment left.
-7. `deliver` may send, connect, settle, drop and close, but not poll.
-8. `send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
+4. **Bounds.** A frame that is too long, garbage, or names bytes outside the arena costs the link that it came on, and
+no other. 5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost`
+once, after all that came before it. 6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no
+file, socket or shared-memory segment left. 7. `deliver` may send, connect, settle, drop and close, but not poll. 8.
+`send` never waits for the peer; what the carrier does not take at once is kept and sent by `poll`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from distbelief.errors import LocalProtocolError
 
 
 class Arena(NamedTuple):
-    """The flat vectors of one replica, as bytes (1-D uint8 tensors of one length), which its peers may read and write."""
+    """The flat vectors of one replica, as bytes (1-D uint8 tensors of one length), which its peers may read and
+    write.
+    """
 
     gradients: tuple[torch.Tensor, ...]
     """Slots of pushes: the replica writes, shards read."""
@@ -64,9 +67,16 @@ def checked(message: Bulk, payload: Payload | None, slots: int, size: int) -> to
     """
     if wrong := outside(message, slots, size):
         raise LocalProtocolError(f"{wrong}: send what fits them")
-    if not isinstance(payload, torch.Tensor) or payload.nbytes != message.stop - message.start or not payload.is_contiguous():
+    if (
+        not isinstance(payload, torch.Tensor)
+        or payload.nbytes != message.stop - message.start
+        or not payload.is_contiguous()
+    ):
         got = f"a tensor of {payload.nbytes} bytes" if isinstance(payload, torch.Tensor) else repr(payload)
-        raise LocalProtocolError(f"a {type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give one contiguous tensor")
+        raise LocalProtocolError(
+            f"a {type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give one contiguous "
+            "tensor"
+        )
     if payload.dtype is torch.uint8 and payload.dim() == 1:
         return payload
     return payload.detach().reshape(-1).view(torch.uint8)
@@ -88,11 +98,14 @@ class Endpoint(ABC):
 
     @abstractmethod
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and bytes behind a `Bulk` one. To a peer that is gone, it is dropped: `Lost` has told or will tell."""
+        """Send a message, and bytes behind a `Bulk` one. To a peer that is gone, it is dropped: `Lost` has told or will
+        tell.
+        """
 
     @abstractmethod
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this returns.
+        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this
+        returns.
 
         A link to an earlier one that is still there is closed first: `Lost` tells which.
 
@@ -102,7 +115,9 @@ class Endpoint(ABC):
 
     @abstractmethod
     def life_of(self, peer: str) -> int:
-        """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is none."""
+        """Which incarnation of a peer has opened the link to it that is there; -1 where that is not known, or there is
+        none.
+        """
 
     def flush(self) -> None:
         """Let go of what was sent and kept for company, since the caller will be long in polling."""
@@ -132,8 +147,12 @@ class NetworkEndpoint(Endpoint):
 
     @abstractmethod
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` whenever a file descriptor of somebody else (the supervisor's channel) can be read; fileno stays theirs."""
+        """Call `ready` from `poll` whenever a file descriptor of somebody else (the supervisor's channel) can be read;
+        fileno stays theirs.
+        """
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all that has."""
+        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all
+        that has.
+        """

@@ -1,4 +1,6 @@
-"""One connection of a socket carrier: what is kept for its other end, what is due from there, and the bounds of both."""
+"""One connection of a socket carrier: what is kept for its other end, what is due from there, and the bounds of
+both.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Link:
     """One connection. The endpoint that owns it reads; it writes by itself whenever the socket takes more."""
 
     __slots__ = (
-        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "doomed", "error", "fd", "fds", "hello", "lent", "limit", "queue", "queued",
+        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "doomed", "error", "fd", "fds", "hello", "lent",
+        "limit", "queue", "queued",
         "rest", "role", "room", "socket", "unsettled", "views", "writing",
     )  # fmt: skip
 
@@ -131,7 +134,8 @@ class Link:
                 memoryview(copy)[:size] = piece
 
     def view(self, kind: str, vectors: tuple[torch.Tensor, ...], message: Bulk) -> torch.Tensor:
-        """The range that a message names of some vectors: always the same object, for users keep what they derive from it.
+        """The range that a message names of some vectors: always the same object, for users keep what they derive from
+        it.
 
         Raises:
             RemoteProtocolError: there is no such range.
@@ -191,13 +195,26 @@ def acceptable(message: Message, job: str, role: str, incarnation: int, links: M
     if message.job != job:
         raise RemoteProtocolError(f"{message.role} is of job {message.job!r}, this is {job!r}")
     if not message.role or message.role == role or message.incarnation < 0:
-        raise RemoteProtocolError(f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}")
+        raise RemoteProtocolError(
+            f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}"
+        )
     if message.peer not in (-1, incarnation):
-        raise RemoteProtocolError(f"{message.role} looks for incarnation {message.peer} of {role}, this is {incarnation}")
-    if not (0 <= message.size <= VECTOR_LIMIT and 0 <= message.gradients <= SLOTS_LIMIT and 0 <= message.parameters <= SLOTS_LIMIT):
+        raise RemoteProtocolError(
+            f"{message.role} looks for incarnation {message.peer} of {role}, this is {incarnation}"
+        )
+    if not (
+        0 <= message.size <= VECTOR_LIMIT
+        and 0 <= message.gradients <= SLOTS_LIMIT
+        and 0 <= message.parameters <= SLOTS_LIMIT
+    ):
         lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes"
-        raise RemoteProtocolError(f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed")
+        raise RemoteProtocolError(
+            f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed"
+        )
     old = links.get(message.role)
     if old is not None and (old.hello.incarnation < 0 or message.incarnation <= old.hello.incarnation):
-        raise RemoteProtocolError(f"{message.role} has a link already, as incarnation {old.hello.incarnation}; only a higher one may replace it")
+        raise RemoteProtocolError(
+            f"{message.role} has a link already, as incarnation {old.hello.incarnation}; only a higher one may "
+            "replace it"
+        )
     return message

@@ -1,4 +1,6 @@
-"""Locks on ranges of a mapping, between processes: byte-range locks of its file, which the kernel takes from a process that ends, however it does."""
+"""Locks on ranges of a mapping, between processes: byte-range locks of its file, which the kernel takes from a process
+that ends, however it does.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Locks:
         self._wanted, self._held = -1, 0
 
     def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
-        """Take locks, in their order, which must be the same for all; where `told` says that something has arrived, none, and False.
+        """Take locks, in their order, which must be the same for all; where `told` says that something has arrived,
+        none, and False.
 
         Raises:
             JobFailed: one of them was not to be had for `LOCK_SECONDS`.

@@ -7,7 +7,8 @@ import select
 from time import monotonic
 
 LOOK_SECONDS = 300e-6
-"""How long to look before sleeping. Waking a process on another core takes 20 to 50 us, which a short message does not."""
+"""How long to look before sleeping. Waking a process on another core takes 20 to 50 us, which a short message does not.
+"""
 CROWDED_SECONDS = 20e-6
 """A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""
 REST_LIMIT = 63
@@ -18,7 +19,8 @@ _EVENTS = 128  # links served by one wait; the kernel goes round among the ready
 class Patience:
     """Waits for the events of an epoll.
 
-    After a look in vain the next wait sleeps at once, and twice as many after the next such look: crowded cores are hardly looked on.
+    After a look in vain the next wait sleeps at once, and twice as many after the next such look: crowded cores are
+    hardly looked on.
     """
 
     def __init__(self, epoll: select.epoll) -> None:

@@ -1,4 +1,6 @@
-"""What the roles of a virtual cluster work with: each its own machine, or the cores of a host that several share. A role does one thing at a time."""
+"""What the roles of a virtual cluster work with: each its own machine, or the cores of a host that several share. A
+role does one thing at a time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Then = Callable[[Any], None]
 
 
 class Hosts(CheckedStruct, frozen=True):
-    """Machines whose cores several roles share. Shards, and their standbys, are spread over them; the coordinator is on the first."""
+    """Machines whose cores several roles share. Shards, and their standbys, are spread over them; the coordinator is on
+    the first.
+    """
 
     cores: int = 1
     """Of each host."""
@@ -29,7 +33,9 @@ class Hosts(CheckedStruct, frozen=True):
     together: float = 1.0
     """The speed of a core while all cores of its host work, of that of one that works alone."""
     busy: float = 0.0
-    """Seconds of a step in which it needs a core; the rest of it is slept, as in steps that are padded. 0 for all of it."""
+    """Seconds of a step in which it needs a core; the rest of it is slept, as in steps that are padded. 0 for all of
+    it.
+    """
 
     def check(self) -> None:
         """Refuse impossible hosts.
@@ -40,18 +46,26 @@ class Hosts(CheckedStruct, frozen=True):
         if self.cores < 1:
             raise UsageError(f"hosts with {self.cores} cores: must be 1 or more")
         if self.replicas < 0:
-            raise UsageError(f"hosts with {self.replicas} replicas: must be 1 or more, or 0 for one host with all roles")
+            raise UsageError(
+                f"hosts with {self.replicas} replicas: must be 1 or more, or 0 for one host with all roles"
+            )
         if not 0 < self.together <= 1:
-            raise UsageError(f"hosts whose cores together have {self.together} of their speed: must be more than 0, and at most 1")
+            raise UsageError(
+                f"hosts whose cores together have {self.together} of their speed: must be more than 0, and at most 1"
+            )
         if self.cores == 1 and self.together != 1:
-            raise UsageError(f"hosts whose cores together have {self.together} of their speed have one core: give them more cores, or leave it off")
+            raise UsageError(
+                f"hosts whose cores together have {self.together} of their speed have one core: give them more cores, "
+                "or leave it off"
+            )
         if not 0 <= self.busy < math.inf:
             raise UsageError(f"hosts on which a step is busy for {self.busy} s: must be 0 or more, and finite")
 
     def place(self, role: str, replicas: int) -> int:
         """The number of the host that a role is on, in a job of so many replicas.
 
-        >>> [Hosts(replicas=2).place(role, 4) for role in ("replica 1", "replica 2", "shard 1", "standby 1", "shard 2", "coordinator")]
+        >>> [Hosts(replicas=2).place(role, 4) for role in ("replica 1", "replica 2", "shard 1", "standby 1", "shard 2",
+        ...     "coordinator")]
         [0, 1, 1, 0, 0, 0]
         """
         index = roles.index_of(role)
@@ -158,7 +172,8 @@ class OwnThread(Thread):
 
 
 class Host:
-    """A machine whose cores several roles share: those that have something to do work at one speed, each on one core at most.
+    """A machine whose cores several roles share: those that have something to do work at one speed, each on one core at
+    most.
 
     Args:
         clock: of the simulation.

@@ -1,4 +1,5 @@
-"""Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix socket.
+"""Who is at the other end of a connection: a role, by its certificate under TLS, or a process of this user, at a Unix
+socket.
 
 Nothing of messages, and so light: who asks a join server whether he may take part need not import torch for it.
 """
@@ -40,9 +41,10 @@ class Identity(msgspec.Struct, frozen=True):
 class TlsSocket(ssl.SSLSocket):
     """A connection under TLS with the calls of a plain socket, which raise BlockingIOError where a plain one would.
 
-    A failed write is tried again with the same bytes and perhaps more, as OpenSSL demands: the same queue begins with the same chunks. A read leaves
-    nothing decrypted behind, given `RECORD` bytes of room after the payload's. An end without a farewell (`close_notify`) is an end: messages say
-    how long they are, so one that was cut off is noticed without it.
+    A failed write is tried again with the same bytes and perhaps more, as OpenSSL demands: the same queue begins with
+    the same chunks. A read leaves nothing decrypted behind, given `RECORD` bytes of room after the payload's. An end
+    without a farewell (`close_notify`) is an end: messages say how long they are, so one that was cut off is noticed
+    without it.
     """
 
     peer = ""
@@ -55,7 +57,8 @@ class TlsSocket(ssl.SSLSocket):
         except _WAIT:
             raise BlockingIOError from None
         certificate: Any = self.getpeercert()
-        self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")  # the authority names every role
+        # the authority names every role
+        self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")
 
     def send(self, data: Any, flags: int = 0) -> int:
         """Send as much as is taken at once; returns how much that was."""
@@ -80,7 +83,9 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]  # as above
-        """Receive into the first buffer all that is there for it, and into the second what its last record holds beyond that."""
+        """Receive into the first buffer all that is there for it, and into the second what its last record holds beyond
+        that.
+        """
         room, beyond = buffers
         got = 0
         try:
@@ -126,7 +131,8 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
     made.verify_mode = ssl.CERT_REQUIRED
     made.sslsocket_class = TlsSocket
     made.load_verify_locations(cadata=identity.authority)
-    secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)  # `ssl` reads keys from files only, and no disk is to see this one
+    # `ssl` reads keys from files only, and no disk is to see this one
+    secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)
     try:
         os.write(secret, (identity.certificate + identity.key).encode())
         made.load_cert_chain(f"/proc/self/fd/{secret}")
@@ -143,4 +149,6 @@ def check_user(connection: socket.socket) -> None:
     """
     _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
-        raise PermissionError(f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user")
+        raise PermissionError(
+            f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user"
+        )

@@ -1,4 +1,6 @@
-"""The carrier inside one host: vectors in shared memory, messages over a Unix socket as the doorbell; nothing of it has a name on disk."""
+"""The carrier inside one host: vectors in shared memory, messages over a Unix socket as the doorbell; nothing of it has
+a name on disk.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class SharedEndpoint(SocketEndpoint):
     _segment = -1
 
     def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
-        """Make this role's arena in one anonymous segment, which every role that it connects to maps. Pinning it for a device belongs here."""
+        """Make this role's arena in one anonymous segment, which every role that it connects to maps. Pinning it for a
+        device belongs here.
+        """
         length = _stride(size) * (gradients + parameters)
         if not length:
             return super().allocate(size, gradients, parameters)
@@ -53,7 +57,9 @@ class SharedEndpoint(SocketEndpoint):
             listener.listen(STRANGERS_LIMIT)
         except OSError as error:
             listener.close()
-            raise UsageError(f"cannot listen at {address}: {error}; choose another name, or none for a fresh one") from error
+            raise UsageError(
+                f"cannot listen at {address}: {error}; choose another name, or none for a fresh one"
+            ) from error
         self._listen_on(listener)
         return address
 
@@ -80,7 +86,9 @@ class SharedEndpoint(SocketEndpoint):
         return connection
 
     def _introduce(self, connection: socket.socket, frame: bytes) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []
+        )
         connection.sendmsg([frame], rights)
 
     def _receive_first(self, link: Link) -> int:
@@ -102,12 +110,18 @@ class SharedEndpoint(SocketEndpoint):
             link.lent = plain_arena(0, hello.gradients, hello.parameters)
         else:
             if len(link.fds) != 1:
-                raise RemoteProtocolError(f"{hello.role} lends {length} bytes of memory with {len(link.fds)} segments; one is wanted")
+                raise RemoteProtocolError(
+                    f"{hello.role} lends {length} bytes of memory with {len(link.fds)} segments; one is wanted"
+                )
             try:
-                sealed = fcntl.fcntl(link.fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK  # else the peer could make our next access a crash
+                # else the peer could make our next access a crash
+                sealed = fcntl.fcntl(link.fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
                 have = os.fstat(link.fds[0]).st_size
                 if not sealed or have < length:
-                    raise RemoteProtocolError(f"{hello.role} lends {length} bytes in a segment of {have} bytes, {'' if sealed else 'not '}sealed")
+                    raise RemoteProtocolError(
+                        f"{hello.role} lends {length} bytes in a segment of {have} bytes, "
+                        f"{'' if sealed else 'not '}sealed"
+                    )
                 link.lent = _map(link.fds[0], hello.size, hello.gradients, hello.parameters)
             except (OSError, ValueError) as error:
                 raise RemoteProtocolError(f"the segment of {hello.role} cannot be mapped: {error}") from error
@@ -118,7 +132,8 @@ class SharedEndpoint(SocketEndpoint):
             _wide(link.view("to", link.lent.parameters, message)).copy_(_wide(payload))
         elif payload.nbytes and payload.data_ptr() != self.arena.gradients[message.slot].data_ptr() + message.start:
             raise LocalProtocolError(
-                f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it there first"
+                f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it "
+                "there first"
             )
 
     def _landing(self, payload: torch.Tensor) -> None:
@@ -136,7 +151,10 @@ def _map(segment: int, size: int, gradients: int, parameters: int) -> Arena:
     mapping = mmap.mmap(segment, stride * (gradients + parameters))
     with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    vectors = [torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=stride * i) for i in range(gradients + parameters)]
+    vectors = [
+        torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=stride * i)
+        for i in range(gradients + parameters)
+    ]
     return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
 
 

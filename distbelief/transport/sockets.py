@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 class SocketEndpoint(NetworkEndpoint):
-    """One role's end of a carrier over stream sockets, for one thread at a time; `deliver` may send, settle and close, but not poll."""
+    """One role's end of a carrier over stream sockets, for one thread at a time; `deliver` may send, settle and close,
+    but not poll.
+    """
 
     def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
         super().__init__(role)
@@ -53,7 +55,9 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
-        """A blocking connection to a role at an address; raises OSError, or UsageError for an address of another kind."""
+        """A blocking connection to a role at an address; raises OSError, or UsageError for an address of another
+        kind.
+        """
 
     @abstractmethod
     def _admit(self, connection: socket.socket) -> socket.socket:
@@ -83,14 +87,17 @@ class SocketEndpoint(NetworkEndpoint):
         """Wait until what was sent can no longer be lost by closing."""
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this returns.
+        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this
+        returns.
 
         Raises:
             JobFailed: nobody answers there; UsageError: the address is of another kind, or not allowed.
         """
         if (old := self._links.get(role)) is not None:
             if incarnation <= old.hello.incarnation:
-                raise LocalProtocolError(f"{self.role} has a link to {role} already; wait for its Lost before opening another")
+                raise LocalProtocolError(
+                    f"{self.role} has a link to {role} already; wait for its Lost before opening another"
+                )
             self._lose(old, f"{role} is at another address now, as incarnation {incarnation}")
         connection = None
         try:
@@ -100,15 +107,19 @@ class SocketEndpoint(NetworkEndpoint):
         except OSError as error:
             if connection is not None:
                 connection.close()
-            raise JobFailed(f"{self.role} cannot reach {role} at {address}: {error}; is it still running, and is the address right?") from error
+            raise JobFailed(
+                f"{self.role} cannot reach {role} at {address}: {error}; is it still running, and is the address right?"
+            ) from error
         link = self._links[role] = self._add(connection, Hello(self.job, role, incarnation))
         self._bound(link)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and bytes behind a `Bulk` one. It leaves with the next `poll`, in one piece with all others to that peer.
+        """Send a message, and bytes behind a `Bulk` one. It leaves with the next `poll`, in one piece with all others
+        to that peer.
 
         Raises:
-            LocalProtocolError: the message is too long, names bytes that there are not, or its payload is not as long as it says.
+            LocalProtocolError: the message is too long, names bytes that there are not, or its payload is not as long
+                as it says.
         """
         link = self._links.get(to)
         if link is None or link.error:
@@ -138,7 +149,9 @@ class SocketEndpoint(NetworkEndpoint):
             if not link.writing:
                 link.flush()
             if link.queued > link.limit:
-                self._doom(link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}")
+                self._doom(
+                    link, f"{to} does not read: {link.queued} bytes are kept for it, over the limit of {link.limit}"
+                )
 
     def life_of(self, peer: str) -> int:
         """Which incarnation of a peer has opened the link to it; -1 where that is not known, or there is none."""
@@ -170,7 +183,9 @@ class SocketEndpoint(NetworkEndpoint):
         self._epoll.register(fileno, IN)
 
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all that has."""
+        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all
+        that has.
+        """
         if self._closed:
             return
         self._delivered = False
@@ -218,7 +233,15 @@ class SocketEndpoint(NetworkEndpoint):
         self._spare.clear()
 
     def _hello(self, peer: int = -1) -> Hello:
-        return Hello(self.job, self.role, self.incarnation, self.arena.size, len(self.arena.gradients), len(self.arena.parameters), peer)
+        return Hello(
+            self.job,
+            self.role,
+            self.incarnation,
+            self.arena.size,
+            len(self.arena.gradients),
+            len(self.arena.parameters),
+            peer,
+        )
 
     def _listen_on(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -236,7 +259,9 @@ class SocketEndpoint(NetworkEndpoint):
         link.limit += self.arena.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
 
     def _other(self, fd: int) -> None:
-        """Serve a descriptor that is no link; one that nobody knows is of a link that was closed while its event waited."""
+        """Serve a descriptor that is no link; one that nobody knows is of a link that was closed while its event
+        waited.
+        """
         if fd in self._watched:
             self._delivered = True
             self._watched[fd]()
@@ -351,7 +376,9 @@ class SocketEndpoint(NetworkEndpoint):
             self._read(link)  # the rest of a long payload has most likely come already
 
     def _receive(self, link: Link) -> int | None:
-        """Receive once, first into the room that a payload still needs; returns how many bytes, None where there are none."""
+        """Receive once, first into the room that a payload still needs; returns how many bytes, None where there are
+        none.
+        """
         room = link.room
         try:
             if room is not None:
@@ -379,7 +406,9 @@ class SocketEndpoint(NetworkEndpoint):
             stop = body + wire.length(data[position:body])
             if stop > end:
                 if not link.role and stop - position > HELLO_LIMIT:
-                    raise RemoteProtocolError(f"an introduction of {stop - position} bytes is over the limit of {HELLO_LIMIT}")
+                    raise RemoteProtocolError(
+                        f"an introduction of {stop - position} bytes is over the limit of {HELLO_LIMIT}"
+                    )
                 break
             message = wire.decode(data[body:stop])
             position = stop
@@ -389,7 +418,9 @@ class SocketEndpoint(NetworkEndpoint):
                 continue
             if isinstance(message, Bulk):
                 fetched = isinstance(message, Fetched)
-                payload = link.view("here" if fetched else "lent", self.arena.parameters if fetched else link.lent.gradients, message)
+                payload = link.view(
+                    "here" if fetched else "lent", self.arena.parameters if fetched else link.lent.gradients, message
+                )
                 room = self._landing(payload)
                 if room is not None and room.nbytes:
                     have = min(len(room), end - position)

@@ -1,4 +1,6 @@
-"""The carrier between hosts: plain TCP, with each message's payload raw behind it, straight between the vectors' memory and the socket."""
+"""The carrier between hosts: plain TCP, with each message's payload raw behind it, straight between the vectors' memory
+and the socket.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ from distbelief.transport.sockets import SocketEndpoint
 SILENCE_SECONDS = 120.0
 """How long the peer's host may be silent at most, on any network, before the link is lost."""
 BUFFER = 4 << 20
-"""Bytes asked for in each direction of a connection's kernel buffers: a fast link needs its rate times its round trip (1 Gbyte/s times 4 ms)."""
+"""Bytes asked for in each direction of a connection's kernel buffers: a fast link needs its rate times its round trip
+(1 Gbyte/s times 4 ms).
+"""
 
 _INFO = struct.Struct("@52x2I")
-"""Of the kernel's tcp_info: milliseconds since data came (tcpi_last_data_recv), and since an acknowledgement did (tcpi_last_ack_recv)."""
+"""Of the kernel's tcp_info: milliseconds since data came (tcpi_last_data_recv), and since an acknowledgement did
+(tcpi_last_ack_recv).
+"""
 
 _SCHEME = "tcp:"
 _ANYWHERE = ("0.0.0.0", "::")
@@ -42,11 +48,13 @@ class TcpEndpoint(SocketEndpoint):
         job: the job's name; links of others are refused.
         incarnation: how many times this role was restarted.
         insecure: allow addresses other than loopback, unencrypted and open to whoever can reach them.
-        congestion: the kernel's congestion control; empty for its default. On loopback bbr has half the speed of cubic; where packets get lost it
-            is many times faster. One that the kernel does not know or allow is passed over.
+        congestion: the kernel's congestion control; empty for its default. On loopback bbr has half the speed of cubic;
+            where packets get lost it is many times faster. One that the kernel does not know or allow is passed over.
     """
 
-    def __init__(self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False, congestion: str = "cubic") -> None:
+    def __init__(
+        self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False, congestion: str = "cubic"
+    ) -> None:
         super().__init__(role, job, incarnation)
         self.insecure = insecure
         self.congestion = congestion
@@ -69,14 +77,19 @@ class TcpEndpoint(SocketEndpoint):
             known = self._pulses[link.fd] = link, Pulse(SILENCE_SECONDS)
         pulse, silence = known[1], silence_of(link.socket)
         if pulse.lost(silence):
-            self._lose(link, f"nothing came from the host of {link.role} for {silence:.0f} s; here that is a death after {pulse.bound:.0f} s")
+            self._lose(
+                link,
+                f"nothing came from the host of {link.role} for {silence:.0f} s; here that is a death after "
+                f"{pulse.bound:.0f} s",
+            )
 
     def listen(self, address: str = "", advertise: str = "") -> str:
         """Accept links; returns the address to advertise.
 
         Args:
             address: where to listen; port 0 lets the kernel choose one, and nothing at all means loopback.
-            advertise: the host name or number by which others reach this one; else the one listened at, or this host's name if that is all of them.
+            advertise: the host name or number by which others reach this one; else the one listened at, or this host's
+                name if that is all of them.
 
         Raises:
             UsageError: the address is in use, cannot be bound, or is no loopback address and `insecure` was not given.
@@ -107,14 +120,18 @@ class TcpEndpoint(SocketEndpoint):
         try:
             family, _, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError) as error:
-            raise UsageError(f"the host of {address!r} is not known: {error}; give its number, or a name that this host can look up") from error
+            raise UsageError(
+                f"the host of {address!r} is not known: {error}; give its number, or a name that this host can look up"
+            ) from error
         self._check_network(address, str(where[0]))
         return family, (str(where[0]), *where[1:])
 
     def _check_network(self, address: str, host: str) -> None:
         """Refuse a network on which others could read and forge what is sent."""
         if not self.insecure and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-            raise UsageError(f"{address!r} is not a loopback address, and plain TCP can be read and forged by others on the network: "
+            raise UsageError(f"{address!r} is not a loopback address, and plain TCP can be read and forged by others "
+                "on the "
+                "network: "
                              "use TLS, or say --insecure if the network is yours alone")  # fmt: skip
 
     def _tune(self, connection: socket.socket) -> None:
@@ -152,7 +169,9 @@ class TcpEndpoint(SocketEndpoint):
         try:
             link.lent = Arena(tuple(_reserve(hello.size) for _ in range(hello.gradients)), ())
         except (OSError, ValueError) as error:
-            raise RemoteProtocolError(f"no room for {hello.gradients} vectors of {hello.size} bytes, which {hello.role} lends: {error}") from error
+            raise RemoteProtocolError(
+                f"no room for {hello.gradients} vectors of {hello.size} bytes, which {hello.role} lends: {error}"
+            ) from error
 
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview:
         return payload.numpy().data
@@ -161,7 +180,9 @@ class TcpEndpoint(SocketEndpoint):
         return payload.numpy().data
 
     def _linger(self, link: Link, deadline: float) -> None:
-        """Let the peer's host acknowledge everything: to close with something unread here makes the kernel take it back."""
+        """Let the peer's host acknowledge everything: to close with something unread here makes the kernel take it
+        back.
+        """
         with contextlib.suppress(OSError):  # the peer is gone already
             link.socket.shutdown(socket.SHUT_WR)
             left = array.array("i", [1])

@@ -19,8 +19,8 @@ HANDSHAKE_SECONDS = 60.0
 class TlsEndpoint(TcpEndpoint):
     """A TCP endpoint whose links are TLS 1.3, each end with a certificate of the job's authority that names its role.
 
-    The handshake is part of a stranger's introduction: all of it has to come within `HELLO_SECONDS`. `connect` waits for the other end, so somebody
-    must be polling that.
+    The handshake is part of a stranger's introduction: all of it has to come within `HELLO_SECONDS`. `connect` waits
+    for the other end, so somebody must be polling that.
 
     Args:
         role: this role.
@@ -30,7 +30,9 @@ class TlsEndpoint(TcpEndpoint):
         congestion: as `TcpEndpoint`.
     """
 
-    def __init__(self, role: str, job: str, incarnation: int = 0, *, identity: Identity, congestion: str = "cubic") -> None:
+    def __init__(
+        self, role: str, job: str, incarnation: int = 0, *, identity: Identity, congestion: str = "cubic"
+    ) -> None:
         super().__init__(role, job, incarnation, insecure=False, congestion=congestion)
         self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)
         self._accepting = context(ssl.PROTOCOL_TLS_SERVER, identity)
@@ -70,5 +72,7 @@ class TlsEndpoint(TcpEndpoint):
     def _meet(self, link: Link, message: Message) -> None:
         assert isinstance(link.socket, TlsSocket)
         if isinstance(message, Hello) and message.role != link.socket.peer:
-            raise RemoteProtocolError(f"who says that it is {message.role!r} has the certificate of {link.socket.peer!r}")
+            raise RemoteProtocolError(
+                f"who says that it is {message.role!r} has the certificate of {link.socket.peer!r}"
+            )
         super()._meet(link, message)

@@ -1,12 +1,15 @@
-"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, outages and crashes from one seed.
+"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, outages and
+crashes from one seed.
 
-A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is dead. Messages that leave
-one role share its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. What an outage meets on its way is sent
-again when it heals, at the bandwidth of its own link; nothing is lost by it, and nobody hears of a death on its other side before. A link opens at
-once, also across an outage; only what is sent on it waits.
+A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is
+dead. Messages that leave one role share its bandwidth, and so do those that reach it; each carries its payload and
+`HEADER` bytes. What an outage meets on its way is sent again when it heals, at the bandwidth of its own link; nothing
+is lost by it, and nobody hears of a death on its other side before. A link opens at once, also across an outage; only
+what is sent on it waits.
 
-A role is one thread. A machine is handed an arrival when it is done with those before, and with the work that this one makes; what it sends leaves
-when the work for that is done. A story finds what has arrived as soon as it looks; the work for it delays what the story does next.
+A role is one thread. A machine is handed an arrival when it is done with those before, and with the work that this one
+makes; what it sends leaves when the work for that is done. A story finds what has arrived as soon as it looks; the work
+for it delays what the story does next.
 """
 
 from __future__ import annotations
@@ -53,9 +56,14 @@ class Outage(CheckedStruct, frozen=True):
             UsageError: naming the value.
         """
         if not 0 <= self.start < self.stop < float("inf"):
-            raise UsageError(f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end")
+            raise UsageError(
+                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end"
+            )
         if not self.side:
-            raise UsageError(f"network outage from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as 'replica 1'")
+            raise UsageError(
+                f"network outage from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as "
+                "'replica 1'"
+            )
 
 
 class NetworkModel(CheckedStruct, frozen=True):
@@ -116,7 +124,9 @@ class VirtualNetwork:
         self.clock, self.model = clock, model or NetworkModel()
         self.model.check()
         self.unsteady = bool(self.model.jitter or self.model.delay_chance)
-        self.outages = [(cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)]
+        self.outages = [
+            (cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)
+        ]
         self.chance = random.Random(seed)
         self.phantom = phantom
         usual = Link(self.model.latency, self.model.bandwidth)
@@ -132,7 +142,9 @@ class VirtualNetwork:
         self.watch: Callable[[str, str, Message], None] = _nothing
         """Called as each message is delivered: where checkers stand."""
         self.left: Callable[[str, int], None] = _nobody
-        """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has left."""
+        """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
+        left.
+        """
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
@@ -155,7 +167,9 @@ class VirtualNetwork:
         return self._machines[number].thread()
 
     def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
-        """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which takes so long."""
+        """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which
+        takes so long.
+        """
         for start, stop, side in self.outages:
             if began < stop and arrives >= start and (one in side) is not (other in side):
                 began, arrives = stop, max(arrives, stop + takes)
@@ -222,7 +236,9 @@ class VirtualEndpoint(Endpoint):
             peer.callers.append(self)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter there."""
+        """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter
+        there.
+        """
         if self.closed:
             return
         network = self.network
@@ -308,7 +324,9 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """The work with what arrived before is done; a word of a former life counts no more where the next has come meanwhile."""
+        """The work with what arrived before is done; a word of a former life counts no more where the next has come
+        meanwhile.
+        """
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
@@ -367,11 +385,15 @@ class VirtualEndpoint(Endpoint):
             peer._hear_of_end(self, f"{self.role} ended", self.last.get(peer.role, 0.0))
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an outage."""
+        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an
+        outage.
+        """
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)
-        self._end_link(peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.outages else moment)
+        self._end_link(
+            peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.outages else moment
+        )
 
     def _end_link(self, peer: VirtualEndpoint, reason: str, moment: float) -> None:
         self.network.clock.call_at(moment, self._lose, (peer, reason))

@@ -1,4 +1,6 @@
-"""Every option of the benchmarks `simulator`, `large` and `accuracy` reaches what they run; what is given beside `--quick` is taken."""
+"""Every option of the benchmarks `simulator`, `large` and `accuracy` reaches what they run; what is given beside
+`--quick` is taken.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ from distbelief.cli import main
 
 
 def simulated(**options: int) -> dict[str, Any]:
-    return simulator.run(simulator.SimulatorOptions(**{"replicas": 3, "shards": 2, "steps": 2, "repeats": 1, "quiet": True, **options}))
+    return simulator.run(
+        simulator.SimulatorOptions(**{"replicas": 3, "shards": 2, "steps": 2, "repeats": 1, "quiet": True, **options})
+    )
 
 
 @pytest.mark.parametrize("name", ["replicas", "shards", "steps"])
@@ -24,8 +28,14 @@ def test_a_simulation_is_run_so_many_times() -> None:
 
 def test_accuracy_is_of_the_jobs_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(accuracy, "_accuracies", lambda *job: [asked.append(job), {accuracy.EARLY: 0.5, accuracy.LATE: 0.5}][1])
-    accuracy.run(accuracy.AccuracyOptions("digits", replicas=3, shards=4, prefetch=1, optimizer="adam", lr=0.5, seeds=2, quiet=True))
+    monkeypatch.setattr(
+        accuracy, "_accuracies", lambda *job: [asked.append(job), {accuracy.EARLY: 0.5, accuracy.LATE: 0.5}][1]
+    )
+    accuracy.run(
+        accuracy.AccuracyOptions(
+            "digits", replicas=3, shards=4, prefetch=1, optimizer="adam", lr=0.5, seeds=2, quiet=True
+        )
+    )
     optimizer = db.optim("adam", lr=0.5)
     strategies = (db.Single(optimizer=optimizer), db.Downpour(replicas=3, shards=4, prefetch=1, optimizer=optimizer))
     assert asked == [("digits", strategy, seed) for seed in (0, 1) for strategy in strategies]
@@ -47,12 +57,21 @@ def test_large_tries_every_rate_once_and_takes_the_best_to_every_seed(monkeypatc
 def test_large_trains_with_all_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(db.Local, "run", lambda _, job: [asked.append(job), {"test_accuracy": 0.5}][1])
-    options = large.LargeOptions(batch=96, batch_size=8, replicas=3, epochs=7, warmup_epochs=1.5, weight_decay=0.25, seeds=1, quiet=True)
+    options = large.LargeOptions(
+        batch=96, batch_size=8, replicas=3, epochs=7, warmup_epochs=1.5, weight_decay=0.25, seeds=1, quiet=True
+    )
     large.run(options)
     optimizer = db.optim("lars", lr=5.0, weight_decay=0.25)
     assert asked[0].strategy == db.Allreduce(3, optimizer, accumulate=4)
-    assert (asked[0].epochs, asked[0].batch_size, asked[0].warmup_epochs, asked[0].lr_schedule) == (7, 8, 1.5, "polynomial")
-    with pytest.raises(db.DistbeliefError, match="--batch 100: must be a multiple of --replicas times --batch-size, which is 24"):
+    assert (asked[0].epochs, asked[0].batch_size, asked[0].warmup_epochs, asked[0].lr_schedule) == (
+        7,
+        8,
+        1.5,
+        "polynomial",
+    )
+    with pytest.raises(
+        db.DistbeliefError, match="--batch 100: must be a multiple of --replicas times --batch-size, which is 24"
+    ):
         large.run(large.LargeOptions(batch=100, batch_size=8, replicas=3))
 
 
@@ -64,7 +83,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     return ran[0]
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name, bench in BENCHES.items() for option in bench.options.QUICK])
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, bench in BENCHES.items() for option in bench.options.QUICK]
+)
 def test_what_is_given_beside_quick_is_taken(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     short, usual = BENCHES[name].defaults(quick=True), BENCHES[name].defaults(quick=False)
     assert getattr(asked(monkeypatch, name, "--quick"), option) == getattr(short, option) != getattr(usual, option)

@@ -15,16 +15,23 @@ from distbelief.errors import UsageError
 def written(tmp_path: Path, name: str, *measured: float, **options: Any) -> str:
     figures = [figure(f"figure {i}", value, 2.0, lower=bool(i)) for i, value in enumerate(measured)]
     path = tmp_path / f"{name}.json"
-    finish({"bench": "wire", "machine": machine(), "figures": figures}, WireOptions(json=str(path), quiet=True, **options))
+    finish(
+        {"bench": "wire", "machine": machine(), "figures": figures}, WireOptions(json=str(path), quiet=True, **options)
+    )
     return str(path)
 
 
 def test_a_table_has_the_median_of_the_runs_and_what_they_lie_between(tmp_path: Path) -> None:
-    paths = [written(tmp_path, str(i), a, b, repeats=4) for i, (a, b) in enumerate([(1.0, 3.0), (5.0, 1.0), (2.5, 2.5)])]
+    paths = [
+        written(tmp_path, str(i), a, b, repeats=4) for i, (a, b) in enumerate([(1.0, 3.0), (5.0, 1.0), (2.5, 2.5)])
+    ]
     lines = table(paths).splitlines()
     assert lines[0].startswith("`distbelief bench wire --repeats 4`, runs of ")
     assert lines[0].count(json.loads(Path(paths[0]).read_text())["machine"]["date"][:10]) == 3
-    assert lines[-2:] == ["| figure 0 | >= 2.0 | 2.5 | 1.0 to 5.0 | reached |", "| figure 1 | <= 2.0 | 2.5 | 1.0 to 3.0 | not reached |"]
+    assert lines[-2:] == [
+        "| figure 0 | >= 2.0 | 2.5 | 1.0 to 5.0 | reached |",
+        "| figure 1 | <= 2.0 | 2.5 | 1.0 to 3.0 | not reached |",
+    ]
 
 
 def test_one_run_has_no_spread_and_a_figure_that_not_all_have_says_so(tmp_path: Path) -> None:

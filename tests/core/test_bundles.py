@@ -16,9 +16,13 @@ WHO = [f"replica {i}" for i in range(4)]
     count=st.integers(0, 30),
     members=st.lists(st.sampled_from(WHO), unique=True),
     copies=st.integers(0, 3),
-    course=st.lists(st.tuples(st.sampled_from(["deal", "done", "lost"]), st.sampled_from(WHO), st.integers(0, 5)), max_size=200),
+    course=st.lists(
+        st.tuples(st.sampled_from(["deal", "done", "lost"]), st.sampled_from(WHO), st.integers(0, 5)), max_size=200
+    ),
 )
-def test_whatever_happens_everything_is_done_once(count: int, members: list[str], copies: int, course: list[tuple[str, str, int]]) -> None:
+def test_whatever_happens_everything_is_done_once(
+    count: int, members: list[str], copies: int, course: list[tuple[str, str, int]]
+) -> None:
     bundles, held, counted = Bundles(count, members, copies), {who: list[int]() for who in WHO}, list[int]()
 
     def deal(who: str) -> bool:
@@ -63,7 +67,12 @@ def test_whatever_happens_everything_is_done_once(count: int, members: list[str]
 
 def test_all_that_is_dealt_to_one_more_is_dealt_to_who_has_nothing_and_the_oldest_first() -> None:
     bundles = Bundles(4, WHO[:2], copies=1)
-    assert [bundles.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1])] == [0, 2, 1, None]  # the last one is whose turn comes first
+    assert [bundles.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1])] == [
+        0,
+        2,
+        1,
+        None,
+    ]  # the last one is whose turn comes first
     assert bundles.done(2, WHO[1])
     assert [bundles.deal(WHO[1]), bundles.deal(WHO[1])] == [3, None]
     assert [bundles.deal(WHO[2]), bundles.deal(WHO[2])] == [0, None]  # in reserve it has only what nobody holds

@@ -1,4 +1,6 @@
-"""The command line: its options are frozen, a wrong word is one line with the right one, and its small languages mean what they say."""
+"""The command line: its options are frozen, a wrong word is one line with the right one, and its small languages mean
+what they say.
+"""
 
 import dataclasses
 import json
@@ -25,12 +27,16 @@ from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
-    "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule --clip-norm --seed --checkpoint-every"
+    "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule "
+    "--clip-norm --seed --checkpoint-every"
     " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
-CADENCE = "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps --staleness-scaling"
+CADENCE = (
+    "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
+    "--staleness-scaling"
+)
 DOWNPOUR = f"{CADENCE} --read-in-place"
 SCALED = "--lr-scaling --base-batch"
 OWN = {
@@ -51,7 +57,12 @@ FROZEN = {
 
 
 def known(command: str, strategy: str) -> list[str]:
-    return [option(field.name) for sources in options.groups(command, strategy).values() for s in sources for field in options.fields_of(*s)]
+    return [
+        option(field.name)
+        for sources in options.groups(command, strategy).values()
+        for s in sources
+        for field in options.fields_of(*s)
+    ]
 
 
 @pytest.mark.parametrize(("command", "strategy"), FROZEN)
@@ -60,7 +71,9 @@ def test_the_options_of_a_command_are_a_promise(command: str, strategy: str) -> 
 
 
 @pytest.mark.parametrize("strategy", ["single", *OWN])
-def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other(
+    strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(["train", "mnist", strategy, "--help"]) == 0
     shown = capsys.readouterr().out
     own = FROZEN["train", strategy].split()
@@ -71,23 +84,53 @@ def test_help_shows_every_option_of_its_strategy_with_its_docstring_and_no_other
 
 def test_every_option_of_a_command_reaches_its_job() -> None:
     args = (
-        "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 --restarts 2 --optimizer adam"
-        " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 --lr-schedule step --clip-norm 10"
-        " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --snapshot-every 5min --keep-checkpoints 14 --init-from there"
+        "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 "
+        "--restarts 2 --optimizer adam"
+        " --lr 0.25 --weight-decay 0.125 --optimizer-options eps=1e-3 betas=0.5,0.75 --epochs 8 --batch-size 9 "
+        "--lr-schedule step --clip-norm 10"
+        " --seed 11 --target-accuracy 0.5 --evaluate-every 12 --checkpoint-every 13 --snapshot-every 5min "
+        "--keep-checkpoints 14 --init-from there"
         " --device cuda --threads 15 --data-dir here --out out --resume"
         " --decay-exempt --lr-steps 2 3.5 --lr-gamma 0.5 --warmup-epochs 2 --drop-last"
     )
     job = options.parse("train", "mnist", "downpour", args.split()).job("mnist")
     optimizer = db.optim("adam", lr=0.25, weight_decay=0.125, decay_exempt=True, eps=1e-3, betas=(0.5, 0.75))
-    strategy = db.Downpour(3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2)
+    strategy = db.Downpour(
+        3, 4, optimizer, push_every=5, fetch_every=6, local_lr=0.5, prefetch=1, warm_start_steps=7, restarts=2
+    )
     rate = {"lr_steps": (2.0, 3.5), "lr_gamma": 0.5, "warmup_epochs": 2.0, "drop_last": True}
-    assert job == db.Job("mnist", strategy, 8, 9, "step", 10.0, 11, 0.5, 12, 13, "5min", 14, "there", "cuda", 15, "here", "out", True, **rate)
-    args = "--lr-schedule polynomial --lr-power 3 --lr-scaling sqrt --base-batch 64 --epochs 9 --warmup constant --warmup-epochs 0.5 --accumulate 4"
+    assert job == db.Job(
+        "mnist",
+        strategy,
+        8,
+        9,
+        "step",
+        10.0,
+        11,
+        0.5,
+        12,
+        13,
+        "5min",
+        14,
+        "there",
+        "cuda",
+        15,
+        "here",
+        "out",
+        True,
+        **rate,
+    )
+    args = (
+        "--lr-schedule polynomial --lr-power 3 --lr-scaling sqrt --base-batch 64 --epochs 9 --warmup constant "
+        "--warmup-epochs 0.5 --accumulate 4"
+    )
     own = db.Allreduce(accumulate=4, lr_scaling="sqrt", base_batch=64)
     rate = {"lr_schedule": "polynomial", "lr_power": 3.0, "warmup": "constant", "warmup_epochs": 0.5}
     assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job("mnist", own, 9, **rate)
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
-    assert options.parse("train", "mnist", "downpour", words).local() == db.Local("tcp", "10.0.0.1:7000", "node7", True, True)
+    assert options.parse("train", "mnist", "downpour", words).local() == db.Local(
+        "tcp", "10.0.0.1:7000", "node7", True, True
+    )
 
 
 def spec(*args: str) -> Spec:
@@ -99,7 +142,13 @@ def spec(*args: str) -> Spec:
 
 def test_the_options_of_a_process_reach_it() -> None:
     told = spec("--threads", "3", "--data-dir", "there", "--transport", "tcp", "--bind", "10.0.0.1:7000", "--insecure")
-    assert (told.threads, told.data_dir, told.transport, told.bind, told.insecure) == (3, "there", "tcp", "10.0.0.1:7000", True)
+    assert (told.threads, told.data_dir, told.transport, told.bind, told.insecure) == (
+        3,
+        "there",
+        "tcp",
+        "10.0.0.1:7000",
+        True,
+    )
     assert told.advertise == "10.0.0.1"
     assert spec("--bind", "0.0.0.0", "--advertise", "node7", "--transport", "tcp").advertise == "node7"
     own = spec("--bind", "0.0.0.0", "--transport", "tcp").advertise
@@ -112,7 +161,10 @@ def test_the_options_of_a_process_reach_it() -> None:
         ("", None),
         ("--pad 50ms", db.ComputeModel(step=0.05, spread="constant")),
         ("--straggle 1:4", db.ComputeModel(step=0.0, spread="constant", slow={1: 4.0})),
-        ("--pad 1s --straggle 0:2 5%x10", db.ComputeModel(step=1.0, spread="constant", slow={0: 2.0}, straggle_chance=0.05, straggle_factor=10.0)),
+        (
+            "--pad 1s --straggle 0:2 5%x10",
+            db.ComputeModel(step=1.0, spread="constant", slow={0: 2.0}, straggle_chance=0.05, straggle_factor=10.0),
+        ),
     ],
 )
 def test_the_pace_of_real_processes_reaches_them(args: str, compute: db.ComputeModel | None) -> None:
@@ -180,24 +232,33 @@ REFUSED = {
     "trian": "unknown command 'trian'; did you mean 'train'?",
     "--versoin": "did you mean '--version'?",
     "train mnsit downpour": "unknown task 'mnsit'; did you mean 'mnist'?",
-    "train ./mine/file.py:task downpour": "task './mine/file.py:task' is a path: write the module as Python imports it here, mine.file:task",
+    "train ./mine/file.py:task downpour": "task './mine/file.py:task' is a path: write the module as Python imports "
+    "it here, mine.file:task",
     "train file.py downpour": "task 'file.py' is a path: write the module as Python imports it here, file:function",
-    "train digits downpour --listen 0.0.0.0:99999": "--listen 0.0.0.0:99999: port 99999 is higher than any; choose one up to 65535",
+    "train digits downpour --listen "
+    "0.0.0.0:99999": "--listen 0.0.0.0:99999: port 99999 is higher than any; choose one up to 65535",
     "train digits downpour --listen 0.0.0.0:65534": "--listen 0.0.0.0:65534: shard 1 would listen at port 65537",
     "simulate digits downpour --data-dir x": "--data-dir x: task 'digits' reads no folder",
-    "simulate digits downpour --optimizer adam --optimizer-options betas=0.9": "betas=0.9: optimizer adam takes 2 numbers, such as 0.9,0.999",
+    "simulate digits downpour --optimizer adam --optimizer-options "
+    "betas=0.9": "betas=0.9: optimizer adam takes 2 numbers, such as 0.9,0.999",
     "simulate digits downpour --sweep 0": "--sweep 0: must be 1 or more seeds",
-    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, sandblaster, allreduce, hogwild, locking",
+    "train mnist": "which strategy? Write it after the task: downpour, synchronous, softsync, bounded, sandblaster, "
+    "allreduce, "
+    "hogwild, locking",
     "train mnist downpuor": "unknown strategy 'downpuor'; did you mean 'downpour'?",
-    "train mnist synchronous --accumulate 2": "has no option --accumulate: it belongs to strategy allreduce, and here it is --push-every;",
+    "train mnist synchronous --accumulate 2": "has no option --accumulate: it belongs to strategy allreduce, and here "
+    "it is --push-every;",
     "train mnist allreduce --push-every 2": "and here it is --accumulate;",
-    "train mnist downpour --lr-scaling linear": "has no option --lr-scaling: it belongs to strategy synchronous or allreduce or single;",
-    "train mnist allreduce --lr-scaling linear": "--base-batch 0 with --lr-scaling linear: the global batch that --lr is for",
+    "train mnist downpour --lr-scaling "
+    "linear": "has no option --lr-scaling: it belongs to strategy synchronous or allreduce or single;",
+    "train mnist allreduce --lr-scaling "
+    "linear": "--base-batch 0 with --lr-scaling linear: the global batch that --lr is for",
     "train mnist downpour --optimizer lars": "--optimizer lars needs the norms of whole layers",
     "train mnist allreduce --accumulate 0": "--accumulate 0: must be 1 or more",
     "train --epochs 3 mnist downpour": "--epochs: write the task and the strategy first",
     "train mnist --epochs 3 downpour": "--epochs: write the strategy before the options",
-    "train mnist single --push-every 3": "has no option --push-every: it belongs to strategy downpour or synchronous or softsync or bounded;",
+    "train mnist single --push-every 3": "has no option --push-every: it belongs to strategy downpour or synchronous "
+    "or softsync or bounded;",
     "train mnist synchronous --staleness-scaling inverse": "it belongs to strategy downpour or softsync or bounded;",
     "launch synchronous --n 2 script.py": "has no option --n: it belongs to strategy softsync;",
     "train mnist downpour --network latency=1ms": "has no option --network: it belongs to distbelief simulate",
@@ -205,7 +266,8 @@ REFUSED = {
     "train mnist downpour --replicas 0": "--replicas 0: must be 1 or more",
     "train mnist synchronous --prefetch 1": "has no option --prefetch: it belongs to strategy downpour",
     "train mnist downpour --staleness 1": "has no option --staleness: it belongs to strategy bounded",
-    "train mnist synchronous --backup-workers 2": "--backup-workers 2 of 2 replicas: at least one must be left that a round waits for",
+    "train mnist synchronous --backup-workers "
+    "2": "--backup-workers 2 of 2 replicas: at least one must be left that a round waits for",
     "train mnist softsync --n 3": "--n 3: must be at most --replicas, which is 2",
     "train mnist softsync --n 0": "--n 0: must be 1 or more",
     "train mnist bounded --staleness -1": "--staleness -1: must be 0 or more",
@@ -220,7 +282,8 @@ REFUSED = {
     "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
     "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
-    "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs --transport tcp",
+    "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs "
+    "--transport tcp",
     "train digits downpour --advertise node7": "--advertise is of addresses",
     "train digits downpour --insecure": "--insecure is of addresses",
     "train digits downpour --tls": "--tls is of addresses",
@@ -254,10 +317,12 @@ REFUSED = {
     "simulate digits downpour --network latncy=1ms": "unknown word in --network 'latncy'; did you mean 'latency'?",
     "simulate digits downpour --faults crush=1@2": "unknown fault in --faults 'crush'; did you mean 'crash'?",
     "simulate digits downpour --faults crash=9@2": "replica 9 cannot crash",
-    "simulate digits downpour --faults outage=1s+1s@shard7": "shard 7 cannot be cut off: there are the coordinator, the evaluator",
+    "simulate digits downpour --faults "
+    "outage=1s+1s@shard7": "shard 7 cannot be cut off: there are the coordinator, the evaluator",
     "simulate digits downpour --faults outage=1s+1s@evaluator --evaluate-every 0": "evaluator cannot be cut off",
     "simulate digits downpour --sweep -1": "--sweep -1: must be 1 or more seeds",
-    "simulate digits downpour --sweep 2 --keep": "--keep: --sweep 2 leaves no run folder; leave --keep off, or run one seed with it",
+    "simulate digits downpour --sweep 2 "
+    "--keep": "--keep: --sweep 2 leaves no run folder; leave --keep off, or run one seed with it",
     "simulate digits downpour --sweep 2 --out x": "--out: --sweep 2 leaves no run folder",
     "simulate digits single --network latency=1ms": "--network and delays mean nothing to strategy single",
     "simulate digits single --handling message=1ms": "--handling message means nothing to strategy single",
@@ -293,16 +358,27 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
         ("launch allreduce mine.py --its own", "starting mine.py in the replicas of allreduce\n"),
         ("simulate digits downpour", "starting downpour on digits, simulated\n"),
         ("join x.ticket", "joining by x.ticket\n"),
-        *((f"{line} {how}", "") for line in ("train digits single", "simulate digits downpour") for how in ("--json", "--quiet")),
+        *(
+            (f"{line} {how}", "")
+            for line in ("train digits single", "simulate digits downpour")
+            for how in ("--json", "--quiet")
+        ),
         ("launch allreduce --json mine.py", ""),
         ("join x.ticket --quiet", ""),
     ],
 )
-def test_a_first_line_says_at_once_what_is_begun(line: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_line_says_at_once_what_is_begun(
+    line: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(*_: object, **__: object) -> None:
         raise UsageError("stopped here")
 
-    for name in ("cluster.local.Local.run", "cluster.local.Local.launch", "cluster.simulated.Simulated.run", "cluster.guest.Guest.__init__"):
+    for name in (
+        "cluster.local.Local.run",
+        "cluster.local.Local.launch",
+        "cluster.simulated.Simulated.run",
+        "cluster.guest.Guest.__init__",
+    ):
         monkeypatch.setattr(f"distbelief.{name}", stop)
     monkeypatch.setattr("distbelief.cluster.forkserver.start", lambda: None)
     assert main.run(line.split()) == 2
@@ -383,14 +459,18 @@ def test_a_sweep_as_json_is_a_line_for_each_seed_and_one_for_all(capsys: pytest.
     assert main.run([*first["replay"].split()[1:], "--json"]) == (first["outcome"] == "failed")
 
 
-def test_a_sweep_that_does_not_fail_has_status_0_and_says_nothing_where_it_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_that_does_not_fail_has_status_0_and_says_nothing_where_it_is_quiet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main.run(["simulate", "digits", "downpour", "--phantom", "--sweep", "3", "--quiet"]) == 0
     assert not capsys.readouterr().out
     assert main.run(["simulate", "digits", "downpour", "--phantom", "--sweep", "3"]) == 0
     assert "test accuracy" not in capsys.readouterr().out
 
 
-def test_whatever_a_seed_fails_with_the_others_are_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_a_seed_fails_with_the_others_are_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Simulated.run
 
     def spoilt(self: Simulated, job: db.Job, view: Any = None) -> dict[str, Any]:
@@ -401,27 +481,43 @@ def test_whatever_a_seed_fails_with_the_others_are_run(capsys: pytest.CaptureFix
     monkeypatch.setattr(Simulated, "run", spoilt)
     assert main.run(["simulate", "digits", "downpour", "--phantom", "--sweep", "3"]) == 1
     said = capsys.readouterr().out
-    assert "seed 1 failed: ZeroDivisionError: in the model; replay it: distbelief simulate digits downpour --phantom --seed 1\n" in said
+    assert (
+        "seed 1 failed: ZeroDivisionError: in the model; replay it: distbelief simulate digits downpour --phantom "
+        "--seed 1\n" in said
+    )
     assert "3 seeds: 2 done, 1 failed" in said
 
 
-def test_an_interrupted_sweep_ends_with_what_it_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_sweep_ends_with_what_it_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compute, pressed = Trainer.compute, iter([None] * 30 + [signal.SIGINT])
-    monkeypatch.setattr(Trainer, "compute", lambda *args: [[signal.raise_signal(n) for n in [next(pressed, None)] if n], compute(*args)][1])
+    monkeypatch.setattr(
+        Trainer,
+        "compute",
+        lambda *args: [[signal.raise_signal(n) for n in [next(pressed, None)] if n], compute(*args)][1],
+    )
     assert main.run(["simulate", "digits", "downpour", "--sweep", "9"]) == 130
     assert "2 seeds: 1 done, 1 interrupted" in capsys.readouterr().out
 
 
 def test_a_simulation_that_fails_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["simulate", "digits", "downpour", "--replicas", "1", "--restarts", "0", "--faults", "crash=0@30"]) == 1
+    assert (
+        main.run(["simulate", "digits", "downpour", "--replicas", "1", "--restarts", "0", "--faults", "crash=0@30"])
+        == 1
+    )
     shown = capsys.readouterr()
     assert shown.err.startswith("distbelief: every replica is gone; the last was replica 0")
     assert "every replica is gone" not in shown.out
 
 
-def test_an_interrupted_simulation_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_simulation_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compute, pressed = Trainer.compute, iter([signal.SIGINT])
-    monkeypatch.setattr(Trainer, "compute", lambda *args: [[signal.raise_signal(number) for number in pressed], compute(*args)][1])
+    monkeypatch.setattr(
+        Trainer, "compute", lambda *args: [[signal.raise_signal(number) for number in pressed], compute(*args)][1]
+    )
     line = ["simulate", "digits", "downpour", "--out", str(tmp_path / "run")]
     assert main.run(line) == 130
     assert f"interrupted; go on with: distbelief {' '.join(line)} --resume" in capsys.readouterr().err
@@ -450,7 +546,11 @@ def test_a_simulation_that_is_interrupted_before_it_begins_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Driver.begin
-    monkeypatch.setattr(Driver, "begin", lambda *args: [signal.raise_signal(signal.SIGINT), begin(*args)] if args[1] == "replica 0" else begin(*args))
+    monkeypatch.setattr(
+        Driver,
+        "begin",
+        lambda *args: [signal.raise_signal(signal.SIGINT), begin(*args)] if args[1] == "replica 0" else begin(*args),
+    )
     assert main.run(["simulate", "digits", "downpour", "--out", str(tmp_path / "run")]) == 130
     assert "interrupted before the job began" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -483,7 +583,11 @@ def test_a_phantom_computes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("args", "shown"), [([], ["0"]), (["--watch"], ["0", "1", "2"])])
 def test_status_watches_a_job_to_its_end(
-    args: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    args: list[str],
+    shown: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = iter({"running": number < 2, "number": number} for number in range(3))
     monkeypatch.setattr(status, "status", lambda _: next(found))
@@ -516,7 +620,9 @@ def test_the_options_of_evaluate_reach_it(capsys: pytest.CaptureFixture[str], mo
     assert asked == [("run", "there", "cuda:1"), ("run", None, "cpu")]
 
 
-def test_evaluate_takes_the_data_and_the_device_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_takes_the_data_and_the_device_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "foldered.py").write_text(FOLDERED)
     for count in ("3", "5"):
@@ -577,7 +683,11 @@ def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
         (words.faults, ["outage=1s+2s"], "write it as outage=2s"),
         (words.faults, ["outage=1+2s@1"], "--faults outage start '1': its unit is missing"),
         (words.faults, ["outage=1s+0s@1"], "its length is 0, and cuts nobody off"),
-        (words.faults, ["outage=1s+1s@1/"], "'': is no role; write 1 or replica1, shard0, standby0, coordinator or evaluator"),
+        (
+            words.faults,
+            ["outage=1s+1s@1/"],
+            "'': is no role; write 1 or replica1, shard0, standby0, coordinator or evaluator",
+        ),
         (words.faults, ["outage=1s+1s@coordinator/shard"], "'shard': is no role"),
         (words.faults, ["delay=1%"], "1 % of the messages take 50 ms longer"),
         (words.optimizer_options, ["eps=small"], "'small': is not a number"),
@@ -594,7 +704,9 @@ def test_the_front_door_holds_what_it_lists() -> None:
         db.Upour  # noqa: B018
 
 
-def test_a_benchmark_in_the_background_is_not_ended_by_a_ctrl_c_that_it_was_to_ignore(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_in_the_background_is_not_ended_by_a_ctrl_c_that_it_was_to_ignore(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = []
     monkeypatch.setattr(Bench, "run", lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

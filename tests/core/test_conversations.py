@@ -26,7 +26,9 @@ TOLD = (Message, events.Lost, events.Saved, events.Woke)
 def test_every_row_names_a_message_and_those_who_say_and_hear_it(conversation: Any) -> None:
     rows = conversation.says
     assert all(issubclass(row.message, Message) and row.by and row.to for row in rows)
-    assert len({(row.message, by, to) for row in rows for by in row.by for to in row.to}) == sum(len(row.by) * len(row.to) for row in rows)
+    assert len({(row.message, by, to) for row in rows for by in row.by for to in row.to}) == sum(
+        len(row.by) * len(row.to) for row in rows
+    )
     for row in rows:  # an answer goes back to where the question came from
         asked = [one for other in CONVERSATIONS for one in other.says if one.message is row.answers]
         assert row.answers is None or any({*row.to} <= {*one.by} and {*row.by} <= {*one.to} for one in asked), row
@@ -45,15 +47,23 @@ def test_all_states_can_be_reached_and_have_a_meaning(states: States[Any]) -> No
     assert len({(move.before, move.after) for move in states.moves}) == len(states.moves)
 
 
-@pytest.mark.parametrize(("allowed", "phases", "acts"), [(ALLOWED, Phase, May), (GROUP_ALLOWED, GroupPhase, GroupMay)], ids=["served", "grouped"])
-def test_every_phase_allows_something_and_every_act_has_its_phase(allowed: Mapping[Any, Any], phases: type[StrEnum], acts: Any) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "phases", "acts"),
+    [(ALLOWED, Phase, May), (GROUP_ALLOWED, GroupPhase, GroupMay)],
+    ids=["served", "grouped"],
+)
+def test_every_phase_allows_something_and_every_act_has_its_phase(
+    allowed: Mapping[Any, Any], phases: type[StrEnum], acts: Any
+) -> None:
     assert set(allowed) == set(phases)
     assert all(allowed.values())
     assert frozenset().union(*allowed.values()) == set(acts)
 
 
 def test_a_move_that_no_table_has_is_a_bug_of_ours() -> None:
-    with pytest.raises(LocalProtocolError, match="a job cannot go from gathering to training: its table has no such move"):
+    with pytest.raises(
+        LocalProtocolError, match="a job cannot go from gathering to training: its table has no such move"
+    ):
         PHASES.move(Phase.GATHERING, Phase.TRAINING)
     with pytest.raises(LocalProtocolError, match="a job cannot go from restoring to training on Saved"):
         PHASES.move(Phase.RESTORING, Phase.TRAINING, events.Saved)

@@ -1,4 +1,6 @@
-"""What the documents tell a reader to type: every command is one that the command line takes, and every example in Python compiles."""
+"""What the documents tell a reader to type: every command is one that the command line takes, and every example in
+Python compiles.
+"""
 
 import ast
 import re
@@ -26,7 +28,9 @@ SPOKEN = {"TASK": "mnist", "STRATEGY": "downpour", "RUN": "run", "NAME": "wire"}
 LINES = [
     (name, " ".join(found.split()))
     for name, text in TEXTS.items()
-    for found in re.findall(r"^\$ (distbelief .*)$|`(distbelief [^`]+)`|^(distbelief (?:train|launch|simulate) .*)$", text, re.MULTILINE)
+    for found in re.findall(
+        r"^\$ (distbelief .*)$|`(distbelief [^`]+)`|^(distbelief (?:train|launch|simulate) .*)$", text, re.MULTILINE
+    )
     for found in ["".join(found)]
 ]
 BLOCKS = [(name, code) for name, text in TEXTS.items() for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
@@ -45,10 +49,14 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Local, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(db.Local, "launch", launched)
     monkeypatch.setattr(db.Simulated, "run", lambda self, job, _: self.settings(job))
-    monkeypatch.setattr(sweep, "sweep", lambda place, job, count: [sweep.Ended(job.seed, "done", str(place.settings(job)))] * count)
+    monkeypatch.setattr(
+        sweep, "sweep", lambda place, job, count: [sweep.Ended(job.seed, "done", str(place.settings(job)))] * count
+    )
     monkeypatch.setattr(commands, "_run", lambda run_job, *_: [run_job(), 0][1])
     monkeypatch.setattr(Bench, "run", lambda *_: {})
-    monkeypatch.setattr(evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0})
+    monkeypatch.setattr(
+        evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0}
+    )
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)
@@ -68,7 +76,11 @@ def test_a_command_that_is_shown_is_one(line: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
 def test_an_example_compiles_and_names_what_there_is(name: str, code: str) -> None:
     tree = ast.parse(code, name)
-    parts = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "db"]
+    parts = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "db"
+    ]
     assert all(hasattr(db, part.attr) for part in parts)
 
 
@@ -77,9 +89,19 @@ def test_an_option_that_is_named_is_one() -> None:
     for command in ("train", "launch", "simulate"):
         for strategy in STRATEGIES:
             known |= set(options._names(options.groups(command, strategy)))
-    kinds: list[Any] = [commands.Evaluate, commands.Status, commands.Join, *(bench.options for bench in BENCHES.values())]
+    kinds: list[Any] = [
+        commands.Evaluate,
+        commands.Status,
+        commands.Join,
+        *(bench.options for bench in BENCHES.values()),
+    ]
     known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}
-    named = {word for text in TEXTS.values() for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)}
+    named = {
+        word
+        for text in TEXTS.values()
+        for code in re.findall(r"`([^`\n]+)`", text)
+        for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
+    }
     assert len(named) > 10
     assert named <= known
 
@@ -104,9 +126,18 @@ def test_there_are_commands_and_examples_in_the_readme_and_in_every_recipe() -> 
 
 def test_files_that_documents_name_are_there() -> None:
     """As they stand, in the package, or among the tests; a bare name is that of a file in some room."""
-    named = {(name, path) for name, text in TEXTS.items() if name.endswith(".md") for path in re.findall(r"`([\w/]+(?:\.py|/))`", text)}
+    named = {
+        (name, path)
+        for name, text in TEXTS.items()
+        if name.endswith(".md")
+        for path in re.findall(r"`([\w/]+(?:\.py|/))`", text)
+    }
     assert len(named) > 100
     bare = {path.name for path in (ROOT / "distbelief").rglob("*.py")}
     places = (ROOT, ROOT / "distbelief", *TESTS)
-    lacking = [(name, path) for name, path in sorted(named) if path not in bare and not any((at / path).exists() for at in places)]
+    lacking = [
+        (name, path)
+        for name, path in sorted(named)
+        if path not in bare and not any((at / path).exists() for at in places)
+    ]
     assert not lacking

@@ -1,5 +1,5 @@
-"""No option of a place or of a benchmark is dead: each, as the dataclasses have them, changes what is started, told or measured. (Those of strategies
-and of the virtual cluster are in tests/simulated/test_options.)"""
+"""No option of a place or of a benchmark is dead: each, as the dataclasses have them, changes what is started, told or
+measured. (Those of strategies and of the virtual cluster are in tests/simulated/test_options.)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.bench import BENCHES, allreduce, hogwild, memory, sandblaster, simulator, standby, start, straggle, train, wire
+from distbelief.bench import (
+    BENCHES,
+    allreduce,
+    hogwild,
+    memory,
+    sandblaster,
+    simulator,
+    standby,
+    start,
+    straggle,
+    train,
+    wire,
+)
 from distbelief.bench.parts import courses, loops
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, options
@@ -68,16 +80,27 @@ WORDS: dict[str, str] = {
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [(command, field.name) for command, kinds in (("simulate", (options.Virtual, options.Showing)), ("train", (options.Padded, options.Showing)))
-     for kind in kinds for field in dataclasses.fields(kind)],
-)  # fmt: skip
-def test_no_word_of_a_command_is_dead(command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        (command, field.name)
+        for command, kinds in (
+            ("simulate", (options.Virtual, options.Showing)),
+            ("train", (options.Padded, options.Showing)),
+        )
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+    ],
+)
+def test_no_word_of_a_command_is_dead(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert name in WORDS, f"{command} has an option {name!r} without a case here: what does it change?"
     asked: list[Any] = []
     result = {"outcome": "done", "run": "there", "task": "digits"}
     for kind in (simulated.Simulated, db.Local):
         monkeypatch.setattr(kind, "run", lambda place, _, view: [asked.append((place, view)), result][1])
-    monkeypatch.setattr(sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.Ended(0, "done", "")]][1])
+    monkeypatch.setattr(
+        sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.Ended(0, "done", "")]][1]
+    )
     monkeypatch.setattr(commands.forkserver, "start", lambda: None)
     monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "summary")
     came = []
@@ -98,16 +121,25 @@ SMALL: dict[str, dict[str, str]] = {
 KINDS = {"evaluate": commands.Evaluate, "status": commands.Status, "join": commands.Join, "draw": commands.Draw}
 
 
-@pytest.mark.parametrize(("command", "name"), [(command, field.name) for command, kind in KINDS.items() for field in dataclasses.fields(kind)])
-def test_no_option_of_a_small_command_is_dead(command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(command, field.name) for command, kind in KINDS.items() for field in dataclasses.fields(kind)],
+)
+def test_no_option_of_a_small_command_is_dead(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert name in SMALL[command], f"{command} has an option {name!r} without a case here: what does it change?"
     asked: list[Any] = []
     measured = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples": 360}
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
-    monkeypatch.setattr(status, "status", lambda _: [asked.append("looked"), {"running": len(asked) < 3, "members": []}][1])
+    monkeypatch.setattr(
+        status, "status", lambda _: [asked.append("looked"), {"running": len(asked) < 3, "members": []}][1]
+    )
     monkeypatch.setattr(status, "lines", lambda _: ["nobody"])
     monkeypatch.setattr(commands.time, "sleep", lambda _: None)
-    monkeypatch.setattr(guest.Guest, "run", lambda self: [asked.append((self.data_dir, self.device, self.threads)), self.tell("joined")])
+    monkeypatch.setattr(
+        guest.Guest, "run", lambda self: [asked.append((self.data_dir, self.device, self.threads)), self.tell("joined")]
+    )
     came = []
     for words in ([], [option_of(name), *([SMALL[command][name]] if SMALL[command][name] else [])]):
         asked.clear()
@@ -125,16 +157,20 @@ def option_of(name: str) -> str:
 FAST: dict[str, dict[str, Any]] = {
     "wire": {"sizes": (256,), "shards": 3, "repeats": 4, "seconds": 0.5},
     "train": {"models": ("lenet",), "repeats": 2, "replicas": (3,), "epochs": 2, "batch_size": 32, "transport": "tcp"},
-    "allreduce": {"sizes": (256,), "ranks": (3,), "repeats": 4, "namespaces": (2,), "rate": 10, "cable": "netem.py", "delay": 1.0, "loss": 0.1},
+    "allreduce": {"sizes": (256,), "ranks": (3,), "repeats": 4, "namespaces": (2,), "rate": 10, "cable": "netem.py",
+        "delay": 1.0, "loss": 0.1},
     "hogwild": {"repeats": 2, "epochs": 2, "batch_size": 32, "svm_batch_size": 4},
     "straggle": {"task": "mnist", "replicas": 3, "epochs": 2, "batch_size": 32, "pad": 0.5, "repeats": 2},
     "standby": {"task": "digits", "replicas": 3, "shards": 3, "repeats": 2},
     "start": {"task": "sparse-svm", "replicas": 3, "shards": 3, "repeats": 2},
     "memory": {"optimizer": "adam", "epochs": 2},
     "simulator": {"replicas": 4, "shards": 3, "steps": 3, "repeats": 2, "validate": True, "only": ("mlp",)},
-    "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9, "replicas": 60},
-    "large": {"batch": 2048, "batch_size": 256, "replicas": 4, "epochs": 3, "warmup_epochs": 1.0, "weight_decay": 0.1, "seeds": 2},
-    "accuracy": {"task": "mnist-lenet", "replicas": 3, "shards": 3, "prefetch": 1, "optimizer": "sgd", "lr": 0.5, "seeds": 2},
+    "sandblaster": {"parts": ("bytes",), "task": "digits", "portion_size": 100, "repeats": 2, "iterations": 9,
+        "replicas": 60},
+    "large": {"batch": 2048, "batch_size": 256, "replicas": 4, "epochs": 3, "warmup_epochs": 1.0, "weight_decay": 0.1,
+        "seeds": 2},
+    "accuracy": {"task": "mnist-lenet", "replicas": 3, "shards": 3, "prefetch": 1, "optimizer": "sgd", "lr": 0.5,
+        "seeds": 2},
 }  # fmt: skip
 """Another value of each option of each benchmark, beside those that all have."""
 ALL: dict[str, Any] = {"json": "made.json", "quick": True, "quiet": True}
@@ -151,15 +187,21 @@ HELD = {"usual": 1.0, "peak": 1.0}
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
-    (courses, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops, "hogwild", 1.0),
-    (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures", []), (hogwild, "plain", 1.0),
-    (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce.lines, "hosts", "hosts"), (straggle, "_figures", []),
-    (memory, "_held", {"replica 0": HELD, "shard 0": HELD}), (start, "_watch", {"first_step": 1.0}), (standby, "_watch", 1.0),
+    (courses, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
+        "hogwild", 1.0),
+    (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
+        []), (hogwild, "plain", 1.0),
+    (allreduce, "_on_one_host", {}), (allreduce, "_limited", {}), (allreduce.lines, "hosts", "hosts"), (straggle,
+        "_figures", []),
+    (memory, "_held", {"replica 0": HELD, "shard 0": HELD}), (start, "_watch", {"first_step": 1.0}), (standby, "_watch",
+        1.0),
     (simulator.validate, "measure", {}), (simulator.validate, "figures", []), (simulator.validate, "tell", None),
     (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0), (sandblaster, "coordinator_bytes", {"figures": []}),
     (sandblaster, "balance", {"one static split": 1.0, "bundles, backup portions": 1.0}),
 )  # fmt: skip
-"""What takes the time of a benchmark, and what it is to say here; what it is asked for, beside the options as they were given, is written down."""
+"""What takes the time of a benchmark, and what it is to say here; what it is asked for, beside the options as they were
+given, is written down.
+"""
 
 
 class Command:
@@ -201,9 +243,17 @@ def measured(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[st
 
 
 @pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize(("name", "option"), [(name, field.name) for name, bench in BENCHES.items() for field in dataclasses.fields(bench.options)])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(name, field.name) for name, bench in BENCHES.items() for field in dataclasses.fields(bench.options)],
+)
 def test_no_option_of_a_benchmark_is_dead_nor_is_one_beside_quick(
-    name: str, option: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    option: str,
+    quick: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     cases = {**ALL, **FAST[name]}
     assert option in cases, f"bench {name} has an option {option!r} without a case here: what does it change?"
@@ -213,5 +263,9 @@ def test_no_option_of_a_benchmark_is_dead_nor_is_one_beside_quick(
     shorter = {"quick": True} if quick and option != "quick" else {}
     for more in ({"quiet": option != "quiet", **without, **shorter}, {"quiet": True, **shorter, option: cases[option]}):
         asked = measured(name, monkeypatch, **more)
-        came.append({"json": sorted(path.name for path in tmp_path.iterdir()), "quiet": bool(capsys.readouterr().out)}.get(option, asked))
+        came.append(
+            {"json": sorted(path.name for path in tmp_path.iterdir()), "quiet": bool(capsys.readouterr().out)}.get(
+                option, asked
+            )
+        )
     assert came[0] != came[1]

@@ -31,7 +31,9 @@ def test_functions_fit_a_screen_and_what_is_public_is_documented(name: str) -> N
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
-            assert lines <= FUNCTION_LINES, f"{name}: {node.name} has {lines} lines, {FUNCTION_LINES} are allowed: cut it"
+            assert lines <= FUNCTION_LINES, (
+                f"{name}: {node.name} has {lines} lines, {FUNCTION_LINES} are allowed: cut it"
+            )
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{name}: {node.name} is public and has no docstring"
@@ -42,15 +44,21 @@ def test_nothing_is_put_off_and_nothing_is_unpickled(name: str) -> None:
     text = FILES[name]
     assert not (found := re.findall(r"\b(?:TODO|FIXME|XXX)\b", text)), f"{name} puts off work: {found}"
     # a pickle from a file or a peer runs whatever it likes
-    assert not (found := re.findall(r"import (?:pickle|marshal|shelve|dill|cloudpickle)\b|from pickle\b|torch\.load\(", text)), f"{name}: {found}"
+    assert not (
+        found := re.findall(r"import (?:pickle|marshal|shelve|dill|cloudpickle)\b|from pickle\b|torch\.load\(", text)
+    ), f"{name}: {found}"
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "core/roles.py"])
 def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> None:
     kind = r"(?:replica|shard|standby)"
     made = rf"""f["'](?:[^"'{{]*[ (:])?{kind} \{{"""
-    taken = rf"""\.(?:startswith|removeprefix)\(\(?["']{kind} ?["']|\.(?:r?partition|split)\(["'] ["'](?:, 1)?\)\[[01]\]"""
-    assert not (found := re.findall(f"{made}|{taken}", FILES[name])), f"{name} does with a role's text what core/roles.py is for: {found}"
+    taken = (
+        rf"""\.(?:startswith|removeprefix)\(\(?["']{kind} ?["']|\.(?:r?partition|split)\(["'] ["'](?:, 1)?\)\[[01]\]"""
+    )
+    assert not (found := re.findall(f"{made}|{taken}", FILES[name])), (
+        f"{name} does with a role's text what core/roles.py is for: {found}"
+    )
 
 
 ROOM_FILES = 20
@@ -107,7 +115,9 @@ ANYS = {
 is left; may only fall."""
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith(("core/", "schedules/", "server/", "strategies/"))])
+@pytest.mark.parametrize(
+    "name", [name for name in FILES if name.startswith(("core/", "schedules/", "server/", "strategies/"))]
+)
 def test_any_is_for_what_is_opaque(name: str) -> None:
     said = sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(ast.parse(FILES[name])))
     allowed = ANYS.get(name, 0)
@@ -245,8 +255,14 @@ def test_every_file_is_imported_by_another() -> None:
                 imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         if name == "__init__.py":
             imported |= {f"distbelief.{place}" for place in re.findall(r'"([a-z_.]+)"', text)}
-    modules = {name: "distbelief." + name.removesuffix(".py").replace("/", ".") for name in FILES if not name.endswith("__init__.py")}
+    modules = {
+        name: "distbelief." + name.removesuffix(".py").replace("/", ".")
+        for name in FILES
+        if not name.endswith("__init__.py")
+    }
     tests = {path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")}
     lonely = [name for name, module in modules.items() if module not in imported and name not in STARTED]
-    lonely = [name for name in lonely if not (name.startswith(REFERENCES) and any(modules[name] in text for text in tests))]
+    lonely = [
+        name for name in lonely if not (name.startswith(REFERENCES) and any(modules[name] in text for text in tests))
+    ]
     assert not lonely, f"nobody imports {lonely}: use them or take them away"

@@ -1,4 +1,6 @@
-"""What would do nothing is refused, with the reason: an option is never taken without a word for what it cannot change."""
+"""What would do nothing is refused, with the reason: an option is never taken without a word for what it cannot
+change.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +19,51 @@ from distbelief.errors import UsageError
 from distbelief.tasks import resolve
 
 BESIDE = {
-    "train digits sandblaster --overlap 0.4": "--overlap 0.4: is of consecutive batches, and each is the whole training set here: set --batch-size",
-    "train digits sandblaster --method cg --history 5": "--history 5: counts the curvature pairs of lbfgs, and --method cg has none: leave it off",
-    "train digits sandblaster --method gradient --history 5": "--history 5: counts the curvature pairs of lbfgs, and --method gradient has none",
+    "train digits sandblaster --overlap 0.4": "--overlap 0.4: is of consecutive batches, and each is the whole "
+        "training set here: set --batch-size",
+    "train digits sandblaster --method cg --history "
+    "5": "--history 5: counts the curvature pairs of lbfgs, and --method cg has none: leave it off",
+    "train digits sandblaster --method gradient --history "
+    "5": "--history 5: counts the curvature pairs of lbfgs, and --method gradient has none",
     "train digits allreduce --per-host 2": "--per-host 2: says who is on one host, which --algorithm auto does not ask",
     "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not ask",
-    "train digits allreduce --per-host 2 --algorithm tree --transport tcp": "--algorithm tree does not ask: name hierarchical or auto",
-    "simulate digits allreduce --per-host 2 --algorithm ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
-    "simulate digits allreduce --network local-latency=1us": "--network local-latency and local-bandwidth are of links inside a host: set --hosts or",
+    "train digits allreduce --per-host 2 --algorithm tree --transport "
+    "tcp": "--algorithm tree does not ask: name hierarchical or auto",
+    "simulate digits allreduce --per-host 2 --algorithm "
+    "ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "simulate digits allreduce --network "
+    "local-latency=1us": "--network local-latency and local-bandwidth are of links inside a host: set --hosts or",
     "simulate digits downpour --network local-bandwidth=1GB": "say with --hosts who is on one, or leave it off",
     "simulate digits hogwild --network local-latency=1us": "say with --hosts who is on one",
-    "simulate digits downpour --network reduce=10GB": "--network reduce: says how fast replicas add to what others have",
+    "simulate digits downpour --network "
+    "reduce=10GB": "--network reduce: says how fast replicas add to what others have",
     "simulate digits sandblaster --network reduce=10GB": "with sandblaster they do not: leave it off",
-    "simulate digits downpour --network latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
-    "simulate digits downpour --faults restart=2s": "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500",
-    "simulate digits downpour --keep-checkpoints 5": "--keep-checkpoints 5: a simulation without a run folder leaves no checkpoints",
-    "simulate digits downpour --phantom --keep --keep-checkpoints 5": "--keep-checkpoints 5: --phantom computes nothing that could be kept",
-    "simulate digits downpour --phantom --checkpoint-every 5": "--checkpoint-every 5: --phantom computes nothing that could be kept",
-    "simulate digits downpour --phantom --evaluate-every 5": "--evaluate-every 5: --phantom computes nothing that could be measured",
-    "simulate digits downpour --phantom --init-from run": "--init-from run: --phantom computes nothing that could begin there",
-    "simulate digits sandblaster --phantom --line-search backtracking": "--line-search backtracking: --phantom computes nothing that",
-    "simulate digits sandblaster --phantom --tolerance 1": "--tolerance 1.0: --phantom computes nothing that could be so small",
-    "train digits downpour --lr-schedule backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
+    "simulate digits downpour --network "
+    "latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
+    "simulate digits downpour --faults "
+    "restart=2s": "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500",
+    "simulate digits downpour --keep-checkpoints "
+    "5": "--keep-checkpoints 5: a simulation without a run folder leaves no checkpoints",
+    "simulate digits downpour --phantom --keep --keep-checkpoints "
+    "5": "--keep-checkpoints 5: --phantom computes nothing that could be kept",
+    "simulate digits downpour --phantom --checkpoint-every "
+    "5": "--checkpoint-every 5: --phantom computes nothing that could be kept",
+    "simulate digits downpour --phantom --evaluate-every "
+    "5": "--evaluate-every 5: --phantom computes nothing that could be measured",
+    "simulate digits downpour --phantom --init-from "
+    "run": "--init-from run: --phantom computes nothing that could begin there",
+    "simulate digits sandblaster --phantom --line-search "
+    "backtracking": "--line-search backtracking: --phantom computes nothing that",
+    "simulate digits sandblaster --phantom --tolerance "
+    "1": "--tolerance 1.0: --phantom computes nothing that could be so small",
+    "train digits downpour --lr-schedule "
+    "backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
     "draw ring --per-host 2": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
     "draw ring --network local-latency=1us": "--network local-latency: is in no price of ring",
     "draw hierarchical --network jitter=1": "--network jitter: is in no price of hierarchical",
     "bench simulator --validate --steps 5": "--steps 5: --validate compares jobs of its own: leave one of them off",
-    "bench allreduce --rate 10": "--rate 10: is that of a network between --namespaces or by a --cable, and there is neither",
+    "bench allreduce --rate 10": "--rate 10: is that of a network between --namespaces or by a --cable, and there is "
+        "neither",
     "bench allreduce --namespaces 4 --delay 10": "--delay 10.0: is that of a cable, and there is none",
     "bench allreduce --loss 0.1": "--loss 0.1: is that of a cable, and there is none",
 }  # fmt: skip
@@ -77,7 +97,9 @@ def test_what_does_something_is_taken(strategy: Any, place: db.Local | db.Simula
 
 def test_the_usual_value_is_taken_where_it_changes_nothing() -> None:
     """Who types what holds anyway has asked for nothing else."""
-    job = db.Job("digits", db.Downpour(), evaluate_every=0, checkpoint_every=0, keep_checkpoints=2, snapshot_every="60s")
+    job = db.Job(
+        "digits", db.Downpour(), evaluate_every=0, checkpoint_every=0, keep_checkpoints=2, snapshot_every="60s"
+    )
     db.Simulated(phantom=True).settings(job)
     assert words.network("latency=0,jitter=0") == {"latency": 0.0, "jitter": 0.0}
 
@@ -86,7 +108,10 @@ def test_the_usual_value_is_taken_where_it_changes_nothing() -> None:
     ("place", "says"),
     [
         (db.Local(transport="tcp"), "--transport tcp: strategy single is one process, which sends nothing"),
-        (db.Local(compute=db.ComputeModel(slow={0: 2.0})), "a compute model: strategy single is one process, .* padded by nobody"),
+        (
+            db.Local(compute=db.ComputeModel(slow={0: 2.0})),
+            "a compute model: strategy single is one process, .* padded by nobody",
+        ),
     ],
 )
 def test_one_process_has_no_links_and_no_pace(place: db.Local, says: str) -> None:
@@ -113,7 +138,10 @@ def test_a_rhythm_of_evaluations_needs_a_test_set() -> None:
 
 
 def test_no_weight_decay_is_none_also_where_the_optimizer_has_one_of_its_own() -> None:
-    asked = [options.parse("train", "digits", "downpour", ["--optimizer", "adamw", *more]).optimizer() for more in ([], ["--weight-decay", "0"])]
+    asked = [
+        options.parse("train", "digits", "downpour", ["--optimizer", "adamw", *more]).optimizer()
+        for more in ([], ["--weight-decay", "0"])
+    ]
     assert asked == [optim("adamw"), optim("adamw", weight_decay=0.0)]
 
 

@@ -1,4 +1,6 @@
-"""The idx reader: real bytes are read, anything else is one clear DataError, and memory is taken only for what a file can hold."""
+"""The idx reader: real bytes are read, anything else is one clear DataError, and memory is taken only for what a file
+can hold.
+"""
 
 import gzip
 import struct
@@ -45,7 +47,10 @@ def test_a_whole_file_is_read(tmp_path: Path, content: bytes) -> None:
         (IMAGES[:-1], "promises 30 bytes of data, but a file of its size holds at most 29"),
         (IMAGES + b"\0", "goes on after the 30 bytes"),
         (idx(2**32 - 1, 2, 3, data=b"1"), f"promises 25769803770 bytes of data, but the limit is {BYTES_LIMIT}"),
-        (gzip.compress(idx(2**27, 2, 3, data=b"1"), mtime=0), "promises 805306368 bytes of data, but a file of its size"),
+        (
+            gzip.compress(idx(2**27, 2, 3, data=b"1"), mtime=0),
+            "promises 805306368 bytes of data, but a file of its size",
+        ),
         (gzip.compress(IMAGES[:-1], mtime=0), "promises 30 bytes of data, but holds 29"),
         (gzip.compress(IMAGES + bytes(10**7), mtime=0), "goes on after the 30 bytes"),
         (PACKED[:-9], "EOFError"),
@@ -65,7 +70,9 @@ def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes, says: s
 
 def test_no_memory_is_taken_for_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("memory taken"))
-    for number, content in enumerate((idx(2**27, 2, 3, data=b"1"), gzip.compress(idx(2**27, 2, 3, data=b"1"), mtime=0))):
+    for number, content in enumerate(
+        (idx(2**27, 2, 3, data=b"1"), gzip.compress(idx(2**27, 2, 3, data=b"1"), mtime=0))
+    ):
         (tmp_path / str(number)).write_bytes(content)
         with pytest.raises(DataError, match="promises"):
             read_idx(tmp_path / str(number), (2, 3))

@@ -72,7 +72,9 @@ def test_a_direction_that_leads_nowhere_down_is_given_up(kind: Callable[[Start],
     assert len(tried) <= TRIALS
 
 
-@pytest.mark.parametrize(("kind", "loss"), [(wolfe, 0.5), (wolfe, -0.5e-4), (backtracking, 0.5), (backtracking, -0.5e-4)])
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(wolfe, 0.5), (wolfe, -0.5e-4), (backtracking, 0.5), (backtracking, -0.5e-4)]
+)
 def test_a_level_place_that_is_not_low_enough_is_not_taken(kind: Callable[[Start], Search], loss: float) -> None:
     """The slope there would do: what is missing is the decrease, of which 1e-4 was to be had at a step of 1."""
     search = kind(Start(0.0, -1.0, 1.0))

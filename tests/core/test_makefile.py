@@ -11,7 +11,9 @@ MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 
 def make_train(folder: Path, why: str) -> list[str]:
-    """The lines that `make train` shows where `available` answers `why`, with programs in the place of Python and distbelief."""
+    """The lines that `make train` shows where `available` answers `why`, with programs in the place of Python and
+    distbelief.
+    """
     for name, lines in {
         "python": f"""case "$2" in *'available("mnist")'*) echo "{why}";; *) exit 9;; esac""",
         "distbelief": 'echo "$@"',
@@ -24,7 +26,12 @@ def make_train(folder: Path, why: str) -> list[str]:
     for name in ("pyproject.toml", "constraints.txt"):
         os.utime(shutil.copy(MAKEFILE.with_name(name), folder), (0, 0))
     done = subprocess.run(
-        ["make", "--no-print-directory", "-f", MAKEFILE, "train"], cwd=folder, capture_output=True, text=True, timeout=30, check=True
+        ["make", "--no-print-directory", "-f", MAKEFILE, "train"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
     )
     return done.stdout.splitlines()
 

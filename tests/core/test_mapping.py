@@ -34,7 +34,10 @@ def test_ranges_follow_each_other_and_are_cut_where_a_tensor_may_be(sizes: list[
 
 
 def test_ranges_of_a_large_model_are_of_one_size() -> None:
-    sizes = [part.size for part in ranges(lay_out([Tensor("a", (300, 784), "float32"), Tensor("b", (100, 300), "float32")]), 8)]
+    sizes = [
+        part.size
+        for part in ranges(lay_out([Tensor("a", (300, 784), "float32"), Tensor("b", (100, 300), "float32")]), 8)
+    ]
     assert max(sizes) - min(sizes) <= 2 * ALIGNMENT
 
 

@@ -39,12 +39,18 @@ class Unknown(NamedTuple):
 
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (Part, Whole, Place, Version, Cause)}
-plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+plain = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+)
 keys = st.text() | st.integers(-(2**63), 2**63 - 1) | st.tuples(st.text(), st.integers(0, 9))
 held = st.recursive(
     plain | st.sampled_from(Cause) | st.builds(Place, st.text(), st.integers(0, 9)),
     lambda inner: (
-        st.lists(inner) | st.lists(inner).map(tuple) | st.lists(inner).map(deque) | st.dictionaries(keys, inner) | st.frozensets(keys).map(set)
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.lists(inner).map(deque)
+        | st.dictionaries(keys, inner)
+        | st.frozensets(keys).map(set)
     ),
     max_leaves=12,
 )
@@ -139,5 +145,7 @@ def test_a_session_tells_again_what_was_not_heard_and_no_more_than_it_keeps() ->
     assert len(session.missed(2)) == 3
     assert session.missed(5) == []
     for heard in (1, 6, -1):
-        with pytest.raises(RemoteProtocolError, match=f"{heard} messages are said to have come, of 5; the last 3 are kept"):
+        with pytest.raises(
+            RemoteProtocolError, match=f"{heard} messages are said to have come, of 5; the last 3 are kept"
+        ):
             session.missed(heard)

@@ -16,7 +16,11 @@ def rows() -> dict[str, list[str]]:
     """The promises that hold, and the mutants that each names."""
     text = (ROOT / "docs/guarantees.md").read_text()
     lines = text.split("## Holds")[1].split("\n## ")[0].splitlines()
-    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("| ") and not line.startswith("| promise")]
+    cells = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for line in lines
+        if line.startswith("| ") and not line.startswith("| promise")
+    ]
     return {promise: re.findall(r"`([^`]+)`", (more or [""])[0]) for promise, _, _, *more in cells}
 
 

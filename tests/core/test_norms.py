@@ -1,4 +1,6 @@
-"""The exchange of norms: every shard that holds a part is in the sum, in whatever order they say so, and whoever takes the place of another."""
+"""The exchange of norms: every shard that holds a part is in the sum, in whatever order they say so, and whoever takes
+the place of another.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
 
-LAYOUT = lay_out([Tensor("first", (32,), "float32"), Tensor("second", (120,), "float32"), Tensor("third", (40,), "float32")])
+LAYOUT = lay_out(
+    [Tensor("first", (32,), "float32"), Tensor("second", (120,), "float32"), Tensor("third", (40,), "float32")]
+)
 
 
 def plan(optimizer: str = "lars", shards: int = 3) -> Plan:
@@ -45,7 +49,9 @@ def test_the_sum_is_the_same_whoever_is_first(order: tuple[int, ...]) -> None:
     told: list[Send] = []
     for index in order:
         said = shards[index].say(0, PARTS[index])
-        told += said if not index else [answer for one in said for answer in shards[0].take(f"shard {index}", one.message)]  # type: ignore[arg-type]
+        told += (
+            said if not index else [answer for one in said for answer in shards[0].take(f"shard {index}", one.message)]
+        )  # type: ignore[arg-type]
     whole = ((1, 0.1 + 0.2 + 0.7, 7.0),)
     assert sorted(told, key=lambda one: one.to) == [Send(f"shard {i}", Norms(0, whole)) for i in (1, 2)]
     assert shards[0].whole(0) == whole
@@ -64,7 +70,9 @@ def test_who_asks_again_is_told_again() -> None:
 
 def test_a_shard_says_of_the_rounds_in_which_it_made_nothing_that_it_adds_nothing() -> None:
     _, other, _ = exchanges()
-    assert other.say(2, PARTS[1]) == [Send("shard 0", Norms(number, ())) for number in (0, 1)] + [Send("shard 0", Norms(2, PARTS[1]))]
+    assert other.say(2, PARTS[1]) == [Send("shard 0", Norms(number, ())) for number in (0, 1)] + [
+        Send("shard 0", Norms(2, PARTS[1]))
+    ]
     assert other.pass_over(4) == [Send("shard 0", Norms(3, ()))]
     assert other.again() == [Send("shard 0", Norms(number, PARTS[1] if number == 2 else ())) for number in range(4)]
 
@@ -94,8 +102,10 @@ def test_only_the_latest_rounds_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "sender", "round"), [(1, "shard 2", 0), (0, "shard 3", 0), (0, "shard 1", -1), (0, "shard 1", KEPT + 1)], ids=str
-)  # fmt: skip
+    ("index", "sender", "round"),
+    [(1, "shard 2", 0), (0, "shard 3", 0), (0, "shard 1", -1), (0, "shard 1", KEPT + 1)],
+    ids=str,
+)
 def test_who_has_no_say_is_told_so(index: int, sender: str, round: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{sender} tells norms"):
         exchanges()[index].take(sender, Norms(round, ()))

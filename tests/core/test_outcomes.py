@@ -23,7 +23,17 @@ def named(path: Path, enum: str) -> Iterator[str]:
 
 def test_somebody_gives_every_cause() -> None:
     given = {name for path in SOURCES if path.name != "outcomes.py" for name in named(path, "Cause")}
-    errors = {"LOSS_NOT_FINITE", "TASK_RAISED", "WRONG_OPTION", "WRONG_DATA", "WRONG_MODEL", "WRONG_CHECKPOINT", "CUT_SHORT", "PROCESS_DIED", "BUG"}
+    errors = {
+        "LOSS_NOT_FINITE",
+        "TASK_RAISED",
+        "WRONG_OPTION",
+        "WRONG_DATA",
+        "WRONG_MODEL",
+        "WRONG_CHECKPOINT",
+        "CUT_SHORT",
+        "PROCESS_DIED",
+        "BUG",
+    }
     assert given | errors == {cause.name for cause in Cause}
 
 
@@ -33,16 +43,31 @@ def test_every_outcome_has_a_cause() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SOURCES[0].parent)))
 def test_no_decision_reads_a_sentence(path: Path) -> None:
-    """Neither what an error says, nor a reason; a hint that is added to the words of somebody else's error decides nothing."""
+    """Neither what an error says, nor a reason; a hint that is added to the words of somebody else's error decides
+    nothing.
+    """
     tree = ast.parse(path.read_text())
-    hints = {node for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "hint" for node in ast.walk(one)}
+    hints = {
+        node
+        for one in ast.walk(tree)
+        if isinstance(one, ast.FunctionDef) and one.name == "hint"
+        for node in ast.walk(one)
+    }
     for node in ast.walk(tree):
         if node in hints:
             continue
         read: list[ast.expr] = []
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant) and isinstance(node.ops[0], ast.In | ast.NotIn):
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.left, ast.Constant)
+            and isinstance(node.ops[0], ast.In | ast.NotIn)
+        ):
             read = node.comparators
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith", "find", "count"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("startswith", "endswith", "find", "count")
+        ):
             read = [node.func.value]
         for one in map(ast.unparse, read):
             assert "reason" not in one and not one.startswith("str("), f"{path}, line {node.lineno}: decides by {one!r}"  # type: ignore[attr-defined]  # noqa: PT018

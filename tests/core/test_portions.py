@@ -1,4 +1,6 @@
-"""Portions and the ledger: nothing is dealt twice to the living, nothing is forgotten with the dead, and no push counts twice."""
+"""Portions and the ledger: nothing is dealt twice to the living, nothing is forgotten with the dead, and no push counts
+twice.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Dealing(RuleBasedStateMachine):
         assert sorted(self.completed) == before
 
     def _complete(self) -> list[int]:
-        return [epoch for epoch in range(self.epochs) if all((epoch, index) in self.done for index in range(self.batches))]
+        return [
+            epoch for epoch in range(self.epochs) if all((epoch, index) in self.done for index in range(self.batches))
+        ]
 
     @rule(who=names)
     def die(self, who: str) -> None:

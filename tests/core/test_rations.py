@@ -1,4 +1,6 @@
-"""Rations: whatever group is dealt to, breaks up, and is formed anew, each minibatch is in exactly one round that is done."""
+"""Rations: whatever group is dealt to, breaks up, and is formed anew, each minibatch is in exactly one round that is
+done.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ class Grouped(RuleBasedStateMachine):
         assert (portion is None) == (not free)
         if portion is not None:
             width = self.members * self.accumulate
-            dealt = [[(portion.epoch, index) for index in round_of(portion, width, number)] for number in range(-(-portion.count // width))]
+            dealt = [
+                [(portion.epoch, index) for index in round_of(portion, width, number)]
+                for number in range(-(-portion.count // width))
+            ]
             assert len(dealt) <= rounds
             assert {one for taken in dealt for one in taken} <= free
             self.rounds.extend(dealt)
@@ -62,7 +67,10 @@ class Grouped(RuleBasedStateMachine):
 
     @rule(more=st.integers(1, 3))
     def settle_too_much(self, more: int) -> None:
-        with pytest.raises(RemoteProtocolError, match=f"{len(self.rounds) + more} rounds are reported, and {len(self.rounds)} were dealt"):
+        with pytest.raises(
+            RemoteProtocolError,
+            match=f"{len(self.rounds) + more} rounds are reported, and {len(self.rounds)} were dealt",
+        ):
             self.rations.settle(len(self.rounds) + more)
 
     @rule(members=st.integers(1, 5), again=st.booleans())
@@ -81,7 +89,9 @@ class Grouped(RuleBasedStateMachine):
     def all_is_accounted_for(self) -> None:
         assert set(self.done.values()) <= {1}
         assert self.rations.finished == (self.done.keys() == ALL)
-        assert self.rations.completed == sum(all((epoch, index) in self.done for index in range(BATCHES)) for epoch in range(EPOCHS))
+        assert self.rations.completed == sum(
+            all((epoch, index) in self.done for index in range(BATCHES)) for epoch in range(EPOCHS)
+        )
 
     def teardown(self) -> None:
         """However it began, dealing ends, with every minibatch done once."""

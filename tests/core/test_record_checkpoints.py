@@ -27,8 +27,10 @@ from distbelief.record.restore import load_part, load_weights
 POSITION = Position(1, 3, (Portion(0, 2, 1),))
 TENSORS = (
     Tensor("a.weight", (33, 7), "float32"), Tensor("a.bias", (33,), "float32"), Tensor("b.weight", (40, 5), "bfloat16"),
-    Tensor("b.gain", (1,), "float64", group=1), Tensor("norm.count", (), "int64", "buffer"), Tensor("norm.mean", (33,), "float32", "buffer"),
-    Tensor("embedding", (20, 6), "float32", "frozen"), Tensor("mask", (3,), "bool", "frozen"), Tensor("none", (0,), "float32", "buffer"),
+    Tensor("b.gain", (1,), "float64", group=1), Tensor("norm.count", (), "int64", "buffer"), Tensor("norm.mean", (33,),
+        "float32", "buffer"),
+    Tensor("embedding", (20, 6), "float32", "frozen"), Tensor("mask", (3,), "bool", "frozen"), Tensor("none", (0,),
+        "float32", "buffer"),
 )  # fmt: skip
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {}),
@@ -48,7 +50,9 @@ def plan_of(shards, tensors=TENSORS, optimizer="sgd", keep=2, aliases=None):
 
 
 def whole(plan, optimizer, seed=0):
-    """A flat vector (its gaps zero) and, for each section of parameters, the arrays after two steps of an optimizer on all of it."""
+    """A flat vector (its gaps zero) and, for each section of parameters, the arrays after two steps of an optimizer on
+    all of it.
+    """
     generator = torch.Generator().manual_seed(seed)
     flat = torch.zeros(plan.layout.total, dtype=torch.uint8)
     for section in plan.layout.sections:
@@ -78,7 +82,10 @@ def whole(plan, optimizer, seed=0):
 def part_of(plan, shard, flat, arrays):
     """What a shard of a plan holds of `whole`."""
     own = plan.assignments[shard]
-    held = {"vector.moving": flat[own.moving.start : own.moving.stop], "vector.frozen": flat[own.frozen.start : own.frozen.stop]}
+    held = {
+        "vector.moving": flat[own.moving.start : own.moving.stop],
+        "vector.frozen": flat[own.frozen.start : own.frozen.stop],
+    }
     for name, array in arrays.items():
         section = plan.layout.sections[int(name.split(".")[1])]
         item = (section.stop - section.start) // array.numel() if array.dim() else 0
@@ -88,7 +95,9 @@ def part_of(plan, shard, flat, arrays):
     return held
 
 
-def saved(run, plan, optimizer="sgd", number=1, seed=0, facts=lambda _: {"updates": 7, "samples": 70, "staleness": {"0": 7}}):
+def saved(
+    run, plan, optimizer="sgd", number=1, seed=0, facts=lambda _: {"updates": 7, "samples": 70, "staleness": {"0": 7}}
+):
     store, (flat, arrays) = Checkpoints(run), whole(plan, optimizer, seed)
     for shard in range(len(plan.assignments)):
         store.save_part(number, f"shard-{shard}", part_of(plan, shard, flat, arrays), facts(shard))
@@ -103,11 +112,21 @@ def same(one, other):
         assert torch.equal(array.reshape(-1).view(torch.uint8), other[name].reshape(-1).view(torch.uint8)), name
 
 
-shapes = st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "float64"]), st.integers(1, 200), st.integers(0, 1)), min_size=1, max_size=5)
+shapes = st.lists(
+    st.tuples(st.sampled_from(["float32", "bfloat16", "float64"]), st.integers(1, 200), st.integers(0, 1)),
+    min_size=1,
+    max_size=5,
+)
 
 
 @settings(max_examples=40, deadline=None)
-@given(shapes=shapes, others=st.integers(0, 40), before=st.integers(1, 5), after=st.integers(1, 5), optimizer=st.sampled_from(sorted(OPTIMIZERS)))
+@given(
+    shapes=shapes,
+    others=st.integers(0, 40),
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+)
 def test_a_checkpoint_cut_anew_is_what_a_job_with_that_cut_would_have_saved(shapes, others, before, after, optimizer):
     tensors = [Tensor(f"p{i}", (size,), dtype, "parameter", group) for i, (dtype, size, group) in enumerate(shapes)]
     tensors += [Tensor("buffer", (others,), "int64", "buffer"), Tensor("frozen", (2 * others,), "float32", "frozen")]
@@ -130,7 +149,9 @@ def test_the_weights_are_a_plain_state_dict(tmp_path, optimizer, shards):
         for entry in plan.layout.entries:
             values = state[entry.tensor.name]
             assert (tuple(values.shape), values.dtype) == (entry.tensor.shape, getattr(torch, entry.tensor.dtype))
-            assert torch.equal(values.reshape(-1).view(torch.uint8), flat[entry.start : entry.start + entry.tensor.size])
+            assert torch.equal(
+                values.reshape(-1).view(torch.uint8), flat[entry.start : entry.start + entry.tensor.size]
+            )
     same(load_weights(tmp_path, plan.layout), state)
 
 
@@ -148,13 +169,17 @@ def test_a_model_with_tied_weights_batch_norm_and_frozen_parameters_loads_strict
     torch.manual_seed(0)
     model = Net()
     model.norm(torch.randn(16, 8))
-    named = {name: (value, "parameter" if value.requires_grad else "frozen") for name, value in model.named_parameters()}
+    named = {
+        name: (value, "parameter" if value.requires_grad else "frozen") for name, value in model.named_parameters()
+    }
     named |= {name: (value, "buffer") for name, value in model.named_buffers()}
     tensors = [Tensor(name, tuple(value.shape), str(value.dtype)[6:], kind) for name, (value, kind) in named.items()]
     plan = plan_of(2, tensors, aliases={"head.weight": "embedding.weight"})
     flat = torch.zeros(plan.layout.total, dtype=torch.uint8)
     for entry in plan.layout.entries:
-        flat[entry.start : entry.start + entry.tensor.size] = named[entry.tensor.name][0].detach().reshape(-1).view(torch.uint8)
+        flat[entry.start : entry.start + entry.tensor.size] = (
+            named[entry.tensor.name][0].detach().reshape(-1).view(torch.uint8)
+        )
     store = Checkpoints(tmp_path)
     for shard in range(2):
         store.save_part(1, f"shard-{shard}", part_of(plan, shard, flat, {}), {})
@@ -163,16 +188,27 @@ def test_a_model_with_tied_weights_batch_norm_and_frozen_parameters_loads_strict
         other = Net()
         other.load_state_dict(state, strict=True)
         same(dict(other.state_dict()), dict(model.state_dict()))
-    save_file({name: value.clone() for name, value in model.state_dict().items() if name != "embedding.weight"}, tmp_path / "untied.safetensors")
-    assert torch.equal(load_weights(tmp_path / "untied.safetensors", plan.layout)["embedding.weight"], model.embedding.weight)
+    save_file(
+        {name: value.clone() for name, value in model.state_dict().items() if name != "embedding.weight"},
+        tmp_path / "untied.safetensors",
+    )
+    assert torch.equal(
+        load_weights(tmp_path / "untied.safetensors", plan.layout)["embedding.weight"], model.embedding.weight
+    )
 
 
 def test_the_manifest_and_the_facts_come_back(tmp_path):
     plan = plan_of(3)
-    path, _, _ = saved(tmp_path, plan, facts=lambda shard: {"updates": 5 + shard % 2, "samples": 50, "staleness": {"0": shard}})
+    path, _, _ = saved(
+        tmp_path, plan, facts=lambda shard: {"updates": 5 + shard % 2, "samples": 50, "staleness": {"0": shard}}
+    )
     manifest = read_manifest(path)
     assert (manifest.number, manifest.samples, manifest.position, manifest.plan) == (1, 70, POSITION, plan)
-    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", "model.safetensors", *(f"shard-{i}.safetensors" for i in range(3))]
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        *(f"shard-{i}.safetensors" for i in range(3)),
+    ]
     assert [load_part(path, plan, shard)[1]["staleness"] for shard in range(3)] == [{"0": 0}, {"0": 1}, {"0": 2}]
     assert load_part(path, plan_of(2), 0)[1] == {"updates": 6, "samples": 50, "staleness": {"0": 1}}
 
@@ -180,12 +216,19 @@ def test_the_manifest_and_the_facts_come_back(tmp_path):
 def test_state_that_some_shards_had_not_made_yet_is_zero_there(tmp_path):
     then, now = plan_of(2, optimizer="adam"), plan_of(1, optimizer="adam")
     store, (flat, arrays) = Checkpoints(tmp_path), whole(then, "adam")
-    for shard, held in enumerate((arrays, {name: array for name, array in arrays.items() if name.startswith("master.")})):
+    for shard, held in enumerate(
+        (arrays, {name: array for name, array in arrays.items() if name.startswith("master.")})
+    ):
         store.save_part(1, f"shard-{shard}", part_of(then, shard, flat, held), {"updates": 1 - shard})
-    number = next(i for i, one in enumerate(then.layout.sections) if one.start < then.assignments[0].moving.stop < one.stop)
+    number = next(
+        i for i, one in enumerate(then.layout.sections) if one.start < then.assignments[0].moving.stop < one.stop
+    )
     section, edge = then.layout.sections[number], then.assignments[0].moving.stop
     loaded, _ = load_part(store.commit(1, then, POSITION, 10), now, 0)
-    name, made = f"state.{number}.exp_avg", (edge - section.start) // ((section.stop - section.start) // arrays[f"state.{number}.exp_avg"].numel())
+    name, made = (
+        f"state.{number}.exp_avg",
+        (edge - section.start) // ((section.stop - section.start) // arrays[f"state.{number}.exp_avg"].numel()),
+    )
     assert torch.equal(loaded[name][:made], arrays[name][:made])
     assert not loaded[name][made:].any()
     assert loaded[f"state.{number}.step"] == arrays[f"state.{number}.step"]
@@ -241,7 +284,10 @@ def test_another_optimizer_or_model_is_named(tmp_path):
     [
         ((*TENSORS, Tensor("new", (1,), "float32")), "has no tensor 'new'"),
         (TENSORS[1:], "has a tensor 'a.weight', which the model lacks"),
-        ((Tensor("a.weight", (7, 33), "float32"), *TENSORS[1:]), r"'a.weight' is \[33, 7\] float32 .* the model's is \[7, 33\] float32"),
+        (
+            (Tensor("a.weight", (7, 33), "float32"), *TENSORS[1:]),
+            r"'a.weight' is \[33, 7\] float32 .* the model's is \[7, 33\] float32",
+        ),
         ((Tensor("a.weight", (33, 7), "float64"), *TENSORS[1:]), "the model's is .* float64"),
     ],
 )
@@ -278,14 +324,19 @@ def good(tmp_path_factory):
 
 
 @settings(max_examples=80, deadline=None)
-@given(data=st.data(), file=st.sampled_from(["shard-0.safetensors", "shard-1.safetensors", "model.safetensors", "manifest.json"]))
+@given(
+    data=st.data(),
+    file=st.sampled_from(["shard-0.safetensors", "shard-1.safetensors", "model.safetensors", "manifest.json"]),
+)
 def test_a_flipped_or_cut_off_byte_is_only_ever_a_checkpoint_error(good, data, file):
     with tempfile.TemporaryDirectory() as folder:
         path = shutil.copytree(good, Path(folder) / "000001")
         whole = (path / file).read_bytes()
         at = data.draw(st.integers(0, len(whole) - 1))
         bit = data.draw(st.integers(0, 8))
-        (path / file).write_bytes(whole[:at] if bit == 8 else whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        (path / file).write_bytes(
+            whole[:at] if bit == 8 else whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        )
         plan = plan_of(1, optimizer="adam")
         with pytest.raises(CheckpointError, match=str(path)):
             load_weights(path, plan.layout) if file == "model.safetensors" else load_part(path, plan, 0)
@@ -326,7 +377,8 @@ def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("call", "message"), [(7, "may not outlast a power cut.*older ones are kept"), (8, "model.safetensors could not be replaced")]
+    ("call", "message"),
+    [(7, "may not outlast a power cut.*older ones are kept"), (8, "model.safetensors could not be replaced")],
 )
 def test_a_disk_that_fails_after_the_rename_leaves_the_new_checkpoint(tmp_path, monkeypatch, call, message):
     saved(tmp_path, plan_of(1))
@@ -355,7 +407,9 @@ def test_a_file_system_without_hard_links_gets_a_copy(tmp_path, monkeypatch):
 
 def test_shards_of_nothing_save_and_load(tmp_path):
     plan = plan_of(5, [Tensor("w", (40,), "float32")])
-    assert Range(160, 160) in [one.moving for one in plan.assignments] or any(one.moving.size == 0 for one in plan.assignments)
+    assert Range(160, 160) in [one.moving for one in plan.assignments] or any(
+        one.moving.size == 0 for one in plan.assignments
+    )
     path, flat, arrays = saved(tmp_path, plan)
     for shard in range(5):
         same(load_part(path, plan, shard)[0], part_of(plan, shard, flat, arrays))
@@ -364,7 +418,8 @@ def test_shards_of_nothing_save_and_load(tmp_path):
 
 def test_a_manifest_that_names_more_parts_than_shards_is_corrupt(tmp_path: Path) -> None:
     store, plan = Checkpoints(tmp_path), plan_of(2)
-    arrays = [{"vector.moving": torch.zeros(own.moving.size, dtype=torch.uint8), "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
+    arrays = [{"vector.moving": torch.zeros(own.moving.size, dtype=torch.uint8),
+        "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
               for own in plan.assignments]  # fmt: skip
     for index, own in enumerate(arrays):
         store.save_part(1, f"shard-{index}", own, {})
@@ -378,7 +433,9 @@ def test_a_manifest_that_names_more_parts_than_shards_is_corrupt(tmp_path: Path)
 
 
 def test_what_a_coordinator_did_as_it_died_the_next_one_may_do_again(tmp_path: Path) -> None:
-    """It had put the checkpoint into its place, and perhaps no more: the model is placed, older ones are cleared away, and none is lost."""
+    """It had put the checkpoint into its place, and perhaps no more: the model is placed, older ones are cleared away,
+    and none is lost.
+    """
     store, plan = Checkpoints(tmp_path), plan_of(2, keep=1)
     for number in (1, 2):
         final, *_ = saved(tmp_path, plan, number=number, seed=number)

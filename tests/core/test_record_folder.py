@@ -80,7 +80,9 @@ def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
     assert not other.locked
     folder.lock()
     assert other.locked
-    with pytest.raises(UsageError, match=r"is the run folder of a job that is running: .*--resume; or name another folder with --out"):
+    with pytest.raises(
+        UsageError, match=r"is the run folder of a job that is running: .*--resume; or name another folder with --out"
+    ):
         other.lock()
     folder.unlock()
     assert not other.locked
@@ -90,7 +92,9 @@ def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_job_that_comes_second_takes_nothing_away(tmp_path: Path) -> None:
-    """Two began at once in one folder: the second removed the folder of the first, which had locked it and not yet written to it."""
+    """Two began at once in one folder: the second removed the folder of the first, which had locked it and not yet
+    written to it.
+    """
     first = RunFolder.create(tmp_path / "run", "digits-downpour")
     first.lock()
     job = Job("digits", out=str(first.path))

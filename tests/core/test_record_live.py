@@ -66,8 +66,14 @@ def test_plain_lines_tell_each_event_once():
 
 
 def test_a_measure_within_an_epoch_is_not_told_as_that_of_its_end():
-    ended = [(4.5, r.Ending.of(Cause.INTERRUPTED, "Ctrl-C")), (4.6, r.Tested(1, 0.5, 0.5)), (4.7, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))]
-    lines = shown(io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1, 0, 1)), *ended]).splitlines()
+    ended = [
+        (4.5, r.Ending.of(Cause.INTERRUPTED, "Ctrl-C")),
+        (4.6, r.Tested(1, 0.5, 0.5)),
+        (4.7, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C")),
+    ]
+    lines = shown(
+        io.StringIO(), [*RUN[:6], (4.0, r.Stepped("replica 0", 1, 10, 1, 0.5, 1, 1, 0, 1)), *ended]
+    ).splitlines()
     assert lines[-2] == "tested at the end, after 50 samples, at 3.60 s: accuracy 50.00 %, loss 0.5000"
 
 
@@ -77,7 +83,8 @@ def test_one_lost_minibatch_is_one_and_a_replica_that_lost_nothing_leaves_in_sil
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0.0 s"), (0.0234, "23.4 ms"), (1.234, "1.23 s"), (59.04, "59.0 s"), (61.0, "1:01"), (3725.0, "1:02:05")]
+    ("seconds", "text"),
+    [(0.0, "0.0 s"), (0.0234, "23.4 ms"), (1.234, "1.23 s"), (59.04, "59.0 s"), (61.0, "1:01"), (3725.0, "1:02:05")],
 )
 def test_a_time_has_three_figures(seconds, text):
     played = [(0.0, r.Started(1, 1, 1, 10, 1, 1)), (seconds, r.Tested(1, 0.0, 0.5))]
@@ -93,7 +100,9 @@ def test_progress_between_epochs_is_told_every_ten_seconds():
 
 def test_a_thousand_replicas_join_in_one_line():
     joins = [(0.0, r.Joined(f"replica {index}")) for index in range(1000)]
-    assert shown(io.StringIO(), joins).splitlines() == [f"joined: {', '.join(f'replica {i}' for i in range(8))} and 992 more"]
+    assert shown(io.StringIO(), joins).splitlines() == [
+        f"joined: {', '.join(f'replica {i}' for i in range(8))} and 992 more"
+    ]
 
 
 def test_json_prints_the_metrics_and_nothing_else():
@@ -177,7 +186,10 @@ def test_the_summary_is_a_few_lines():
 
 
 def test_the_summary_of_a_job_that_never_started_is_short():
-    assert summary(Summary({}).result()).splitlines() == ["outcome     unknown", "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 updates)"]
+    assert summary(Summary({}).result()).splitlines() == [
+        "outcome     unknown",
+        "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 updates)",
+    ]
 
 
 def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
@@ -256,5 +268,7 @@ def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
 
 
 def test_a_batch_larger_than_the_data_is_told():
-    assert "in batches of 64; a batch is larger than all of them" in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 40, 64, 1))])
+    assert "in batches of 64; a batch is larger than all of them" in shown(
+        io.StringIO(), [(1.0, r.Started(1, 1, 6, 40, 64, 1))]
+    )
     assert "larger" not in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 64, 64, 1))])

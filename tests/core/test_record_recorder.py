@@ -13,16 +13,26 @@ from distbelief.core.outcomes import Cause
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import Recorder, line, read_metrics
 
-JOB = {"task": "mnist", "strategy": "downpour", "settings": {"target_accuracy": 0.9, "replicas": 2}, "seed": 1, "device": "cpu"}
+JOB = {
+    "task": "mnist",
+    "strategy": "downpour",
+    "settings": {"target_accuracy": 0.9, "replicas": 2},
+    "seed": 1,
+    "device": "cpu",
+}
 STARTED = r.Started(replicas=2, shards=2, parameters=100, samples_per_epoch=40, batch_size=10, epochs=2)
 CONTRACT = [
-    "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes", "updates", "seconds",
-    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped", "forgotten", "history", "versions",
+    "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes",
+    "updates", "seconds",
+    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped",
+    "forgotten", "history", "versions",
 ]  # fmt: skip
 
 
 def step(replica=0, steps=1, loss=None, losses=None):
-    return r.Stepped(f"replica {replica}", steps, 10 * steps, steps, loss, 400, 300, 0, losses if losses is not None else steps)
+    return r.Stepped(
+        f"replica {replica}", steps, 10 * steps, steps, loss, 400, 300, 0, losses if losses is not None else steps
+    )
 
 
 RUN = [
@@ -55,16 +65,21 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
     assert json.loads(folder.result.read_text()) == result
     expected = {
-        "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0, "samples_per_second": 20.0,
-        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "forgotten": 0, "outcome": "done", "cause": "all epochs are done",
+        "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0,
+        "samples_per_second": 20.0,
+        "test_accuracy": 0.95, "test_loss": 0.5, "dropped": 0, "forgotten": 0, "outcome": "done",
+        "cause": "all epochs are done",
         "reason": "all 2 epochs are trained", "task": "mnist", "seed": 1,
         "target": {"accuracy": 0.9, "reached": True, "seconds": 4.5, "epochs": 2},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
         "bytes": {"pushed": 1200, "fetched": 900},
-        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0}, {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2}],
+        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0}, {"id": 1, "steps": 0,
+            "samples": 0, "pushes": 0, "lost": 2}],
         "history": [
-            {"seconds": 2.5, "epoch": 1, "samples": 40, "updates": 4, "train_loss": 2.5, "test_loss": 0.7, "test_accuracy": 0.85},
-            {"seconds": 4.5, "epoch": 2, "samples": 80, "updates": 8, "train_loss": 1.0, "test_loss": 0.5, "test_accuracy": 0.95},
+            {"seconds": 2.5, "epoch": 1, "samples": 40, "updates": 4, "train_loss": 2.5, "test_loss": 0.7,
+                "test_accuracy": 0.85},
+            {"seconds": 4.5, "epoch": 2, "samples": 80, "updates": 8, "train_loss": 1.0, "test_loss": 0.5,
+                "test_accuracy": 0.95},
         ],
     }  # fmt: skip
     assert {key: result[key] for key in expected} == expected
@@ -72,7 +87,10 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
 
 
 def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
-    assert played(None, job={**JOB, "settings": {"batch_size": 64, "replicas": 2}})["settings"] == {"batch_size": 10, "replicas": 2}
+    assert played(None, job={**JOB, "settings": {"batch_size": 64, "replicas": 2}})["settings"] == {
+        "batch_size": 10,
+        "replicas": 2,
+    }
 
 
 def test_the_one_process_of_single_is_replica_0():
@@ -81,15 +99,28 @@ def test_the_one_process_of_single_is_replica_0():
 
 
 def test_a_loss_weighs_as_many_steps_as_it_is_the_mean_of():
-    """A report may bring the losses of steps whose pushes are not acknowledged yet, and then the pushes without a loss."""
-    run = [(0.0, STARTED), (1.0, step(0, 0, 4.0, losses=3)), (2.0, step(0, 4, 1.0, losses=1)), (3.0, r.EpochDone(1)), (3.5, r.Tested(1, 0.7, 0.85))]
+    """A report may bring the losses of steps whose pushes are not acknowledged yet, and then the pushes without a
+    loss.
+    """
+    run = [
+        (0.0, STARTED),
+        (1.0, step(0, 0, 4.0, losses=3)),
+        (2.0, step(0, 4, 1.0, losses=1)),
+        (3.0, r.EpochDone(1)),
+        (3.5, r.Tested(1, 0.7, 0.85)),
+    ]
     assert played(None, run)["history"][0]["train_loss"] == 3.25
 
 
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished.of(Cause.REPLICAS_DIED, "no replica came"))])
     assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
-    assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (0.0, 0.0, None, [])
+    assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (
+        0.0,
+        0.0,
+        None,
+        [],
+    )
     assert result["target"] == {"accuracy": 0.9, "reached": False, "seconds": None, "epochs": None}
     assert result["staleness"] == {"mean": None, "max": None, "histogram": {}}
 
@@ -119,7 +150,9 @@ def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
     assert math.isnan(list(read_metrics(folder.metrics))[-1][1].loss)
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"seconds":5.1,"event":"Step', b"x" * 200_000, b"\xff\xff\n"], ids=["", "torn", "long", "garbage"])
+@pytest.mark.parametrize(
+    "torn", [b"", b'{"seconds":5.1,"event":"Step', b"x" * 200_000, b"\xff\xff\n"], ids=["", "torn", "long", "garbage"]
+)
 def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     """The second sitting goes on from 40 samples; what the first did after that is forgotten, its training time too."""
     folder = RunFolder.create(tmp_path, "x")
@@ -127,7 +160,9 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     with folder.metrics.open("ab") as file:
         file.write(torn)
     again = r.Started(2, 2, 100, 40, 10, 2, samples=40)
-    result = played(folder, [(0.2, r.Joined("replica 0")), (1.0, again), *((then - 2.0, record) for then, record in RUN[6:])])
+    result = played(
+        folder, [(0.2, r.Joined("replica 0")), (1.0, again), *((then - 2.0, record) for then, record in RUN[6:])]
+    )
     expected = played(None)
     assert result == expected
     assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 7
@@ -136,7 +171,9 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
 
 
 def test_a_resumed_run_whose_metrics_are_gone_counts_its_samples_and_not_their_time(tmp_path):
-    result = played(RunFolder.create(tmp_path, "x"), [(1.0, r.Started(2, 2, 100, 40, 10, 2, samples=40)), (3.0, step())])
+    result = played(
+        RunFolder.create(tmp_path, "x"), [(1.0, r.Started(2, 2, 100, 40, 10, 2, samples=40)), (3.0, step())]
+    )
     assert (result["samples"], result["samples_per_second"], result["epochs"]) == (50, 5.0, 1)
 
 
@@ -187,7 +224,9 @@ def test_the_curves_are_events_over_samples(tmp_path):
 
     played(RunFolder.create(tmp_path, "x"))
     events = EventAccumulator(str(tmp_path)).Reload()
-    curves = {tag: [(point.step, round(point.value, 4)) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    curves = {
+        tag: [(point.step, round(point.value, 4)) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
     assert curves == {
         "train/loss": [(10, 4.0), (40, 2.0), (80, 1.0)],
         "samples_per_second": [(10, 10.0), (40, 30.0), (80, 20.0)],
@@ -215,7 +254,8 @@ from distbelief.core import records
 from distbelief.record import checkpoints, folder, live, recorder, restore
 run = recorder.Recorder(folder.RunFolder(__import__("pathlib").Path(tempfile.mkdtemp())), {})
 shown = live.Live(sys.stderr)
-for one in (records.Started(1, 1, 1, 10, 1, 1), records.Stepped("replica 0", 1, 1, 1, 0.5, 1, 1, 0, 1), records.EpochDone(1)):
+stepped = records.Stepped("replica 0", 1, 1, 1, 0.5, 1, 1, 0, 1)
+for one in (records.Started(1, 1, 1, 10, 1, 1), stepped, records.EpochDone(1)):
     run.take(1.0, one), shown.take(1.0, one)
 print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if name in sys.modules])
 """
@@ -224,5 +264,6 @@ print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if na
 
 def test_a_line_is_flat_json():
     assert json.loads(line(1.25, r.Applied("shard 0", 3, 30, {0: 2, 1: 1}))) == {
-        "seconds": 1.25, "event": "Applied", "role": "shard 0", "updates": 3, "samples": 30, "staleness": {"0": 2, "1": 1},
+        "seconds": 1.25, "event": "Applied", "role": "shard 0", "updates": 3, "samples": 30, "staleness": {"0": 2,
+            "1": 1},
     }  # fmt: skip

@@ -34,9 +34,27 @@ def test_two_roles_have_two_texts(one: Role, other: Role) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "replica", "replica ", "replica -1", "replica 01", "replica 1 ", "replica 1.", "replica 1.x", "replica\u0661", "replica \u0661", "shard 1.0",
-     "shard", "coordinator 0", "evaluator.1", "Replica 1", "process 7", "replica 1\n", "replica " + "9" * 99],
-)  # fmt: skip
+    [
+        "",
+        "replica",
+        "replica ",
+        "replica -1",
+        "replica 01",
+        "replica 1 ",
+        "replica 1.",
+        "replica 1.x",
+        "replica\u0661",
+        "replica \u0661",
+        "shard 1.0",
+        "shard",
+        "coordinator 0",
+        "evaluator.1",
+        "Replica 1",
+        "process 7",
+        "replica 1\n",
+        "replica " + "9" * 99,
+    ],
+)
 def test_what_names_no_role_is_the_peers_error(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="is no role: "):
         roles.parse(text)

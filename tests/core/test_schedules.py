@@ -1,4 +1,6 @@
-"""Every schedule, on 1 to 17 ranks and lengths from 0, is an all-reduce with the bytes and steps of its formula; the checker sees what is none."""
+"""Every schedule, on 1 to 17 ranks and lengths from 0, is an all-reduce with the bytes and steps of its formula; the
+checker sees what is none.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def play(schedule: Schedule, held: list[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", [*FLAT, *HIERARCHICAL])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula(name: str, ranks: int) -> None:
-    for per_host in sorted({1, 2, 3, 5, ranks // 2 or 1, ranks} & set(range(1, ranks + 1))) if name in HIERARCHICAL else (0,):
+    for per_host in (
+        sorted({1, 2, 3, 5, ranks // 2 or 1, ranks} & set(range(1, ranks + 1))) if name in HIERARCHICAL else (0,)
+    ):
         hosts = by_host(ranks, per_host)
         for length in LENGTHS if name in FLAT or name == "hierarchical:ring" else (3, 17):
             made = schedule(name, ranks, length, hosts if name in HIERARCHICAL else ())
@@ -58,7 +62,13 @@ def test_a_broadcast_gives_all_what_the_first_has(ranks: int) -> None:
         prove(msgspec.structs.replace(made, ranks=max(ranks, 2), steps=((Move(1, 0, 0, 3, False),), *made.steps)))
 
 
-@given(st.sampled_from([*FLAT, *HIERARCHICAL]), st.integers(1, 17), st.integers(0, 70), st.integers(1, 17), st.integers(0, 2**31))
+@given(
+    st.sampled_from([*FLAT, *HIERARCHICAL]),
+    st.integers(1, 17),
+    st.integers(0, 70),
+    st.integers(1, 17),
+    st.integers(0, 2**31),
+)
 def test_every_schedule_sums(name: str, ranks: int, length: int, per_host: int, seed: int) -> None:
     made = schedule(name, ranks, length, by_host(ranks, per_host) if name in HIERARCHICAL else ())
     chance = torch.Generator().manual_seed(seed)
@@ -182,7 +192,9 @@ def test_a_hierarchical_all_reduce_costs_what_its_formula_says() -> None:
     hosts = by_host(g * m, g)
     expected = 2 * ((g - 1) * inside.latency + (g - 1) / g * n / inside.bandwidth)
     expected += 2 * ((m - 1) * outside.latency + (m - 1) / m * (n / g) / outside.bandwidth)
-    assert price(schedule("hierarchical", g * m, n // 4, hosts), 4, outside, inside) == pytest.approx(expected, rel=1e-9)
+    assert price(schedule("hierarchical", g * m, n // 4, hosts), 4, outside, inside) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_a_ring_takes_no_longer_with_more_ranks_and_a_root_does() -> None:
@@ -199,7 +211,10 @@ def test_the_cheapest_changes_with_the_length() -> None:
     found = [cheapest(6, n, 4, Link(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
     assert found == ["butterfly", "ring"]
     inside = Link(1e-6, 1e11)
-    assert cheapest(16, 10_000_000, 4, Link(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical")) == "hierarchical"
+    assert (
+        cheapest(16, 10_000_000, 4, Link(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical"))
+        == "hierarchical"
+    )
 
 
 def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +234,14 @@ def test_what_cannot_be_drawn_is_refused(words: str) -> None:
 
 def test_options_of_draw_do_something(capsys: pytest.CaptureFixture[str]) -> None:
     drawn = []
-    for words in ("", "--ranks 6", "--per-host 2", "--network latency=1ms", "--network local-latency=1ms", "--network reduce=1MB"):
+    for words in (
+        "",
+        "--ranks 6",
+        "--per-host 2",
+        "--network latency=1ms",
+        "--network local-latency=1ms",
+        "--network reduce=1MB",
+    ):
         commands.draw(["hierarchical", *words.split()])
         drawn.append(capsys.readouterr().out)
     assert len(set(drawn)) == len(drawn)

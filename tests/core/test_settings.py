@@ -28,14 +28,17 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
           ("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints")],
         *[({name: -1}, f"{option(name)} -1: must be 0 or more") for name in
           ("warm_start_steps", "evaluate_every", "checkpoint_every", "clip_norm", "local_lr", "target_accuracy")],
-        *[({name: bad}, f"{option(name)} {bad}: must be 0 or more") for name in ("clip_norm", "local_lr", "target_accuracy") for bad in (NAN, INF)],
+        *[({name: bad}, f"{option(name)} {bad}: must be 0 or "
+            "more") for name in ("clip_norm", "local_lr", "target_accuracy") for bad in (NAN, INF)],
         *[({name: 999999}, f"{option(name)} 999999: must be at most 65536") for name in ("replicas", "shards")],
         ({"target_accuracy": 97.5}, "--target-accuracy 97.5: is a fraction, from 0 to 1"),
         ({"target_accuracy": 0.9, "evaluate_every": 0}, "--target-accuracy needs evaluations: set --evaluate-every"),
-        ({"local_lr": 0.1}, "--local-lr 0.1: the fetch after each step overwrites what it steps; set --fetch-every to 2 or more"),
+        ({"local_lr": 0.1}, "--local-lr 0.1: the fetch after each step overwrites what it steps; set --fetch-every to "
+            "2 or more"),
         ({"local_lr": 0.1, "prefetch": 1}, "--local-lr 0.1"),
         ({"prefetch": 2}, "--prefetch 2: is 0 or 1"),
-        *[({name: 2**63}, f"{option(name)} {2**63}: does not fit into 64 bits") for name in ("replicas", "epochs", "batch_size", "seed")],
+        *[({name: 2**63}, f"{option(name)} {2**63}: does not fit into 64 "
+            "bits") for name in ("replicas", "epochs", "batch_size", "seed")],
         ({"optimizer": Optimizer(lr=-0.1)}, "--lr -0.1: must be 0 or more, and finite"),
         ({"optimizer": Optimizer(lr=NAN)}, "--lr nan"),
         ({"optimizer": Optimizer(lr=INF)}, "--lr inf"),
@@ -47,7 +50,8 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
         ({"warmup": "graduall", "warmup_epochs": 1.0}, "unknown warm-up 'graduall'; did you mean 'gradual'"),
         ({"warmup_epochs": 2.0}, "--warmup-epochs 2: must be from 0 to --epochs, which is 1"),
         ({"warmup_epochs": NAN}, "--warmup-epochs nan"),
-        ({"warmup": "constant", "warmup_epochs": 1.0}, "--warmup constant keeps the rate of the base batch .* --base-batch and --lr-scaling"),
+        ({"warmup": "constant", "warmup_epochs": 1.0}, "--warmup constant keeps the rate of the base batch .* "
+            "--base-batch and --lr-scaling"),
         ({"lr_power": 3.0}, "--lr-power 3.0: belongs to --lr-schedule polynomial, and this one is constant"),
         ({"lr_gamma": 0.5, "lr_schedule": "cosine"}, "--lr-gamma 0.5: belongs to --lr-schedule step"),
         ({"lr_steps": (3.0, 2.0), "lr_schedule": "step", "epochs": 9}, "--lr-steps .*: are epochs in rising order"),
@@ -55,7 +59,8 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
         ({"lr_steps": (1.0, 3.0), "lr_schedule": "backoff", "epochs": 9}, "--lr-steps .* backoff needs the first only"),
         ({"lr_power": -1.0, "lr_schedule": "polynomial"}, "--lr-power -1.0: must be more than 0"),
         ({"optimizer": Optimizer(decay_exempt=True)}, "--decay-exempt leaves .* there is none: set --weight-decay"),
-        *[({"optimizer": Optimizer(name), "consistency": kind}, f"--optimizer {name} needs the norms of whole layers, .* or --shards 1")
+        *[({"optimizer": Optimizer(name), "consistency": kind}, f"--optimizer {name} needs the norms of whole layers, "
+            ".* or --shards 1")
           for name in LAYERWISE for kind in ("downpour", "softsync", "bounded")],
         *[({"read_in_place": True, **more}, "--read-in-place reads the shards' own memory") for more in
           ({"local_lr": 0.1}, {"fetch_every": 2}, {"prefetch": 1})],
@@ -133,7 +138,10 @@ def test_a_schedule_begins_at_the_base_rate_and_never_rises(name: str, of_epoch:
         ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0}, [2.5, 4, 4, 4]),
         ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "warmup": "constant"}, [1, 4, 4, 4]),
         ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "lr_schedule": "linear"}, [2.5, 4, 2, 0]),
-        ({"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "lr_schedule": "step", "lr_steps": (3.0,)}, [2.5, 4, 0.4, 0.4]),
+        (
+            {"lr_scaling": "linear", "base_batch": 2, "warmup_epochs": 2.0, "lr_schedule": "step", "lr_steps": (3.0,)},
+            [2.5, 4, 0.4, 0.4],
+        ),
     ],
     ids=str,
 )
@@ -155,12 +163,16 @@ def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_
 @pytest.mark.parametrize(
     ("options", "batch"),
     [
-        ({"replicas": 1}, 8), ({"replicas": 4}, 8), ({"replicas": 4, "push_every": 2}, 16), ({"replicas": 4, "consistency": "hogwild"}, 8),
-        ({"replicas": 5, "consistency": "softsync", "n": 2}, 16), ({"replicas": 2, "push_every": 4, "consistency": "allreduce"}, 64),
+        ({"replicas": 1}, 8),
+        ({"replicas": 4}, 8),
+        ({"replicas": 4, "push_every": 2}, 16),
+        ({"replicas": 4, "consistency": "hogwild"}, 8),
+        ({"replicas": 5, "consistency": "softsync", "n": 2}, 16),
+        ({"replicas": 2, "push_every": 4, "consistency": "allreduce"}, 64),
         ({"replicas": 5, "backup_workers": 1, "push_every": 3, "consistency": "synchronous"}, 96),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_rate_that_is_not_scaled_is_warmed_up_as_torchs_linear_lr_does(options: dict[str, Any], batch: int) -> None:
     """From one step above none, with the first update, by the same amount with every update, however large that is."""
     settings = Settings(batch_size=8, epochs=4, warmup_epochs=2.0, **options)
@@ -189,7 +201,9 @@ def test_back_off_has_phases_that_grow_as_the_rate_falls(gamma: float, first: fl
 
 
 def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> None:
-    assert Settings(consistency="synchronous", replicas=5, backup_workers=1, batch_size=8, push_every=3).global_batch == 96
+    assert (
+        Settings(consistency="synchronous", replicas=5, backup_workers=1, batch_size=8, push_every=3).global_batch == 96
+    )
 
 
 def test_a_schedule_needs_to_know_where_it_ends() -> None:

@@ -1,4 +1,6 @@
-"""Tasks: the built-in ones, a user's own, their data and its order; every bad input is one clear error. Nothing here opens a socket."""
+"""Tasks: the built-in ones, a user's own, their data and its order; every bad input is one clear error. Nothing here
+opens a socket.
+"""
 
 import dataclasses
 import gzip
@@ -59,7 +61,9 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
 
 
-@pytest.mark.parametrize(("name", "parameters", "shape"), [("mnist", 266_610, (784,)), ("mnist-lenet", 431_080, (1, 28, 28))])
+@pytest.mark.parametrize(
+    ("name", "parameters", "shape"), [("mnist", 266_610, (784,)), ("mnist-lenet", 431_080, (1, 28, 28))]
+)
 def test_mnist(tmp_path: Path, name: str, parameters: int, shape: tuple[int, ...]) -> None:
     task = tasks.resolve(name, fill(tmp_path))
     model = task.model()
@@ -135,7 +139,10 @@ def test_gzipped_and_plain_files_are_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"label": 10}, "train-labels-idx1-ubyte holds the label 10"), ({"images": 4}, "holds 4 images, but .*train-labels-idx1-ubyte 3 labels")],
+    [
+        ({"label": 10}, "train-labels-idx1-ubyte holds the label 10"),
+        ({"images": 4}, "holds 4 images, but .*train-labels-idx1-ubyte 3 labels"),
+    ],
 )
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, options: dict[str, int], says: str) -> None:
     with pytest.raises(DataError, match=says):
@@ -185,7 +192,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, answers: dict[str, bytes]) -> None:
         return io.BytesIO(answers[url])
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    monkeypatch.setattr(MNIST, "FILES", {name: hashlib.md5(content).hexdigest() for name, content in contents().items()})
+    monkeypatch.setattr(
+        MNIST, "FILES", {name: hashlib.md5(content).hexdigest() for name, content in contents().items()}
+    )
 
 
 def test_a_download_is_verified_kept_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +216,10 @@ def test_a_download_is_verified_kept_and_not_repeated(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_bad_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, says: str) -> None:
-    serve(monkeypatch, {f"{MNIST.MIRRORS[0]}{name}.gz": spoil(gzip.compress(content)) for name, content in contents().items()})
+    serve(
+        monkeypatch,
+        {f"{MNIST.MIRRORS[0]}{name}.gz": spoil(gzip.compress(content)) for name, content in contents().items()},
+    )
     monkeypatch.setattr(MNIST, "FILE_LIMIT", 1 << 21)
     assert says in (tasks.available("mnist") or "")
     assert list((tmp_path / "cache/distbelief/mnist").iterdir()) == []
@@ -228,7 +240,8 @@ def test_the_real_files_have_the_known_checksums() -> None:
 
 
 GOOD = (
-    "from torch import nn\nfrom distbelief.tasks import Task\ndef make(data_dir=None):\n    return Task(model=lambda: nn.Linear(1, 2), train=list)\n"
+    "from torch import nn\nfrom distbelief.tasks import Task\ndef make(data_dir=None):\n    return Task(model=lambda: "
+    "nn.Linear(1, 2), train=list)\n"
 )
 
 
@@ -252,7 +265,8 @@ def test_a_users_own_task() -> None:
         ("def make(size): pass", "raised TypeError: .*'size'"),
         ("def make(): return 3", "returned int; it must return a distbelief.tasks.Task"),
         (
-            "import torch\nfrom distbelief.tasks import Task\ndef make(): return Task(model=torch.nn.Linear(1, 1), train=list)",
+            "import torch\nfrom distbelief.tasks import Task\ndef make(): return Task(model=torch.nn.Linear(1, 1), "
+            "train=list)",
             "a task's model is a function",
         ),
     ],
@@ -332,21 +346,35 @@ MATRIX = torch.arange(24.0).view(4, 6)
 @pytest.mark.parametrize(
     "module",
     [
-        pair(MATRIX, MATRIX.T), pair(MATRIX[:3], MATRIX[2:]), pair(MATRIX, MATRIX), pair(MATRIX[:, :4], MATRIX[:, 3:]),
-        pair(MATRIX, MATRIX[1, 2]), pair(MATRIX, MATRIX[2], buffer=True), pair(MATRIX, MATRIX.view(torch.int32)[3], buffer=True),
+        pair(MATRIX, MATRIX.T),
+        pair(MATRIX[:3], MATRIX[2:]),
+        pair(MATRIX, MATRIX),
+        pair(MATRIX[:, :4], MATRIX[:, 3:]),
+        pair(MATRIX, MATRIX[1, 2]),
+        pair(MATRIX, MATRIX[2], buffer=True),
+        pair(MATRIX, MATRIX.view(torch.int32)[3], buffer=True),
         pair(MATRIX, MATRIX[3, 5].expand(7), buffer=True),
     ],
     ids=["transposed", "slices", "views", "columns", "an element", "a buffer", "another dtype", "expanded"],
-)  # fmt: skip
+)
 def test_two_tensors_with_an_element_in_common_are_refused(module: nn.Module) -> None:
-    with pytest.raises(UsageError, match=r"'(one|other)' and '(one|other)' are two tensors on one memory: tie them by assigning the same parameter"):
+    with pytest.raises(
+        UsageError,
+        match=r"'(one|other)' and '(one|other)' are two tensors on one memory: tie them by assigning the same "
+        r"parameter",
+    ):
         layout_of(module)
 
 
 def test_what_lies_side_by_side_and_what_is_tied_is_not_refused() -> None:
     tied = nn.Linear(6, 6)
     assert layout_of(nn.Sequential(tied, tied)).aliases == {"1.weight": "0.weight", "1.bias": "0.bias"}
-    for module in (pair(MATRIX[:, :3], MATRIX[:, 3:]), pair(MATRIX[::2], MATRIX[1::2]), pair(MATRIX[:2], MATRIX[2:]), pair(MATRIX, MATRIX[:0])):
+    for module in (
+        pair(MATRIX[:, :3], MATRIX[:, 3:]),
+        pair(MATRIX[::2], MATRIX[1::2]),
+        pair(MATRIX[:2], MATRIX[2:]),
+        pair(MATRIX, MATRIX[:0]),
+    ):
         assert layout_of(module).parameters == sum(p.numel() for p in module.parameters())
     alone = nn.Module()
     alone.one = nn.Parameter(torch.ones(1).expand(5))
@@ -355,7 +383,9 @@ def test_what_lies_side_by_side_and_what_is_tied_is_not_refused() -> None:
 
 def test_a_model_without_shapes_is_refused_with_the_remedy() -> None:
     for module in (nn.LazyLinear(3), nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())):
-        with pytest.raises(UsageError, match="has no shape yet: it is of a lazy module; run a minibatch through the model first"):
+        with pytest.raises(
+            UsageError, match="has no shape yet: it is of a lazy module; run a minibatch through the model first"
+        ):
             layout_of(module)
 
 
@@ -369,7 +399,12 @@ def test_the_metric_counts_what_is_right() -> None:
     assert correct(torch.eye(3), torch.tensor([0, 1, 0])) == 2
 
 
-@given(samples=st.integers(1, 200), batch_size=st.integers(1, 50), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 2**40))
+@given(
+    samples=st.integers(1, 200),
+    batch_size=st.integers(1, 50),
+    seed=st.integers(-(2**70), 2**70),
+    epoch=st.integers(0, 2**40),
+)
 def test_every_sample_occurs_once_in_an_epoch(samples: int, batch_size: int, seed: int, epoch: int) -> None:
     order = Order(samples, batch_size, seed)
     batches = [order.indices(epoch, b).tolist() for b in range(order.batches)]
@@ -391,7 +426,9 @@ def test_an_order_follows_from_seed_and_epoch_alone() -> None:
     assert len(order._permutations) == 2
 
 
-@pytest.mark.parametrize(("samples", "batch_size", "error"), [(0, 1, DataError), (1, 0, UsageError), (1, -1, UsageError)])
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "error"), [(0, 1, DataError), (1, 0, UsageError), (1, -1, UsageError)]
+)
 def test_an_order_of_nothing_is_refused(samples: int, batch_size: int, error: type[Exception]) -> None:
     with pytest.raises(error):
         Order(samples, batch_size, 0)

@@ -1,4 +1,6 @@
-"""The door of the Python API: a value of a wrong type or name is a UsageError there, and what stands for a value is taken."""
+"""The door of the Python API: a value of a wrong type or name is a UsageError there, and what stands for a value is
+taken.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +21,13 @@ NAN, INF = float("nan"), float("inf")
 
 
 def tiny(**fields: Any) -> db.Task:
-    return db.Task(**{"model": lambda: nn.Linear(1, 2), "train": lambda: (torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64)), **fields})
+    return db.Task(
+        **{
+            "model": lambda: nn.Linear(1, 2),
+            "train": lambda: (torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64)),
+            **fields,
+        }
+    )
 
 
 def run(job: Any = None, **how: Any) -> Any:
@@ -34,16 +42,21 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a strategy as a dict": (lambda: db.Job("digits", {"replicas": 2}), "or a string, not a dict"),
     "a strategy's class": (lambda: db.Job("digits", db.Downpour), f"{CLASS} Downpour()"),
     "an optimizer as a strategy": (lambda: db.Job("digits", db.optim("sgd")), "not an Optimizer"),
-    "no such optimizer": (lambda: db.Downpour(optimizer="adagard"), "unknown optimizer 'adagard'; did you mean 'adagrad'?"),
-    "torch's optimizer": (lambda: db.Downpour(optimizer=torch.optim.Adam), "Downpour(optimizer=Adam): must be an Optimizer or a string, not a class"),
-    "an optimizer as a number": (lambda: db.Single(optimizer=0.1), "Single(optimizer=0.1): must be an Optimizer or a string, not a float"),
+    "no such optimizer": (lambda: db.Downpour(optimizer="adagard"),
+        "unknown optimizer 'adagard'; did you mean 'adagrad'?"),
+    "torch's optimizer": (lambda: db.Downpour(optimizer=torch.optim.Adam),
+        "Downpour(optimizer=Adam): must be an Optimizer or a string, not a class"),
+    "an optimizer as a number": (lambda: db.Single(optimizer=0.1),
+        "Single(optimizer=0.1): must be an Optimizer or a string, not a float"),
     "replicas as a string": (lambda: db.Downpour("2"), "Downpour(replicas='2'): must be a whole number, not a str"),
     "replicas as a float": (lambda: db.Allreduce(2.0), "Allreduce(replicas=2.0): must be a whole number, not a float"),
     "replicas as a bool": (lambda: db.Hogwild(True), "Hogwild(replicas=True): must be a whole number, not a bool"),
-    "shards of None": (lambda: db.Synchronous(2, None), "Synchronous(shards=None): must be a whole number, not a NoneType"),
+    "shards of None": (lambda: db.Synchronous(2, None),
+        "Synchronous(shards=None): must be a whole number, not a NoneType"),
     "a list of replicas": (lambda: db.Softsync([2]), "Softsync(replicas=[2]): must be a whole number, not a list"),
     "a step as a string": (lambda: db.Sandblaster(step="1"), "Sandblaster(step='1'): must be a number, not a str"),
-    "damping as a number": (lambda: db.Sandblaster(damping=1), "Sandblaster(damping=1): must be True or False, not an int"),
+    "damping as a number": (lambda: db.Sandblaster(damping=1),
+        "Sandblaster(damping=1): must be True or False, not an int"),
     "an algorithm of None": (lambda: db.Allreduce(algorithm=None), "Allreduce(algorithm=None): must be a string"),
     "locks as bytes": (lambda: db.Locking(locks=b"shard"), "Locking(locks=b'shard'): must be a string, not a bytes"),
     "a tensor of a staleness": (lambda: db.Bounded(staleness=torch.tensor(3)), "must be a whole number, not a Tensor"),
@@ -55,11 +68,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "half an epoch": (lambda: db.Job("digits", epochs=0.5), "Job(epochs=0.5): must be a whole number, not a float"),
     "a bool of epochs": (lambda: db.Job("digits", epochs=np.True_), "must be a whole number, not a bool"),
     "an infinite batch": (lambda: db.Job("digits", batch_size=INF), "Job(batch_size=inf): must be a whole number"),
-    "out as a number": (lambda: db.Job("digits", out=5), "Job(out=5): must be a string, None or a PathLike, not an int"),
+    "out as a number": (lambda: db.Job("digits", out=5),
+        "Job(out=5): must be a string, None or a PathLike, not an int"),
     "a folder of data as a list": (lambda: db.Job("digits", data_dir=["x"]), "Job(data_dir=['x']): must be a string"),
     "a checkpoint as bytes": (lambda: db.Job("digits", init_from=b"x"), "Job(init_from=b'x'): must be a string"),
     "a seed as a string": (lambda: db.Job("digits", seed="a"), "Job(seed='a'): must be a whole number, not a str"),
-    "steps as one number": (lambda: db.Job("digits", lr_steps=30), "Job(lr_steps=30): must be a tuple, each of it a number, not an int"),
+    "steps as one number": (lambda: db.Job("digits", lr_steps=30),
+        "Job(lr_steps=30): must be a tuple, each of it a number, not an int"),
     "steps as a string": (lambda: db.Job("digits", lr_steps="30"), "must be a tuple, each of it a number, not a str"),
     "one step of None": (lambda: db.Job("digits", lr_steps=(1, None)), "must be a number, not a NoneType"),
     "a rate that is too large": (lambda: db.Job("digits", clip_norm=10**400), "is too large a number to compute with"),
@@ -69,40 +84,55 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a rate as a string": (lambda: db.optim("sgd", lr="x"), "Optimizer(lr='x'): must be a number or None, not a str"),
     "a rate as a complex number": (lambda: db.optim("sgd", lr=1j), "must be a number or None, not a complex"),
     "a rate as a decimal": (lambda: db.optim("sgd", lr=Decimal("0.1")), "must be a number or None, not a Decimal"),
-    "an option as a string": (lambda: db.optim("sgd", momentum="0.9"), "must be a number, True or False or a tuple, each of it a number, not a str"),
+    "an option as a string": (lambda: db.optim("sgd", momentum="0.9"),
+        "must be a number, True or False or a tuple, each of it a number, not a str"),
     "an optimizer's name as a class": (lambda: db.optim(torch.optim.SGD), "optim(SGD): must be a string, not a class"),
     "an option of None": (lambda: db.optim("adam", betas=None), "not a NoneType"),
-    "exempt as a number": (lambda: db.optim("adamw", decay_exempt=1), "Optimizer(decay_exempt=1): must be True or False"),
+    "exempt as a number": (lambda: db.optim("adamw", decay_exempt=1),
+        "Optimizer(decay_exempt=1): must be True or False"),
     "a transport of None": (lambda: db.Local(transport=None), "Local(transport=None): must be a string"),
     "a port as a number": (lambda: db.Local(listen=7000), "Local(listen=7000): must be a string, not an int"),
-    "a model as a class": (lambda: db.Local(compute=db.ComputeModel), "Local(compute=ComputeModel): must be a ComputeModel or None, " + CLASS),
-    "the network as a dict": (lambda: db.Simulated({"latency": 1}), "Simulated(network={'latency': 1}): must be a NetworkModel, not a dict"),
-    "one crash": (lambda: db.Simulated(crashes=db.Crash("shard 0", 3)), "must be a tuple, each of it a Crash, not a Crash"),
+    "a model as a class": (lambda: db.Local(compute=db.ComputeModel),
+        "Local(compute=ComputeModel): must be a ComputeModel or None, " + CLASS),
+    "the network as a dict": (lambda: db.Simulated({"latency": 1}),
+        "Simulated(network={'latency': 1}): must be a NetworkModel, not a dict"),
+    "one crash": (lambda: db.Simulated(crashes=db.Crash("shard 0", 3)),
+        "must be a tuple, each of it a Crash, not a Crash"),
     "a crash as a pair": (lambda: db.Simulated(crashes=[("shard 0", 3)]), "must be a Crash, not a tuple"),
     "a message as a string": (lambda: db.Crash("shard 0", "3"), "Crash(message='3'): must be a whole number"),
     "a crash of a number": (lambda: db.Crash(0, 3), "Crash(role=0): must be a string, not an int"),
-    "a latency with its unit": (lambda: db.NetworkModel(latency="1ms"), "NetworkModel(latency='1ms'): must be a number, not a str"),
-    "an outage's side as a string": (lambda: db.Outage(0, 1, "shard 0"), "must be a tuple, each of it a string, not a str"),
-    "an outage as a tuple": (lambda: db.NetworkModel(outages=((0, 1, ("shard 0",)),)), "must be an Outage, not a tuple"),
-    "a step with its unit": (lambda: db.ComputeModel(step="1ms"), "ComputeModel(step='1ms'): must be a number, not a str"),
-    "slow ones as a list": (lambda: db.ComputeModel(slow=[1]), "must be a dict from a whole number to a number, not a list"),
+    "a latency with its unit": (lambda: db.NetworkModel(latency="1ms"),
+        "NetworkModel(latency='1ms'): must be a number, not a str"),
+    "an outage's side as a string": (lambda: db.Outage(0, 1, "shard 0"),
+        "must be a tuple, each of it a string, not a str"),
+    "an outage as a tuple": (lambda: db.NetworkModel(outages=((0, 1, ("shard 0",)),)),
+        "must be an Outage, not a tuple"),
+    "a step with its unit": (lambda: db.ComputeModel(step="1ms"),
+        "ComputeModel(step='1ms'): must be a number, not a str"),
+    "slow ones as a list": (lambda: db.ComputeModel(slow=[1]),
+        "must be a dict from a whole number to a number, not a list"),
     "a slow one by name": (lambda: db.ComputeModel(slow={"replica 1": 4}), "must be a whole number, not a str"),
     "cores as a string": (lambda: db.Hosts(cores="2"), "Hosts(cores='2'): must be a whole number, not a str"),
     "half a replica": (lambda: db.Hosts(replicas=0.5), "Hosts(replicas=0.5): must be a whole number, not a float"),
-    "a message with its unit": (lambda: db.Handling(message="6us"), "Handling(message='6us'): must be a number, not a str"),
+    "a message with its unit": (lambda: db.Handling(message="6us"),
+        "Handling(message='6us'): must be a number, not a str"),
     "a view of a word": (lambda: db.View(quiet="no"), "View(quiet='no'): must be True or False"),
     "no job": (lambda: db.run("digits"), "job='digits': must be a Job, not a str"),
     "a job's class": (lambda: run(db.Job), "job=Job: must be a Job, " + CLASS + " Job()"),
     "no such place": (lambda: run(on="lokal"), "unknown place 'lokal'; did you mean 'local'?"),
-    "a place as a class": (lambda: run(on=db.Simulated), "run(on=Simulated): must be a Local, a Simulated or a string, " + CLASS + " Simulated()"),
+    "a place as a class": (lambda: run(on=db.Simulated),
+        "run(on=Simulated): must be a Local, a Simulated or a string, " + CLASS + " Simulated()"),
     "a place of None": (lambda: run(on=None), "run(on=None): must be a Local, a Simulated or a string, not a NoneType"),
     "a view as a bool": (lambda: run(view=False), "view=False: must be a View, not a bool"),
     "a run of None": (lambda: db.evaluate(None), "evaluate(None): must be a string or a PathLike, not a NoneType"),
     "a run's result": (lambda: db.evaluate({"run": "x"}), "must be a string or a PathLike, not a dict"),
     "a task by number": (lambda: db.tasks.resolve(3), "task=3: must be a string, not an int"),
-    "a task's folder": (lambda: db.tasks.mnist(data_dir=3), "Task(data_dir=3): must be a string, None or a PathLike, not an int"),
-    "data that are no function": (lambda: tiny(train=(torch.zeros(2, 1), torch.zeros(2))), "train is a function, not a tuple: write train=lambda:"),
-    "no function to prepare": (lambda: db.TensorData(torch.zeros(2), torch.zeros(2), "float"), "prepare='float'): must be a function or None"),
+    "a task's folder": (lambda: db.tasks.mnist(data_dir=3),
+        "Task(data_dir=3): must be a string, None or a PathLike, not an int"),
+    "data that are no function": (lambda: tiny(train=(torch.zeros(2, 1), torch.zeros(2))),
+        "train is a function, not a tuple: write train=lambda:"),
+    "no function to prepare": (lambda: db.TensorData(torch.zeros(2), torch.zeros(2), "float"),
+        "prepare='float'): must be a function or None"),
     "inputs alone": (lambda: db.tasks.as_data(torch.zeros(2, 1)), "Tensor cannot be dealt out in portions"),
     "data by name": (lambda: db.tasks.as_data("train.csv"), "str cannot be dealt out in portions"),
     "data by column": (lambda: db.tasks.as_data({"x": [1], "y": [2]}), "dict cannot be dealt out in portions"),
@@ -121,21 +151,33 @@ def test_a_value_of_a_wrong_type_is_refused_at_the_door(what: str) -> None:
 
 
 UNFIT: dict[str, tuple[Callable[[], object], str]] = {
-    "no rate": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("sgd", lr=NAN)))), "--lr nan: must be 0 or more, and finite"),
-    "an infinite option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("momentum", momentum=INF)))), "momentum=inf: must be finite"),
-    "an empty option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("adam", betas=())))), "betas=(): optimizer adam takes 2 numbers"),
-    "no such device": (lambda: run(db.Job(tiny(), db.Downpour(), device="gpu")), "--device gpu: is cpu, cuda or cuda:N"),
-    "too many threads": (lambda: run(db.Job(tiny(), db.Downpour(), threads=10**30)), "must be 1 or more, and at most 1024"),
+    "no rate": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("sgd", lr=NAN)))),
+        "--lr nan: must be 0 or more, and finite"),
+    "an infinite option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("momentum", momentum=INF)))),
+        "momentum=inf: must be finite"),
+    "an empty option": (lambda: run(db.Job(tiny(), db.Downpour(optimizer=db.optim("adam", betas=())))),
+        "betas=(): optimizer adam takes 2 numbers"),
+    "no such device": (lambda: run(db.Job(tiny(), db.Downpour(), device="gpu")),
+        "--device gpu: is cpu, cuda or cuda:N"),
+    "too many threads": (lambda: run(db.Job(tiny(), db.Downpour(), threads=10**30)),
+        "must be 1 or more, and at most 1024"),
     "no norm": (lambda: run(db.Job(tiny(), db.Downpour(), clip_norm=NAN)), "--clip-norm nan: must be 0 or more"),
     "too large a seed": (lambda: run(db.Job(tiny(), db.Downpour(), seed=10**30)), "does not fit into 64 bits"),
-    "too large a bundle": (lambda: run(db.Job(tiny(), db.Sandblaster(send_every=10**30))), "must be 1 or more, and fit into 64 bits"),
-    "no latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=NAN))), "network latency nan must be 0 or more, and finite"),
-    "an endless latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=INF))), "network latency inf must be 0 or more, and finite"),
-    "no bandwidth": (lambda: run(on=db.Simulated(db.NetworkModel(bandwidth=0))), "network bandwidth 0.0 must be more than 0"),
+    "too large a bundle": (lambda: run(db.Job(tiny(), db.Sandblaster(send_every=10**30))),
+        "must be 1 or more, and fit into 64 bits"),
+    "no latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=NAN))),
+        "network latency nan must be 0 or more, and finite"),
+    "an endless latency": (lambda: run(on=db.Simulated(db.NetworkModel(latency=INF))),
+        "network latency inf must be 0 or more, and finite"),
+    "no bandwidth": (lambda: run(on=db.Simulated(db.NetworkModel(bandwidth=0))),
+        "network bandwidth 0.0 must be more than 0"),
     "an endless step": (lambda: run(on=db.Simulated(compute=db.ComputeModel(step=INF))), "a step of inf s"),
-    "endless straggling": (lambda: run(on=db.Simulated(compute=db.ComputeModel(straggle_factor=INF))), "stragglers 0.0xinf"),
-    "endlessly slow": (lambda: run(on=db.Simulated(compute=db.ComputeModel(slow={0: INF}))), "replica 0 slower inf times"),
-    "a message far away": (lambda: run(on=db.Simulated(crashes=(db.Crash("shard 0", 10**30),))), "its messages are counted from 1, in 64 bits"),
+    "endless straggling": (lambda: run(on=db.Simulated(compute=db.ComputeModel(straggle_factor=INF))),
+        "stragglers 0.0xinf"),
+    "endlessly slow": (lambda: run(on=db.Simulated(compute=db.ComputeModel(slow={0: INF}))),
+        "replica 0 slower inf times"),
+    "a message far away": (lambda: run(on=db.Simulated(crashes=(db.Crash("shard 0", 10**30),))),
+        "its messages are counted from 1, in 64 bits"),
 }  # fmt: skip
 
 
@@ -152,11 +194,20 @@ def test_names_are_taken_as_on_the_command_line() -> None:
     assert job.strategy == db.Synchronous()
     assert db.Downpour(optimizer="adagrad") == db.Downpour(optimizer=db.optim("adagrad"))
     assert dataclasses.replace(job, strategy="single").strategy == db.Single()
-    assert run(db.Job(tiny(), "downpour", batch_size=4), on="simulated") == run(db.Job(tiny(), db.Downpour(), batch_size=4), on=db.Simulated())
+    assert run(db.Job(tiny(), "downpour", batch_size=4), on="simulated") == run(
+        db.Job(tiny(), db.Downpour(), batch_size=4), on=db.Simulated()
+    )
 
 
 def test_what_stands_for_a_value_becomes_it() -> None:
-    job = db.Job("digits", epochs=np.int32(3), clip_norm=np.float32(0.5), target_accuracy=Fraction(1, 2), lr_steps=[1, 2], out=Path("here"))
+    job = db.Job(
+        "digits",
+        epochs=np.int32(3),
+        clip_norm=np.float32(0.5),
+        target_accuracy=Fraction(1, 2),
+        lr_steps=[1, 2],
+        out=Path("here"),
+    )
     assert (job.epochs, job.clip_norm, job.target_accuracy, job.lr_steps, job.out) == (3, 0.5, 0.5, (1.0, 2.0), "here")
     assert [type(value) for value in (job.epochs, job.clip_norm, job.lr_steps[0], job.out)] == [int, float, float, str]
     assert type(db.Downpour(np.int64(3)).replicas) is int

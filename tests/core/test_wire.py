@@ -115,7 +115,17 @@ def test_a_spoilt_frame_is_the_peers_error_or_another_message(kind: type[Message
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\x91" * 100_000, b"\xc1", b"\x92\xa4Push", b"\x91\xa7Unknown", b"\xdf\xff\xff\xff\xff", b"\x92\xa7Refused\xa1\x80"], ids=len
+    "body",
+    [
+        b"",
+        b"\x91" * 100_000,
+        b"\xc1",
+        b"\x92\xa4Push",
+        b"\x91\xa7Unknown",
+        b"\xdf\xff\xff\xff\xff",
+        b"\x92\xa7Refused\xa1\x80",
+    ],
+    ids=len,
 )
 def test_a_body_that_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="not a message of this protocol"):

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 def test_a_gpu_trains_what_the_cpu_trains(prefetch: int, push_every: int, tmp_path: Path) -> None:
     weights = {}
     for device in ("cpu", "cuda"):
-        strategy = db.Downpour(replicas=1, shards=2, optimizer=db.optim("adagrad", lr=0.05), prefetch=prefetch, push_every=push_every)
+        strategy = db.Downpour(
+            replicas=1, shards=2, optimizer=db.optim("adagrad", lr=0.05), prefetch=prefetch, push_every=push_every
+        )
         result = db.run(db.Job(task="digits", strategy=strategy, epochs=2, device=device, out=str(tmp_path / device)))
         assert result["outcome"] == "done"
         weights[device] = load_file(str(Path(result["run"]) / "model.safetensors"))

@@ -59,7 +59,9 @@ def test_a_machine_answers_all_that_it_may_be_told_and_nothing_else(name: str) -
 def test_a_machine_takes_each_message_from_those_who_say_it_and_from_nobody_else(name: str) -> None:
     machine, kind, conversations = MACHINES[name]
     for event in machine._answers.answered - LOCAL:
-        said_by = {by for one in conversations for row in one.says if row.message is event and kind in row.to for by in row.by}
+        said_by = {
+            by for one in conversations for row in one.says if row.message is event and kind in row.to for by in row.by
+        }
         for other in Kind:
             sender = f"{other} 0" if other in (Kind.REPLICA, Kind.SHARD, Kind.STANDBY) else str(other)
             if other in said_by:

@@ -40,13 +40,17 @@ class Office:
         return self
 
     def said(self, kind: type[Message], to: str | None = None) -> list[Any]:
-        """The messages of a kind that were sent (to a role) since the last question; or to whom, where no role is named."""
+        """The messages of a kind that were sent (to a role) since the last question; or to whom, where no role is
+        named.
+        """
         sent = [effect for effect in self.effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
         self.effects = [effect for effect in self.effects if effect not in sent]
         return [e.message for e in sent if e.to == to] if to else [e.to for e in sent]
 
     def recorded(self, kind: type[records.Record]) -> list[Any]:
-        return [effect.record for effect in self.effects if isinstance(effect, Record) and isinstance(effect.record, kind)]
+        return [
+            effect.record for effect in self.effects if isinstance(effect, Record) and isinstance(effect.record, kind)
+        ]
 
     def join(self, role: str, samples: int = 8, layout: Layout = LAYOUT, batch_size: int = 0) -> Office:
         return self.tell(role, membership.Join(0, layout, samples, batch_size))
@@ -96,7 +100,13 @@ def test_a_replica_that_joins_when_the_one_that_initialised_has_died_is_asked_to
     office = Office().gathered()
     assert office.tell("replica 0", gone()).said(membership.Welcome) == ["replica 0"]
     assert office.join("replica 1").said(membership.Welcome, "replica 1")[0].initialise
-    before = Office().join("replica 0").tell("replica 0", gone()).shards(membership.Here()).shards(initialising.Restored(loaded=False))
+    before = (
+        Office()
+        .join("replica 0")
+        .tell("replica 0", gone())
+        .shards(membership.Here())
+        .shards(initialising.Restored(loaded=False))
+    )
     assert before.join("replica 1").said(membership.Welcome, "replica 1")[0].initialise
 
 
@@ -163,7 +173,12 @@ def test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain() -
 
 
 def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
-    failed = Office(msgspec.structs.replace(SETTINGS, restarts=0)).training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
+    failed = (
+        Office(msgspec.structs.replace(SETTINGS, restarts=0))
+        .training("replica 1")
+        .tell("replica 0", gone())
+        .tell("replica 1", gone())
+    )
     left = Office().training("replica 1").tell("replica 0", membership.Leave()).tell("replica 1", membership.Leave())
     for office, outcome, cause in ((failed, "failed", Cause.REPLICAS_DIED), (left, "left", Cause.REPLICAS_LEFT)):
         office.tell("shard 0", checkpointing.SnapshotDone(1, "")).tell("shard 1", checkpointing.SnapshotDone(1, ""))
@@ -174,7 +189,12 @@ def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
 
 
 def test_a_death_is_told_of_once_by_whomever() -> None:
-    office = Office().training("replica 1").tell("replica 0", gone("the supervisor says so")).tell("replica 0", gone("the link says so"))
+    office = (
+        Office()
+        .training("replica 1")
+        .tell("replica 0", gone("the supervisor says so"))
+        .tell("replica 0", gone("the link says so"))
+    )
     assert [record.reason for record in office.recorded(records.Gone)] == ["the supervisor says so"]
 
 
@@ -268,11 +288,14 @@ def test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted() -> N
 @pytest.mark.parametrize(
     ("sender", "event"),
     [
-        ("shard 0", checkpointing.SnapshotDone(1, "")), ("shard 7", membership.Here()), ("shard 7", initialising.Restored(False)),
-        ("replica 0", progress()), ("replica 0", membership.Rejoin()),
+        ("shard 0", checkpointing.SnapshotDone(1, "")),
+        ("shard 7", membership.Here()),
+        ("shard 7", initialising.Restored(False)),
+        ("replica 0", progress()),
+        ("replica 0", membership.Rejoin()),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_who_breaks_the_protocol_before_the_job_begins_costs_his_link_only(sender: str, event: Event) -> None:
     with pytest.raises(RemoteProtocolError):
         Office().tell(sender, event)
@@ -312,7 +335,8 @@ def test_a_warm_start_goes_on_with_another_when_its_replica_dies() -> None:
 
 def test_a_resumed_job_does_not_warm_up_again() -> None:
     office = Office(
-        msgspec.structs.replace(SETTINGS, warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4, ()), samples=4
+        msgspec.structs.replace(SETTINGS, warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4,
+            ()), samples=4
     )  # fmt: skip
     office.join("replica 0").join("replica 1").shards(membership.Here()).shards(initialising.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True)).tell("replica 1", progress(wants=True))
@@ -361,7 +385,9 @@ def test_a_target_that_is_reached_ends_the_job() -> None:
 
 
 def close(office: Office) -> Sequence[str]:
-    office.shards(checkpointing.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(checkpointing.Description(VERSION, 0, {}))
+    office.shards(checkpointing.SnapshotDone(1, "")).tell("store", events.Saved(1, "")).shards(
+        checkpointing.Description(VERSION, 0, {})
+    )
     return [record.outcome for record in office.recorded(records.Finished)]
 
 
@@ -410,7 +436,9 @@ def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
 
 def test_epochs_of_a_resumed_job_are_counted_with_what_was_left_of_them() -> None:
     position = Position(1, 1, (Portion(0, 1, 1),))
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2)
+    office = Office(
+        msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2
+    )
     office.join("replica 0", samples=2).shards(membership.Here()).shards(initialising.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True), progress(steps=1, wants=True), progress(steps=1))
     assert [record.epoch for record in office.recorded(records.EpochDone)] == [1, 2]
@@ -423,7 +451,9 @@ def test_a_job_resumed_at_its_end_ends() -> None:
 
 
 def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=2, epochs=3, checkpoint_every=1)).training("replica 1", samples=2)
+    office = Office(msgspec.structs.replace(SETTINGS, replicas=2, epochs=3, checkpoint_every=1)).training(
+        "replica 1", samples=2
+    )
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(steps=2, wants=True))
     assert office.said(checkpointing.Hold) == ["replica 0", "replica 1"]
     office.tell("replica 1", checkpointing.Held(1))
@@ -441,9 +471,9 @@ def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied
 
 def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest() -> None:
     office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
-    epoch(office).tell("replica 0", checkpointing.Held(1)).tell("shard 0", checkpointing.SnapshotDone(1, "the disk is full")).tell(
-        "shard 1", checkpointing.SnapshotDone(1, "")
-    )
+    epoch(office).tell("replica 0", checkpointing.Held(1)).tell(
+        "shard 0", checkpointing.SnapshotDone(1, "the disk is full")
+    ).tell("shard 1", checkpointing.SnapshotDone(1, ""))
     assert [effect for effect in office.effects if isinstance(effect, Commit | Discard)] == [Discard(1)]
     office.tell("store", events.Saved(1, ""))
     assert office.recorded(records.Checkpointed) == [records.Checkpointed(1, "the disk is full")]
@@ -461,10 +491,23 @@ def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest(
         ("replica 0", membership.Stop("mine"), "replica 0 has no say in Stop; it is for supervisor"),
         ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
         ("replica 0", dealing.Progress(-1, 0, 0, 0.0, 0, 0, 0, False), "replica 0 reports -1 steps"),
-        ("replica 0", dealing.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False), "replica 0 reports 18446744073709551615 samples"),
+        (
+            "replica 0",
+            dealing.Progress(0, (1 << 64) - 1, 0, 0.0, 0, 0, 0, False),
+            "replica 0 reports 18446744073709551615 samples",
+        ),
         ("shard 0", checkpointing.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
     ],
-    ids=["stranger", "too many steps", "unknown", "not his to say", "not a replica", "less than nothing", "too many samples", "unasked checkpoint"],
+    ids=[
+        "stranger",
+        "too many steps",
+        "unknown",
+        "not his to say",
+        "not a replica",
+        "less than nothing",
+        "too many samples",
+        "unasked checkpoint",
+    ],
 )
 def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: str) -> None:
     with pytest.raises(RemoteProtocolError, match=says):

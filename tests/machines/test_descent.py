@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from distbelief.core import events, messages
-from distbelief.core.conversations import checkpointing, dealing, initialising, membership, mirroring, operations, pushing
+from distbelief.core.conversations import (
+    checkpointing,
+    dealing,
+    initialising,
+    membership,
+    mirroring,
+    operations,
+    pushing,
+)
 from distbelief.core.conversations.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
 from distbelief.core.descent import OVERLAPPING, Bundle, Descent
 from distbelief.core.effects import Become, Effect, Save, Send
@@ -27,7 +35,9 @@ LAYOUT = lay_out([
     Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
 ], groups=({}, {}))  # fmt: skip
 MOVING = LAYOUT.moving
-PLAN = Plan(Settings(consistency="sandblaster", shards=1, batch_size=5, descent=Descent()), LAYOUT, cut(LAYOUT, 1), samples=100)
+PLAN = Plan(
+    Settings(consistency="sandblaster", shards=1, batch_size=5, descent=Descent()), LAYOUT, cut(LAYOUT, 1), samples=100
+)
 
 
 def numbers(seed: int) -> torch.Tensor:
@@ -43,7 +53,8 @@ def numbers(seed: int) -> torch.Tensor:
 def trained(values: torch.Tensor) -> torch.Tensor:
     """The trained elements of bytes of the layout, in float64."""
     return torch.cat([
-        values[s.start : s.stop].view(getattr(torch, s.dtype)).double() for s in LAYOUT.pieces(Range(0, MOVING)) if s.kind == "parameter"
+        values[s.start : s.stop].view(getattr(torch, s.dtype)).double() for s in LAYOUT.pieces(Range(0,
+            MOVING)) if s.kind == "parameter"
     ])  # fmt: skip
 
 
@@ -64,7 +75,9 @@ def vector(one: DescentShard, name: str) -> torch.Tensor:
     return torch.cat([piece.view(-1).double() for piece in one.vectors.vector(name)])  # type: ignore[attr-defined]
 
 
-def contribute(one: DescentShard, number: int, seed: int, evaluation: int = 1, part: int = 0, who: str = "replica 0") -> list[Effect]:
+def contribute(
+    one: DescentShard, number: int, seed: int, evaluation: int = 1, part: int = 0, who: str = "replica 0"
+) -> list[Effect]:
     return one.handle(who, operations.Contribute(0, 0, MOVING, 0, evaluation, number, part), numbers(seed))
 
 
@@ -79,7 +92,14 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
     x, a, b = trained(numbers(0)), trained(numbers(1)), trained(numbers(2))
     summed(one, "a", 1)
     summed(one, "b", 2)
-    do(one, Copy("a", "c"), Scale(3.0, "c"), Add(-2.0, "b", "c"), Combine(((0.5, "c"), (2.0, "x"), (1.0, "a")), "c"), Zero("z"))
+    do(
+        one,
+        Copy("a", "c"),
+        Scale(3.0, "c"),
+        Add(-2.0, "b", "c"),
+        Combine(((0.5, "c"), (2.0, "x"), (1.0, "a")), "c"),
+        Zero("z"),
+    )
     expected = 0.5 * (3 * a - 2 * b) + 2 * x + a
     torch.testing.assert_close(vector(one, "c"), expected, rtol=1e-5, atol=1e-5)
     assert not vector(one, "z").any()
@@ -93,7 +113,9 @@ def test_dot_products_are_summed_in_float64() -> None:
     plan = Plan(Settings(descent=Descent()), layout, cut(layout, 1), samples=100)
     one = DescentShard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
-    values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(3 * BLOCK + 5, generator=torch.Generator().manual_seed(1))
+    values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(
+        3 * BLOCK + 5, generator=torch.Generator().manual_seed(1)
+    )
     one.handle("replica 0", initialising.Initialise(0, 0, layout.moving), values.view(torch.uint8))
     [square] = do(one, Dots((("x", "x"),)))
     assert square == pytest.approx(float(values.double() @ values.double()), rel=1e-14)
@@ -116,10 +138,18 @@ def test_parameters_follow_what_is_done_to_them_and_an_evaluator_sees_the_accept
 def test_a_bundle_is_summed_once_whoever_sends_it_again(ordered: bool) -> None:
     one = shard()
     do(one, Gather(1, ("g",), ordered))
-    for number, seed, who in ((1, 11, "replica 0"), (0, 10, "replica 1"), (1, 11, "replica 2"), (0, 10, "replica 0"), (2, 12, "replica 1")):
+    for number, seed, who in (
+        (1, 11, "replica 0"),
+        (0, 10, "replica 1"),
+        (1, 11, "replica 2"),
+        (0, 10, "replica 0"),
+        (2, 12, "replica 1"),
+    ):
         [told] = contribute(one, number, seed, who=who)
         assert told == Send(who, operations.Contributed(0, 1, number))
-    torch.testing.assert_close(vector(one, "g"), sum(trained(numbers(seed)) for seed in (10, 11, 12)), rtol=1e-5, atol=1e-5)  # type: ignore[arg-type]
+    torch.testing.assert_close(
+        vector(one, "g"), sum(trained(numbers(seed)) for seed in (10, 11, 12)), rtol=1e-5, atol=1e-5
+    )  # type: ignore[arg-type]
 
 
 def test_in_order_the_sum_has_the_same_bits() -> None:
@@ -171,7 +201,9 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
     assert {name.split(".", 2)[2] for name in saved.arrays if name.startswith("state.")} == {"history.s0", "history.y0"}
     other = DescentShard(0, TorchVectorSlice, 1)
     other.handle("coordinator", initialising.Restore(PLAN, "there"), None)
-    other.handle("store", events.Loaded({name: value.clone() for name, value in saved.arrays.items()}, saved.facts), None)
+    other.handle(
+        "store", events.Loaded({name: value.clone() for name, value in saved.arrays.items()}, saved.facts), None
+    )
     for name in ("x", "x0", "history.s0", "history.y0"):
         assert torch.equal(vector(other, name), vector(one, name))
 
@@ -199,7 +231,10 @@ def test_a_wrong_word_is_the_senders_error(reason: str) -> None:
 
 def test_a_shard_without_its_range_refuses() -> None:
     one = DescentShard(0, TorchVectorSlice)
-    for sender, message in (("coordinator", Operate(9, (Zero("x"),))), ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0))):
+    for sender, message in (
+        ("coordinator", Operate(9, (Zero("x"),))),
+        ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0)),
+    ):
         with pytest.raises(RemoteProtocolError):
             one.handle(sender, message, numbers(1))
 
@@ -306,7 +341,8 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
 
 def coordinator() -> Sandblaster:
     """One that waits for the answer of its only shard to the first evaluation of two bundles."""
-    settings = Settings(consistency="sandblaster", replicas=1, shards=1, batch_size=50, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
+    settings = Settings(consistency="sandblaster", replicas=1, shards=1, batch_size=50, evaluate_every=0,
+        snapshot_seconds=0.0, checkpoint_every=0,
                         descent=Descent(send_every=1))  # fmt: skip
     one = Sandblaster(settings, evaluator=False)
     one.handle("shard 0", membership.Here(0, "here"), None)
@@ -323,9 +359,17 @@ def done(number: int, evaluation: int = 1, loss: float = 50.0) -> operations.Don
 def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> None:
     one = coordinator()
     assert one.standing()["of"] == {"replica 0": {"minibatches": 2}}
-    assert not any(isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None))
-    assert not any(isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None))
-    asked = [e.message for e in one.handle("replica 0", done(1), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    assert not any(
+        isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None)
+    )
+    assert not any(
+        isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None)
+    )
+    asked = [
+        e.message
+        for e in one.handle("replica 0", done(1), None)
+        if isinstance(e, Send) and isinstance(e.message, Operate)
+    ]
     assert len(asked) == 1
     assert asked[0].commands[0] == Scale(0.5, "g")
 
@@ -349,11 +393,17 @@ def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> N
     one._standbys._standing["standby 0"] = "mirrors"
     one._standbys._places["standby 0"] = messages.Place("there", 0)
     one.handle("replica 0", done(0), None)
-    [asked] = [e.message for e in one.handle("replica 0", done(1), None) if isinstance(e, Send) and isinstance(e.message, Operate)]
+    [asked] = [
+        e.message
+        for e in one.handle("replica 0", done(1), None)
+        if isinstance(e, Send) and isinstance(e.message, Operate)
+    ]
     one.handle("shard 0", events.Lost("it died", 0), None)
     one.handle("shard 0", membership.Here(1, "there"), None)
     told = [
-        e.message for e in one.handle("shard 0", initialising.Restored(loaded=True), None) if isinstance(e, Send) and isinstance(e.message, Operate)
+        e.message
+        for e in one.handle("shard 0", initialising.Restored(loaded=True), None)
+        if isinstance(e, Send) and isinstance(e.message, Operate)
     ]
     assert [message.number for message in told] == [asked.number - 1, asked.number]
     assert told[-1] == asked

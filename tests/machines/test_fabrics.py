@@ -25,7 +25,14 @@ from distbelief.testing import Side, check_fabric, fabrics
 class Posted:
     """Messages whose role is played here: pieces go through queues."""
 
-    def __init__(self, queues: Sequence[SimpleQueue[tuple[str, Piece]]], rank: int, algorithm: str, size: int, found: Sequence[Bucket]) -> None:
+    def __init__(
+        self,
+        queues: Sequence[SimpleQueue[tuple[str, Piece]]],
+        rank: int,
+        algorithm: str,
+        size: int,
+        found: Sequence[Bucket],
+    ) -> None:
         self.slot = torch.zeros(size, dtype=torch.uint8)
         self._names, self._queues, self._rank = [f"replica {i}" for i in range(len(queues))], queues, rank
         schedules = [schedule_of(bucket, algorithm, len(queues), 2) for bucket in found]
@@ -73,7 +80,9 @@ class Vector(PhantomWhole):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_messages_are_a_fabric(ranks: int) -> None:
-    made: dict[str, list[SimpleQueue[tuple[str, Piece]]]] = {name: [SimpleQueue() for _ in range(ranks)] for name in ALGORITHMS}
+    made: dict[str, list[SimpleQueue[tuple[str, Piece]]]] = {
+        name: [SimpleQueue() for _ in range(ranks)] for name in ALGORITHMS
+    }
 
     def rank(own: int, meet: Callable[[], object]) -> None:
         def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
@@ -109,7 +118,9 @@ def test_shared_memory_is_a_fabric(segments: dict[str, int], ranks: int) -> None
 
 
 class Plain:
-    """A fabric among threads that has nothing to hide: what is ready is copied, and who is asked looks whether all is there."""
+    """A fabric among threads that has nothing to hide: what is ready is copied, and who is asked looks whether all is
+    there.
+    """
 
     def __init__(self, group: Group, rank: int, size: int, found: Sequence[Bucket]) -> None:
         self.group, self.rank, self.found = group, rank, found
@@ -135,7 +146,9 @@ class Plain:
             if not self.all_there():
                 return None
             for bucket in range(len(self.found)):
-                self.view(self.total, bucket).copy_(self.make(bucket, [self.group.brought[self.round, bucket, one] for one in self.order()]))
+                self.view(self.total, bucket).copy_(
+                    self.make(bucket, [self.group.brought[self.round, bucket, one] for one in self.order()])
+                )
             self.round += 1
             return True
 
@@ -225,12 +238,16 @@ class IsDoneBeforeAllAreReady(Plain):
         with self.group.lock:
             for bucket in range(len(self.found)):
                 for rank in range(self.group.ranks):
-                    self.group.brought.setdefault((self.round, bucket, rank), torch.zeros_like(self.view(self.slot, bucket)))
+                    self.group.brought.setdefault(
+                        (self.round, bucket, rank), torch.zeros_like(self.view(self.slot, bucket))
+                    )
             return super().reduce()
 
 
 class ReadsWhatIsGivenBack(Plain):
-    """What others bring is read in their slots: by the first rank when these are theirs again and hold something else."""
+    """What others bring is read in their slots: by the first rank when these are theirs again and hold something
+    else.
+    """
 
     brought = torch.empty(0)
 

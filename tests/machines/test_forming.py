@@ -1,4 +1,6 @@
-"""What `status` says of a group of an allreduce that is formed: for whom its coordinator and its replicas wait, step by step."""
+"""What `status` says of a group of an allreduce that is formed: for whom its coordinator and its replicas wait, step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_
         "gathering: waits for replica 2",
         "training: waits for replica 0, replica 1, replica 2 to meet in group 0",
     ]
-    assert tell("replica 1", grouping.Rounds(0, 0, 0.0, 0, 0, 0)) == "training: waits for replica 0, replica 2 to meet in group 0"
+    assert (
+        tell("replica 1", grouping.Rounds(0, 0, 0.0, 0, 0, 0))
+        == "training: waits for replica 0, replica 2 to meet in group 0"
+    )
     assert tell("replica 0", events.Lost("killed", 0)) == "training: waits for replica 1, replica 2 to leave group 0"
     assert tell("replica 1", grouping.Halted(1, 0)) == "training: waits for replica 2 to leave group 0"
     assert tell("replica 2", grouping.Halted(1, 0)) == "training: waits for replica 1, replica 2 to meet in group 1"
@@ -69,7 +74,9 @@ def test_a_replica_says_whose_link_it_waits_for_while_torch_opens_the_links_of_i
 
 def test_a_replica_says_whose_link_and_whose_parameters_it_waits_for_as_its_group_is_formed() -> None:
     hails = [(role, grouping.Hail(1)) for role in ROLES[:2]]
-    assert told_while_it_waits("replica 2", False, [("coordinator", assemble("replica 2")), *hails, ("coordinator", grouping.Halt(2))]) == [
+    assert told_while_it_waits(
+        "replica 2", False, [("coordinator", assemble("replica 2")), *hails, ("coordinator", grouping.Halt(2))]
+    ) == [
         "for all replicas to be there",
         "for a link of group 1 from replica 0, replica 1",
         "for a link of group 1 from replica 1",

@@ -1,4 +1,6 @@
-"""How an endpoint waits: it looks for a bounded time before it sleeps, gives way on a crowded core, and looks less where that was in vain."""
+"""How an endpoint waits: it looks for a bounded time before it sleeps, gives way on a crowded core, and looks less
+where that was in vain.
+"""
 
 import os
 
@@ -13,7 +15,9 @@ LOOKS = round(LOOK_SECONDS / QUICK)
 
 
 class Kernel:
-    """An epoll, a clock and a scheduler: every yield takes `yield_seconds`; the events come at look number `comes`, or when one sleeps."""
+    """An epoll, a clock and a scheduler: every yield takes `yield_seconds`; the events come at look number `comes`, or
+    when one sleeps.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, yield_seconds: float = QUICK) -> None:
         self.now, self.yield_seconds, self.comes = 0.0, yield_seconds, 0
@@ -72,7 +76,9 @@ def rests(kernel: Kernel) -> int:
 
 
 @pytest.mark.parametrize("yield_seconds", [QUICK, CROWDED])
-def test_each_look_in_vain_makes_it_rest_twice_as_long_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, yield_seconds: float) -> None:
+def test_each_look_in_vain_makes_it_rest_twice_as_long_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, yield_seconds: float
+) -> None:
     kernel = Kernel(monkeypatch, yield_seconds)
     assert [rests(kernel) for _ in range(9)] == [0, 1, 3, 7, 15, 31, REST_LIMIT, REST_LIMIT, REST_LIMIT]
 

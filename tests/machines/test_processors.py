@@ -1,4 +1,6 @@
-"""What messages cost on the virtual cluster, moment by moment: a role does one thing at a time, and the cores of a host are shared."""
+"""What messages cost on the virtual cluster, moment by moment: a role does one thing at a time, and the cores of a host
+are shared.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Pair:
     def __init__(self, network: NetworkModel = INSTANT, hosts: Hosts | None = None) -> None:
         self.clock = VirtualClock()
         self.network = VirtualNetwork(self.clock, network, hosts=hosts)
-        self.one, self.other, self.shard = (self.network.endpoint(role) for role in ("replica 0", "replica 1", "shard 0"))
+        self.one, self.other, self.shard = (
+            self.network.endpoint(role) for role in ("replica 0", "replica 1", "shard 0")
+        )
         self.heard: list[tuple[float, str, str]] = []
         for endpoint in (self.one, self.other, self.shard):
             endpoint.deliver = lambda arrival, role=endpoint.role: self.hear(role, arrival)
@@ -66,13 +70,20 @@ def say(number: int) -> Ready:
 
 
 @pytest.mark.parametrize("hosts", [None, ONE_HOST], ids=["own machines", "one host"])
-def test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done(hosts: Hosts | None) -> None:
+def test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done(
+    hosts: Hosts | None,
+) -> None:
     """Two messages at 0.25, each a second's work; each answer is half a second more, and on its way for a quarter."""
     pair = Pair(NetworkModel(latency=0.25, bandwidth=float("inf"), local_latency=0.25, local_bandwidth=1e18), hosts)
     pair.shard.work = Fixed(1.0, 0.5)
     pair.one.send("shard 0", say(1))
     pair.other.send("shard 0", say(2))
-    assert pair.run() == [(0.25, "shard 0", "1"), (1.75, "shard 0", "2"), (2.0, "replica 0", "11"), (3.5, "replica 1", "12")]
+    assert pair.run() == [
+        (0.25, "shard 0", "1"),
+        (1.75, "shard 0", "2"),
+        (2.0, "replica 0", "11"),
+        (3.5, "replica 1", "12"),
+    ]
 
 
 def test_a_round_of_answers_leaves_one_by_one() -> None:
@@ -121,7 +132,9 @@ def done_at(host: Host, clock: VirtualClock, pieces: list[tuple[float, float]]) 
     for number, (begins, seconds) in enumerate(pieces):
         thread = host.thread()
         clock.call_at(
-            begins, lambda what: what[0].do(what[1], lambda who: found.__setitem__(who, round(clock.time, 9)), what[2]), (thread, seconds, number)
+            begins,
+            lambda what: what[0].do(what[1], lambda who: found.__setitem__(who, round(clock.time, 9)), what[2]),
+            (thread, seconds, number),
         )
     while clock.pending:
         clock.turn()
@@ -139,7 +152,9 @@ def done_at(host: Host, clock: VirtualClock, pieces: list[tuple[float, float]]) 
         (1, 1.0, [(0, 1), (2, 1)], [1, 3]),
     ],
 )
-def test_those_who_work_share_the_cores_evenly(cores: int, together: float, pieces: list[tuple[float, float]], ends: list[float]) -> None:
+def test_those_who_work_share_the_cores_evenly(
+    cores: int, together: float, pieces: list[tuple[float, float]], ends: list[float]
+) -> None:
     clock = VirtualClock()
     assert done_at(Host(clock, cores, together), clock, pieces) == pytest.approx(ends)
 
@@ -195,7 +210,8 @@ def test_links_inside_a_host_are_those_of_its_memory() -> None:
 def test_roles_are_placed_on_hosts() -> None:
     hosts = Hosts(cores=1, replicas=2)
     placed = {
-        role: hosts.place(role, 5) for role in (*(f"replica {i}" for i in range(5)), "shard 0", "shard 2", "shard 3", "standby 2", "coordinator")
+        role: hosts.place(role, 5)
+        for role in (*(f"replica {i}" for i in range(5)), "shard 0", "shard 2", "shard 3", "standby 2", "coordinator")
     }
     assert list(placed.values()) == [0, 0, 1, 1, 2, 0, 2, 0, 0, 0]
     assert {Hosts().place(role, 5) for role in placed} == {0}

@@ -44,7 +44,9 @@ def test_a_push_that_one_shard_dropped_is_no_step_and_is_told_where_it_stood() -
 
 
 @pytest.mark.parametrize(
-    "told", [pushed(1, incarnation=0), pushed(1, incarnation=2), pushed(3), pushed(0)], ids=["life before", "life to come", "not made", "clock 0"]
+    "told",
+    [pushed(1, incarnation=0), pushed(1, incarnation=2), pushed(3), pushed(0)],
+    ids=["life before", "life to come", "not made", "clock 0"],
 )
 def test_an_acknowledgement_of_what_this_life_has_not_pushed_is_nobodys(told: Pushed) -> None:
     pushes = two()

@@ -1,4 +1,6 @@
-"""A driver carries links and timers while a reduction of one of its roles runs, and breaks it off where the role must know something."""
+"""A driver carries links and timers while a reduction of one of its roles runs, and breaks it off where the role must
+know something.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Machine:
         return [End("told")]
 
 
-def play(worker: Any, endpoint: Endpoint, answers: list[Any], later: Callable[[WallClock, Driver], None] = lambda *_: None) -> Driver:
+def play(
+    worker: Any, endpoint: Endpoint, answers: list[Any], later: Callable[[WallClock, Driver], None] = lambda *_: None
+) -> Driver:
     clock = WallClock(endpoint)  # type: ignore[arg-type]
     driver = Driver(clock, lambda *_: None)
 
@@ -101,7 +105,9 @@ def test_timers_and_other_roles_go_on_while_a_reduction_waits() -> None:
     assert endpoint.polls
 
 
-@pytest.mark.parametrize("word", [grouping.Halt(0), membership.Stop("over"), events.Lost("gone")], ids=["halt", "stop", "lost"])
+@pytest.mark.parametrize(
+    "word", [grouping.Halt(0), membership.Stop("over"), events.Lost("gone")], ids=["halt", "stop", "lost"]
+)
 def test_a_reduction_is_broken_off_by_what_must_be_known_now_and_by_nothing_else(word: Any) -> None:
     answers: list[Any] = []
     endpoint = Endpoint()

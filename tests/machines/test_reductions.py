@@ -1,4 +1,6 @@
-"""The players of schedules give the sum on every rank, with the same bits: as messages in any order, and in one memory."""
+"""The players of schedules give the sum on every rank, with the same bits: as messages in any order, and in one
+memory.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Vector(PhantomWhole):
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 17), st.integers(1, 40), st.integers(0, 5), st.integers(0, 2**31))
-def test_pieces_that_arrive_in_any_order_are_summed(name: str, ranks: int, length: int, per_host: int, seed: int) -> None:
+def test_pieces_that_arrive_in_any_order_are_summed(
+    name: str, ranks: int, length: int, per_host: int, seed: int
+) -> None:
     """Two buckets of two rounds; between two ranks messages keep their order, and nothing else is ordered."""
     chance = random.Random(seed)
     first = [torch.randn(length + 7, generator=torch.Generator().manual_seed(seed + rank)) for rank in range(ranks)]
@@ -83,10 +87,19 @@ def test_pieces_that_arrive_in_any_order_are_summed(name: str, ranks: int, lengt
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", [*ALGORITHMS, "native"])
 def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
-    """Of integers in float64, exactly; three rounds, as each rank comes to them, and one of a smaller group after that."""
+    """Of integers in float64, exactly; three rounds, as each rank comes to them, and one of a smaller group after
+    that.
+    """
     memory, length = os.memfd_create("test"), 1003
-    values = [torch.randint(-1000, 1000, (length,), generator=torch.Generator().manual_seed(rank)).double() for rank in range(ranks)]
-    found = [Bucket(8, 8 * length, "float64"), Bucket(0, 8, "float64"), Bucket(8 * length, 8 * length + 3, "uint8", False)]
+    values = [
+        torch.randint(-1000, 1000, (length,), generator=torch.Generator().manual_seed(rank)).double()
+        for rank in range(ranks)
+    ]
+    found = [
+        Bucket(8, 8 * length, "float64"),
+        Bucket(0, 8, "float64"),
+        Bucket(8 * length, 8 * length + 3, "uint8", False),
+    ]
     sums: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(ranks)}
     errors: list[BaseException] = []
 

@@ -1,4 +1,6 @@
-"""The shard, message by message: what it applies and refuses, and that a slice that was saved goes on as if nothing had happened."""
+"""The shard, message by message: what it applies and refuses, and that a slice that was saved goes on as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,15 @@ def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
     return one
 
 
-def push(clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING) -> pushing.Push:
+def push(
+    clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING
+) -> pushing.Push:
     return pushing.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
 
 
-@pytest.mark.parametrize("settings", [{"consistency": "synchronous", "batch_size": 4}, {"consistency": "softsync"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"consistency": "synchronous", "batch_size": 4}, {"consistency": "softsync"}], ids=str
+)
 @pytest.mark.parametrize("name", ["momentum", "adagrad"])
 def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name: str, settings: dict[str, Any]) -> None:
     one = shard(plan(replicas=2, optimizer=Optimizer(name, 0.1), **settings))
@@ -65,11 +71,17 @@ def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name:
         payloads = [numbers(MOVING, 10 * clock + replica) for replica in (0, 1)]
         mean = torch.zeros(MOVING, dtype=torch.uint8)
         for section in LAYOUT.pieces(Range(0, MOVING)):
-            a, b, both = (values[section.start : section.stop].view(getattr(torch, section.dtype)) for values in (*payloads, mean))
+            a, b, both = (
+                values[section.start : section.stop].view(getattr(torch, section.dtype)) for values in (*payloads, mean)
+            )
             average = section.kind == "parameter" or settings["consistency"] == "synchronous"
             both.copy_((a.float() + b.float()) / 2 if average else b)  # buffers are the last push's, but in rounds
         for replica, payload in enumerate(payloads):
-            one.handle(f"replica {replica}", pushing.Push(0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1), payload)
+            one.handle(
+                f"replica {replica}",
+                pushing.Push(0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1),
+                payload,
+            )
         twin.handle("replica 0", push(clock, version=clock - 1), mean)
     assert one.version == twin.version == Version(0, 3)
     for section in LAYOUT.pieces(Range(0, MOVING)):
@@ -93,7 +105,9 @@ def test_a_push_is_applied_counted_and_acknowledged_with_the_version_that_has_it
     one, before = shard(), None
     for clock, version, staleness in ((1, 0, 0), (2, 0, 1), (3, 2, 0)):
         before = held(one)
-        assert answer(one.handle("replica 0", push(clock, version), numbers(MOVING, clock))) == pushing.Pushed(0, clock, Version(0, clock))
+        assert answer(one.handle("replica 0", push(clock, version), numbers(MOVING, clock))) == pushing.Pushed(
+            0, clock, Version(0, clock)
+        )
         assert not torch.equal(held(one), before)
         assert staleness in one.staleness
     assert (one.samples, one.staleness, one.version) == (12, {0: 2, 1: 1}, Version(0, 3))
@@ -119,9 +133,13 @@ def test_a_push_of_the_dead_is_neither_applied_nor_acknowledged() -> None:
 def test_initial_values_are_taken_once_since_a_dead_replicas_may_be_heard_after_its_successors() -> None:
     one = shard(blank=True)
     first, late = numbers(MOVING, 1), numbers(MOVING, 2)
-    assert answer(one.handle("replica 1", initialising.Initialise(0, 0, MOVING), first)) == initialising.Initialised(Version(0, 0))
+    assert answer(one.handle("replica 1", initialising.Initialise(0, 0, MOVING), first)) == initialising.Initialised(
+        Version(0, 0)
+    )
     one.handle("replica 1", initialising.Initialise(0, MOVING, FROZEN), torch.ones(FROZEN - MOVING, dtype=torch.uint8))
-    assert answer(one.handle("replica 0", initialising.Initialise(0, 0, MOVING), late)) == initialising.Initialised(Version(0, 0))
+    assert answer(one.handle("replica 0", initialising.Initialise(0, 0, MOVING), late)) == initialising.Initialised(
+        Version(0, 0)
+    )
     one.handle("replica 0", initialising.Initialise(0, MOVING, FROZEN), torch.zeros(FROZEN - MOVING, dtype=torch.uint8))
     assert torch.equal(held(one), first)
     frozen = one.held.frozen()
@@ -134,7 +152,9 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
     one.handle("replica 0", push(1), payload)
     (buffer,) = [s for s in LAYOUT.sections if s.kind == "buffer"]
     assert torch.equal(held(one)[buffer.start :], payload[buffer.start :])
-    assert answer(one.handle("replica 0", pushing.Fetch(0, MOVING, FROZEN), None)) == pushing.Fetched(0, MOVING, FROZEN, Version(0, 1))
+    assert answer(one.handle("replica 0", pushing.Fetch(0, MOVING, FROZEN), None)) == pushing.Fetched(
+        0, MOVING, FROZEN, Version(0, 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +178,11 @@ def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.T
     assert (one.version, one.samples, one.staleness) == (Version(0, 0), 0, {})
 
 
-@pytest.mark.parametrize("event", [push(1), pushing.Fetch(0, 0, MOVING), initialising.Initialise(0, 0, MOVING), checkpointing.Snapshot(1)], ids=repr)
+@pytest.mark.parametrize(
+    "event",
+    [push(1), pushing.Fetch(0, 0, MOVING), initialising.Initialise(0, 0, MOVING), checkpointing.Snapshot(1)],
+    ids=repr,
+)
 def test_a_shard_that_knows_no_range_says_so(event: Event) -> None:
     sender = "coordinator" if isinstance(event, checkpointing.Snapshot) else "replica 0"
     with pytest.raises(RemoteProtocolError, match="shard 0"):
@@ -193,7 +217,9 @@ def test_a_slice_that_was_saved_and_loaded_goes_on_bit_for_bit(name: str) -> Non
 
 
 def test_what_a_shard_tells_of_a_snapshot_is_what_the_store_said() -> None:
-    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == checkpointing.SnapshotDone(3, "the disk is full")
+    assert answer(shard().handle("store", events.Saved(3, "the disk is full"), None)) == checkpointing.SnapshotDone(
+        3, "the disk is full"
+    )
 
 
 def test_a_phantom_counts_as_the_real_one_does() -> None:
@@ -202,7 +228,9 @@ def test_a_phantom_counts_as_the_real_one_does() -> None:
     for one, payload in ((real, numbers(MOVING, 1)), (phantom, Phantom(MOVING))):
         one.handle("replica 0", initialising.Initialise(0, 0, MOVING), payload)
         one.handle("replica 0", push(1), payload)
-    assert real.handle("coordinator", checkpointing.Describe(), None) == phantom.handle("coordinator", checkpointing.Describe(), None)
+    assert real.handle("coordinator", checkpointing.Describe(), None) == phantom.handle(
+        "coordinator", checkpointing.Describe(), None
+    )
     for part in ("moving", "frozen"):
         assert getattr(real.held, part)().nbytes == getattr(phantom.held, part)().nbytes
     (save,) = phantom.handle("coordinator", checkpointing.Snapshot(1), None)
@@ -227,11 +255,19 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
         one.handle(f"replica {replica}", attendance.Attend(0, 0), None)
     ahead = pushing.Fetch(0, 0, MOVING, tick=1)
     assert one.handle("replica 0", ahead, None) == []
-    with pytest.raises(RemoteProtocolError, match=rf"replica 0 fetches \[0, {MOVING}\) of shard 0 again, and waits for that already"):
+    with pytest.raises(
+        RemoteProtocolError, match=rf"replica 0 fetches \[0, {MOVING}\) of shard 0 again, and waits for that already"
+    ):
         one.handle("replica 0", ahead, None)
     assert one.handle("replica 0", pushing.Fetch(0, 0, MOVING, tick=1, incarnation=1), None) == []
-    done = [effect for replica in (0, 1) for effect in one.handle(f"replica {replica}", push(1), numbers(MOVING, replica))]
-    answers = [(send.to, send.message.floor) for send in done if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)]
+    done = [
+        effect for replica in (0, 1) for effect in one.handle(f"replica {replica}", push(1), numbers(MOVING, replica))
+    ]
+    answers = [
+        (send.to, send.message.floor)
+        for send in done
+        if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)
+    ]
     assert answers == [("replica 0", 1)]
 
 
@@ -245,6 +281,8 @@ def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_t
     assert one.waiting() == {"evaluator": "the standby has not confirmed the latest round"}
     if dies:
         assert one.handle("evaluator", events.Lost("killed", 0), None) == []
-    confirmed = [effect for number in range(1, 20) for effect in one.handle("standby 0", mirroring.Confirmed(0, number), None)]
+    confirmed = [
+        effect for number in range(1, 20) for effect in one.handle("standby 0", mirroring.Confirmed(0, number), None)
+    ]
     answered = [send.to for send in confirmed if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)]
     assert answered == ([] if dies else ["evaluator"])

@@ -1,4 +1,6 @@
-"""The stories, effect by effect: what a replica and the evaluator do when the job ends, or ends before they are in it."""
+"""The stories, effect by effect: what a replica and the evaluator do when the job ends, or ends before they are in
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,19 @@ import pytest
 
 from distbelief.core import events, messages
 from distbelief.core.conversations import dealing, evaluating, membership, pushing
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Compute, Computed, Connect, Effect, Measure, Measured, Send, Story
+from distbelief.core.effects import (
+    RECEIVE,
+    Arrival,
+    Attach,
+    Compute,
+    Computed,
+    Connect,
+    Effect,
+    Measure,
+    Measured,
+    Send,
+    Story,
+)
 from distbelief.core.events import Event
 from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
@@ -76,13 +90,17 @@ COMPUTED = Computed(1.0, 1, 0.0)
 
 
 def test_a_replica_that_is_too_late_leaves_in_peace() -> None:
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", membership.Finish("the job is ending"))
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
+        "coordinator", membership.Finish("the job is ending")
+    )
     assert reader.waits is None
     assert reader.sent() == [membership.Join(0, LAYOUT, 8, 0), membership.Leave(for_good=True)]
 
 
 @pytest.mark.parametrize(("push_every", "computes"), [(1, 2), (2, 3), (3, 3), (9, 3)])
-def test_a_replica_told_to_finish_pushes_what_it_has_and_leaves_the_rest_of_its_portion(push_every: int, computes: int) -> None:
+def test_a_replica_told_to_finish_pushes_what_it_has_and_leaves_the_rest_of_its_portion(
+    push_every: int, computes: int
+) -> None:
     reader = replica(push_every=push_every, fetch_every=9)
     reader.sent()
     computed = 0
@@ -107,7 +125,9 @@ def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrive
     """While one shard is slow to acknowledge, the other's answer to the next fetch is here already."""
     two = Plan(Settings(shards=2, prefetch=1, fetch_every=3), LAYOUT, cut(LAYOUT, 2), samples=8)
     parts = [(f"shard {i}", a.moving.start, a.moving.stop) for i, a in enumerate(two.assignments)]
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell("coordinator", membership.Welcome(two, False, PLACES[:2]))
+    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
+        "coordinator", membership.Welcome(two, False, PLACES[:2])
+    )
     for role, start, stop in parts:
         reader.tell(role, pushing.Fetched(0, start, stop, Version(0, 5)))
     reader.tell("coordinator", dealing.Deal(Portion(0, 0, 5)))
@@ -124,7 +144,9 @@ def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrive
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: float) -> None:
-    with pytest.raises(TrainingError, match=r"replica 0: the loss is (nan|inf) at step 0 \(epoch 1, minibatch 0\); lower --lr"):
+    with pytest.raises(
+        TrainingError, match=r"replica 0: the loss is (nan|inf) at step 0 \(epoch 1, minibatch 0\); lower --lr"
+    ):
         replica().go_on(Computed(loss, 1, 0.0))
 
 
@@ -144,7 +166,9 @@ def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, err
 
 
 def evaluator() -> Reader:
-    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
+    reader = Reader(Evaluator(PhantomVectors(LAYOUT)).story()).tell(
+        "coordinator", membership.Welcome(plan(), False, PLACES[:1])
+    )
     assert any(isinstance(effect, Attach) for effect in reader.done)
     return reader
 
@@ -155,7 +179,9 @@ def test_the_evaluator_fetches_when_it_is_to_measure_and_not_before_and_says_who
     assert player.waits() == "to be welcomed by the coordinator"
     reader.tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
     assert player.waits() == "to be told to measure"
-    assert not any(isinstance(message, pushing.Fetch) for message in reader.sent()), "a shard may hold a fetch, and answers each once"
+    assert not any(isinstance(message, pushing.Fetch) for message in reader.sent()), (
+        "a shard may hold a fetch, and answers each once"
+    )
     reader.tell("coordinator", evaluating.Evaluate(3))
     assert player.waits() == "for parameters from shard 0"
     reader.tell("shard 0", events.Lost("killed", 0))
@@ -186,7 +212,9 @@ def test_the_evaluator_may_be_stopped_before_it_is_welcomed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "error"), [(events.Lost("killed"), JobFailed), (membership.Refused("it differs", layout=True), LayoutError)], ids=str
+    ("event", "error"),
+    [(events.Lost("killed"), JobFailed), (membership.Refused("it differs", layout=True), LayoutError)],
+    ids=str,
 )
 def test_an_evaluator_without_a_coordinator_says_why(event: Event, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -205,7 +233,9 @@ class Swapped(PhantomVectors):
 
 
 @pytest.mark.parametrize(("prefetch", "landings"), [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 0, 1, 1])])
-def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_ends_with_the_servers(prefetch: int, landings: list[int]) -> None:
+def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_ends_with_the_servers(
+    prefetch: int, landings: list[int]
+) -> None:
     vectors = Swapped()
     reader = Reader(Downpour("replica 0", vectors, 8, keeps=True).story())
     reader.tell("coordinator", membership.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))

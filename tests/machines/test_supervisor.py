@@ -1,4 +1,6 @@
-"""The supervisor's decisions: who is started, started again, ended and told what, and how the end of a job is called."""
+"""The supervisor's decisions: who is started, started again, ended and told what, and how the end of a job is
+called.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,21 @@ from typing import Any
 import pytest
 
 from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.place import Deadlines, Effect, Ended, Event, Interruption, Kill, Moved, Said, Start, Tell, Tick, TickLater, Unable
+from distbelief.cluster.place import (
+    Deadlines,
+    Effect,
+    Ended,
+    Event,
+    Interruption,
+    Kill,
+    Moved,
+    Said,
+    Start,
+    Tell,
+    Tick,
+    TickLater,
+    Unable,
+)
 from distbelief.cluster.supervisor import Supervisor
 from distbelief.cluster.words import Died, Explain, Failed, Interrupt, Listening
 from distbelief.core import effects, records
@@ -149,7 +165,9 @@ def test_a_coordinator_that_comes_again_is_told_what_it_has_missed() -> None:
 def test_everybody_is_told_where_the_coordinator_listens_also_who_comes_later() -> None:
     told = Told()
     did = told.say(Listening("here"))
-    assert [(one.role, one.word) for one in did if isinstance(one, Tell)] == [(role, Listening("here")) for role in CAST]
+    assert [(one.role, one.word) for one in did if isinstance(one, Tell)] == [
+        (role, Listening("here")) for role in CAST
+    ]
     assert words(told.kill("replica 0"), "replica 0") == [Listening("here")]
 
 
@@ -215,7 +233,9 @@ def test_a_standby_that_dies_before_it_is_its_shard_dies_as_that() -> None:
 def test_a_standby_that_was_dead_is_no_shard() -> None:
     told = Told().training()
     told.kill("standby 0")
-    assert words(told.say(records.Succeeded("shard 0", 1, "standby 0"))) == [Died("shard 0", "its standby has died with it", 1)]
+    assert words(told.say(records.Succeeded("shard 0", 1, "standby 0"))) == [
+        Died("shard 0", "its standby has died with it", 1)
+    ]
 
 
 def test_a_standby_that_succeeds_takes_the_place_of_a_life_that_was_granted_before() -> None:
@@ -299,7 +319,10 @@ def test_scripts_may_take_as_long_as_they_like_to_leave() -> None:
 def test_silence_is_told_of_with_who_is_stopped() -> None:
     told = Told("coordinator", "shard 0", deadlines=Deadlines(silence=3.0)).training()
     did = told.at(4.0, Tick({"shard 0": 7}))
-    assert notes(did) == ["nothing was heard for 3 s; still running: coordinator, shard 0; shard 0 is stopped, `kill -CONT 7` lets it go on"]
+    assert notes(did) == [
+        "nothing was heard for 3 s; still running: coordinator, shard 0; shard 0 is stopped, `kill -CONT 7` lets it "
+        "go on"
+    ]
     assert words(did) == [Explain()]
     assert told.at(6.0, Tick()) == []
 
@@ -315,7 +338,9 @@ def test_an_interruption_is_told_to_whoever_ends_the_job_and_the_second_ends_it(
         assert kills(told.at(32.0, Tick())) == [("replica 0", 0)]
         assert (head, 0) in kills(told.at(602.0, Tick()))
         told.at(603.0, Interruption("SIGTERM"))
-        assert told.error.startswith("Interrupted: interrupted twice: ended at once, without a checkpoint; there is no checkpoint")
+        assert told.error.startswith(
+            "Interrupted: interrupted twice: ended at once, without a checkpoint; there is no checkpoint"
+        )
 
 
 def test_an_interruption_before_anybody_listens_ends_the_job() -> None:
@@ -340,9 +365,19 @@ def test_the_end_is_called_by_what_it_is() -> None:
         ([STARTED, INTERRUPTED], None, "", None),
         ([INTERRUPTED], Interrupted, "interrupted before the job began", Cause.CUT_SHORT),
         ([STARTED], JobFailed, "the job ended without a result", Cause.PROCESS_DIED),
-        ([STARTED, records.Finished.of(Cause.REPLICAS_DIED, "every replica is gone")], JobFailed, "every replica is gone", None),
+        (
+            [STARTED, records.Finished.of(Cause.REPLICAS_DIED, "every replica is gone")],
+            JobFailed,
+            "every replica is gone",
+            None,
+        ),
         ([STARTED, Failed("DataError", "no data")], DataError, "no data", Cause.WRONG_DATA),
-        ([STARTED, Failed("JobFailed", "replica 0: shard 0 is gone")], JobFailed, "replica 0: shard 0 is gone", Cause.PROCESS_DIED),
+        (
+            [STARTED, Failed("JobFailed", "replica 0: shard 0 is gone")],
+            JobFailed,
+            "replica 0: shard 0 is gone",
+            Cause.PROCESS_DIED,
+        ),
     ]
     for said, kind, text, cause in cases:
         told = Told(restarts=0)
@@ -365,7 +400,9 @@ def test_who_is_needed_and_who_has_died_are_named() -> None:
     told.kill("replica 0")
     told.kill("replica 1")
     told.say(records.Finished.of(Cause.REPLICAS_DIED, "every replica is gone"))
-    assert str(told.supervisor.conclude()[0]).startswith(f"every replica is gone (replica 0: {SIGKILL}; replica 1: {SIGKILL}); ")
+    assert str(told.supervisor.conclude()[0]).startswith(
+        f"every replica is gone (replica 0: {SIGKILL}; replica 1: {SIGKILL}); "
+    )
     told = Told(restarts=0).training()
     told.kill("shard 0")
     told.say(records.Finished.of(Cause.SHARD_SPENT, "shard 0 died in its last life", "shard 0"))
@@ -398,9 +435,15 @@ def test_a_guest_comes_again_until_its_lives_are_spent() -> None:
     told = Told("replica 5", restarts=1, guest=True)
     told.say(Failed("JobFailed", "replica 5: shard 0 is gone"), "replica 5")
     did = told.kill("replica 5", how="its process ended with status 1", killed=False)
-    assert (notes(did), starts(did)) == (["replica 5: shard 0 is gone", "replica 5 died; another takes its place"], [("replica 5", 1)])
+    assert (notes(did), starts(did)) == (
+        ["replica 5: shard 0 is gone", "replica 5 died; another takes its place"],
+        [("replica 5", 1)],
+    )
     assert starts(told.kill("replica 5", 1)) == []
-    assert told.error == "JobFailed: replica 5 died in each of its 2 lives: look for the reason above, or in this machine's log"
+    assert (
+        told.error
+        == "JobFailed: replica 5 died in each of its 2 lives: look for the reason above, or in this machine's log"
+    )
 
 
 def test_a_guest_leaves_when_asked_and_at_once_when_asked_twice() -> None:
@@ -429,7 +472,9 @@ class History:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.restarts = self.chance.randint(0, 3)
-        self.supervisor = Supervisor(self.restarts, lasts=self.chance.random() < 0.5, pause=self.chance.choice((0.0, 1.0)))
+        self.supervisor = Supervisor(
+            self.restarts, lasts=self.chance.random() < 0.5, pause=self.chance.choice((0.0, 1.0))
+        )
         self.now, self.over = 0.0, False
         self.there: list[tuple[str, int]] = []
         self.begun: dict[str, int] = {}
@@ -460,7 +505,12 @@ class History:
             elif isinstance(one, Kill):
                 assert (one.role, one.incarnation) in self.there, "one is killed who is not there"
                 self.doomed.append((one.role, one.incarnation))
-            elif isinstance(one, Tell) and isinstance(one.word, Died) and one.word.role != "coordinator" and not one.word.left:
+            elif (
+                isinstance(one, Tell)
+                and isinstance(one.word, Died)
+                and one.word.role != "coordinator"
+                and not one.word.left
+            ):
                 self.told.append((one.word.role, one.word.incarnation))
 
     def end(self, life: tuple[str, int]) -> None:

@@ -111,7 +111,9 @@ def test_the_news_of_an_end_comes_after_the_heal_and_after_all_that_was_sent(how
     line = Line(NetworkModel(latency=0.1, outages=(Outage(1.0, 2.0, ("shard 0",)),)))
     line.clock.call_at(0.5, line.send, None)
     line.clock.call_at(1.5, line.send, None)
-    line.clock.call_at(1.6, lambda _: line.replica.close() if how == "dies" else line.replica.drop("shard 0", "enough"), None)
+    line.clock.call_at(
+        1.6, lambda _: line.replica.close() if how == "dies" else line.replica.drop("shard 0", "enough"), None
+    )
     *before, (moment, last) = line.run()
     assert [number for _, number in before] == [0, 1]
     assert isinstance(last, Lost)

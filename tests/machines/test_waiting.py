@@ -1,4 +1,6 @@
-"""What a shard holds back under each consistency, message by message: who is answered when, and what it says about those who wait."""
+"""What a shard holds back under each consistency, message by message: who is answered when, and what it says about
+those who wait.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Told:
         effects: list[Effect] = self.shard.handle(sender, event, payload)
         return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
 
-    def push(self, replica: int, clock: int, tick: int | None = None, incarnation: int = 0) -> list[tuple[str, Message]]:
+    def push(
+        self, replica: int, clock: int, tick: int | None = None, incarnation: int = 0
+    ) -> list[tuple[str, Message]]:
         tick, version = clock - 1 if tick is None else tick, self.shard.version
         push = pushing.Push(0, self.range.start, self.range.stop, incarnation, clock, version, 1, 8, tick)
         return self.hear(f"replica {replica}", push, Phantom(self.range.size))
@@ -69,11 +73,16 @@ def test_a_shard_that_does_not_rule_waits_for_the_one_that_does() -> None:
     assert told.push(0, 1) == told.push(1, 1) == []
     assert told.shard.waiting() == dict.fromkeys(("replica 0", "replica 1"), "round 0 is not ruled yet")
     assert told.hear("shard 0", Ruling(0, tuple(Key(f"replica {i}", 0, 1) for i in range(3)), ())) == []
-    assert told.shard.waiting()["replica 0"] == "round 0 is ruled, and not all of its gradients are here: waits for replica 2"
+    assert (
+        told.shard.waiting()["replica 0"]
+        == "round 0 is ruled, and not all of its gradients are here: waits for replica 2"
+    )
     assert kinds(told.push(2, 1)) == [(f"replica {i}", "Pushed") for i in range(3)]
 
 
-@pytest.mark.parametrize(("sender", "settings"), [("shard 1", {"consistency": "synchronous"}), ("shard 0", {"consistency": "bounded"})])
+@pytest.mark.parametrize(
+    ("sender", "settings"), [("shard 1", {"consistency": "synchronous"}), ("shard 0", {"consistency": "bounded"})]
+)
 def test_nobody_but_the_first_shard_rules(sender: str, settings: dict[str, str]) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{sender} rules a round, and does not rule this job"):
         Told(1, **settings).hear(sender, Ruling(0, (), ()))
@@ -127,7 +136,10 @@ def test_a_late_gradient_is_dropped_and_its_replica_goes_on_with_the_next_round(
     told.push(0, 1)
     told.push(1, 1)
     late = told.push(2, 1)
-    assert late == [("shard 1", Ruling(1, (), (Key("replica 2", 0, 1),))), ("replica 2", pushing.Pushed(0, 1, Version(0, 1), dropped=True))]
+    assert late == [
+        ("shard 1", Ruling(1, (), (Key("replica 2", 0, 1),))),
+        ("replica 2", pushing.Pushed(0, 1, Version(0, 1), dropped=True)),
+    ]
     [(_, fetched)] = told.fetch("replica 2", 1)
     assert isinstance(fetched, pushing.Fetched)
     assert fetched.floor == 1
@@ -159,7 +171,11 @@ def test_a_bound_waits_for_nobody_who_is_gone(leaving: Any) -> None:
 
 
 def test_the_evaluator_waits_for_nobody() -> None:
-    for settings in ({"consistency": "synchronous"}, {"consistency": "bounded", "staleness": 0}, {"consistency": "softsync"}):
+    for settings in (
+        {"consistency": "synchronous"},
+        {"consistency": "bounded", "staleness": 0},
+        {"consistency": "softsync"},
+    ):
         told = Told(**settings)
         told.push(0, 1)
         assert kinds(told.fetch("evaluator", 0)) == [("evaluator", "Fetched")]

@@ -1,4 +1,6 @@
-"""Run mutants: `python -m mutants [NAME ...] [--minutes M] [--passed]`. Fails where the tests of one do not notice it."""
+"""Run mutants: `python -m mutants [NAME ...] [--minutes M] [--passed]`. Fails where the tests of one do not notice
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the mutants that the words of a command line choose; returns the status to exit with."""
     parser = argparse.ArgumentParser(prog="make test-mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to run; all where none is named")
-    parser.add_argument("--minutes", type=float, help="run what fits into so many minutes, chosen by a hash of the sources")
-    parser.add_argument("--passed", action="store_true", help="the tests have just passed: do not run them without the mutants first")
+    parser.add_argument(
+        "--minutes", type=float, help="run what fits into so many minutes, chosen by a hash of the sources"
+    )
+    parser.add_argument(
+        "--passed", action="store_true", help="the tests have just passed: do not run them without the mutants first"
+    )
     options = parser.parse_args(words)
     mutants = table()
     if unknown := set(options.names) - {mutant.name for mutant in mutants}:
@@ -48,7 +54,9 @@ def hash_of_sources(root: Path) -> str:
 
 
 def within(mutants: Sequence[Mutant], seconds: float, chance: str) -> list[Mutant]:
-    """As many as take so long, by what is said of each, in an order that a hash decides: the same for the same sources."""
+    """As many as take so long, by what is said of each, in an order that a hash decides: the same for the same
+    sources.
+    """
     chosen: list[Mutant] = []
     for mutant in sorted(mutants, key=lambda mutant: hashlib.sha256((chance + mutant.name).encode()).digest()):
         takes = mutant.seconds / (1 if mutant.processes else AT_ONCE)
@@ -59,19 +67,26 @@ def within(mutants: Sequence[Mutant], seconds: float, chance: str) -> list[Mutan
 
 
 def try_all(root: Path, mutants: Sequence[Mutant], *, passed: bool, end: float | None = None) -> list[Outcome]:
-    """Try mutants of the project at `root`, two at once where their tests start no processes; begins none after the moment `end`.
+    """Try mutants of the project at `root`, two at once where their tests start no processes; begins none after the
+    moment `end`.
 
     Raises:
         ValueError: the text of one does not stand exactly once in its file.
     """
     for mutant in mutants:
         if (count := (root / "distbelief" / mutant.file).read_text().count(mutant.text)) != 1:
-            raise ValueError(f"{mutant.name}: its text stands {count} times in {mutant.file}, once is needed: make it follow the code")
+            raise ValueError(
+                f"{mutant.name}: its text stands {count} times in {mutant.file}, once is needed: make it follow the "
+                "code"
+            )
     outcomes: list[Outcome] = []
 
     def done(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        print(f"{outcome.verdict.value:9}{outcome.seconds:5.1f} s  {outcome.mutant.name}  {outcome.why}".rstrip(), flush=True)
+        print(
+            f"{outcome.verdict.value:9}{outcome.seconds:5.1f} s  {outcome.mutant.name}  {outcome.why}".rstrip(),
+            flush=True,
+        )
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         wrong = {} if passed else unmutated(root, mutants, Path(folder))
@@ -83,7 +98,12 @@ def try_all(root: Path, mutants: Sequence[Mutant], *, passed: bool, end: float |
                 limit = LEAST_SECONDS + TIMES * mutant.seconds
                 runs[mutant.processes].append(Run(root, Path(folder) / mutant.name, mutant.tests, limit, mutant))
         for processes, some in runs.items():
-            play(some, 1 if processes else AT_ONCE, lambda run: done(judged(run)), lambda: end is None or time.monotonic() < end)
+            play(
+                some,
+                1 if processes else AT_ONCE,
+                lambda run: done(judged(run)),
+                lambda: end is None or time.monotonic() < end,
+            )
     return outcomes
 
 
@@ -91,7 +111,8 @@ def unmutated(root: Path, mutants: Sequence[Mutant], folder: Path) -> dict[str, 
     """Run the tests of some mutants on the code as it is; returns which cannot judge a mutant, and why."""
     found: dict[str, tuple[Verdict, str]] = {}
     light, heavy = (
-        {test: None for m in mutants for test in m.tests if Mutant("", "", "", "", "", (test,)).processes is kind} for kind in (False, True)
+        {test: None for m in mutants for test in m.tests if Mutant("", "", "", "", "", (test,)).processes is kind}
+        for kind in (False, True)
     )
     parts = [list(light)[at::AT_ONCE] for at in range(AT_ONCE)]
     limit = LEAST_SECONDS + TIMES * sum(mutant.seconds for mutant in mutants)
@@ -104,13 +125,21 @@ def unmutated(root: Path, mutants: Sequence[Mutant], folder: Path) -> dict[str, 
 
 def told(outcomes: Sequence[Outcome], chosen: int) -> str:
     """How many ended in which way, and a table of those that nothing noticed."""
-    counts = [f"{count} {verdict.value}" for verdict in Verdict if (count := sum(outcome.verdict is verdict for outcome in outcomes))]
+    counts = [
+        f"{count} {verdict.value}"
+        for verdict in Verdict
+        if (count := sum(outcome.verdict is verdict for outcome in outcomes))
+    ]
     late = [f"{chosen - len(outcomes)} not begun in time"] * (chosen > len(outcomes))
     lines = [", ".join([*counts, *late]) or "none tried"]
     for outcome in outcomes:
         if not outcome.good:
             mutant = outcome.mutant
-            lines += [f"  {outcome.verdict.value}: {mutant.name} ({mutant.file})", f"    of: {mutant.guarantee}", f"    {outcome.why}"]
+            lines += [
+                f"  {outcome.verdict.value}: {mutant.name} ({mutant.file})",
+                f"    of: {mutant.guarantee}",
+                f"    {outcome.why}",
+            ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""Copies of the project, and a Python for each that imports the copy, whatever a test does to the environment of the processes it starts."""
+"""Copies of the project, and a Python for each that imports the copy, whatever a test does to the environment of the
+processes it starts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info")
 
 
 def copied(root: Path, folder: Path) -> Path:
-    """A copy of the project at `root` in a folder of its own, with the folder for the temporary files of its tests beside it."""
+    """A copy of the project at `root` in a folder of its own, with the folder for the temporary files of its tests
+    beside it.
+    """
     copy = folder / "project"
     shutil.copytree(root, copy, ignore=_LEFT_OUT)  # compiled files too, which stay true: times are copied
     (folder / "tmp").mkdir()
@@ -26,12 +30,16 @@ def copied(root: Path, folder: Path) -> Path:
 
 
 def python(copy: Path) -> Path:
-    """A Python beside a copy that finds the copy's package before any that is installed: a virtual environment over this one."""
+    """A Python beside a copy that finds the copy's package before any that is installed: a virtual environment over
+    this one.
+    """
     home = copy.with_name("python")
     venv.EnvBuilder(symlinks=True).create(home)
     site = next(home.glob("lib/python*/site-packages"))
     installed = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
-    (site / "copy.pth").write_text("\n".join([str(copy), str(_TESTS), *(f"import site; site.addsitedir({path!r})" for path in installed)]))
+    (site / "copy.pth").write_text(
+        "\n".join([str(copy), str(_TESTS), *(f"import site; site.addsitedir({path!r})" for path in installed)])
+    )
     return home / "bin" / "python"
 
 
@@ -44,7 +52,9 @@ def mutate(copy: Path, mutant: Mutant) -> None:
     file = copy / "distbelief" / mutant.file
     text = file.read_text()
     if (count := text.count(mutant.text)) != 1:
-        raise ValueError(f"{mutant.name}: its text stands {count} times in {mutant.file}, once is needed: make it follow the code")
+        raise ValueError(
+            f"{mutant.name}: its text stands {count} times in {mutant.file}, once is needed: make it follow the code"
+        )
     for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
         compiled.unlink()
     file.write_text(text.replace(mutant.text, mutant.replacement))

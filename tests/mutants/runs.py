@@ -70,7 +70,9 @@ class Run:
         modules = ["distbelief"]
         if self.mutant:
             mutate(copy, self.mutant)
-            modules.append("distbelief." + self.mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+            modules.append(
+                "distbelief." + self.mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            )
         stop_early = list(self.tests) if self.mutant else []
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         environment |= {watch.COPY: str(copy), watch.REPORT: str(self.report), "TMPDIR": str(self.folder / "tmp")}
@@ -78,7 +80,8 @@ class Run:
         with (self.folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [interpreter, "-m", "pytest", "-p", "mutants.watch", "-p", "no:cacheprovider", *self.tests],
-                cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
 
     @property
@@ -113,7 +116,10 @@ class Run:
         if ends and ends[0]["strange"]:
             return f"the tests imported {ends[0]['strange'][0]}, which is not of the copy"
         if not ends and not self.hung:
-            return f"pytest ended with status {self.process.returncode}: {(self.folder / 'output').read_text(errors='replace')[-400:]}"
+            return (
+                f"pytest ended with status {self.process.returncode}: "
+                f"{(self.folder / 'output').read_text(errors='replace')[-400:]}"
+            )
         return ""
 
     def outcomes(self, named: str) -> list[dict[str, Any]]:
@@ -132,7 +138,9 @@ def one(run: Run) -> Iterator[Run]:
         run.end()
 
 
-def play(runs: Sequence[Run], at_once: int, done: Callable[[Run], None], go_on: Callable[[], bool] = lambda: True) -> None:
+def play(
+    runs: Sequence[Run], at_once: int, done: Callable[[Run], None], go_on: Callable[[], bool] = lambda: True
+) -> None:
     """Play runs, so many at once; `done` is told of each; none is begun once `go_on` says no."""
     waiting, going = list(runs), contextlib.ExitStack()
     with going:
@@ -164,7 +172,10 @@ def judged(run: Run) -> Outcome:
     else:
         ends = {named: {event["outcome"] for event in run.outcomes(named)} for named in run.tests}
         if green := [named for named, outcomes in ends.items() if "failed" not in outcomes]:
-            verdict, why = Verdict.SURVIVED, ", ".join(f"{named} {'passes' if ends[named] else 'is no test'}" for named in green)
+            verdict, why = (
+                Verdict.SURVIVED,
+                ", ".join(f"{named} {'passes' if ends[named] else 'is no test'}" for named in green),
+            )
     return Outcome(run.mutant, verdict, why, run.seconds)
 
 
@@ -177,7 +188,10 @@ def unfit(run: Run) -> dict[str, tuple[Verdict, str]]:
         if failed := [event for event in outcomes if event["outcome"] == "failed"]:
             found[named] = Verdict.BROKEN, f"{failed[0]['test']} fails without the mutant: {failed[0]['why']}"
         elif wrong or run.hung or not outcomes:
-            found[named] = Verdict.BROKEN, f"{named} cannot be run without the mutant: {wrong or ('it hangs' if run.hung else 'it is no test')}"
+            found[named] = (
+                Verdict.BROKEN,
+                f"{named} cannot be run without the mutant: {wrong or ('it hangs' if run.hung else 'it is no test')}",
+            )
         elif all(event["outcome"] == "skipped" for event in outcomes):
             found[named] = Verdict.SKIPPED, f"{named} is skipped here: {outcomes[0]['why']}"
     return found

@@ -1,4 +1,6 @@
-"""A plugin of pytest in the tests of a mutant: it sees that the copy is what they import, and writes down how each test ended."""
+"""A plugin of pytest in the tests of a mutant: it sees that the copy is what they import, and writes down how each test
+ended.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,15 @@ from typing import Any
 
 import pytest
 
-COPY, MODULES, NAMED, REPORT = "DISTBELIEF_MUTANT_COPY", "DISTBELIEF_MUTANT_MODULES", "DISTBELIEF_MUTANT_TESTS", "DISTBELIEF_MUTANT_REPORT"
-"""In the environment: the copy's folder; what must be importable, and the tests, as JSON; the file to write to. Gone before the first test."""
+COPY, MODULES, NAMED, REPORT = (
+    "DISTBELIEF_MUTANT_COPY",
+    "DISTBELIEF_MUTANT_MODULES",
+    "DISTBELIEF_MUTANT_TESTS",
+    "DISTBELIEF_MUTANT_REPORT",
+)
+"""In the environment: the copy's folder; what must be importable, and the tests, as JSON; the file to write to. Gone
+before the first test.
+"""
 
 
 def covers(named: str, test: str) -> bool:
@@ -55,13 +64,26 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
             line = _last_line(report)
-            self.write("test", test=report.nodeid, when=report.when, outcome=report.outcome, why=line, hung=line.startswith("Failed: Timeout (>"))
+            self.write(
+                "test",
+                test=report.nodeid,
+                when=report.when,
+                outcome=report.outcome,
+                why=line,
+                hung=line.startswith("Failed: Timeout (>"),
+            )
         if report.failed and report.when != "setup":
             self.failed |= {named for named in self.named if covers(named, report.nodeid)}
 
     def pytest_sessionfinish(self) -> None:
-        files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name.split(".")[0] == "distbelief"}
-        self.write("end", strange=sorted(file for file in files.values() if file and not Path(file).is_relative_to(self.copy)))
+        files = {
+            name: getattr(module, "__file__", None)
+            for name, module in sys.modules.items()
+            if name.split(".")[0] == "distbelief"
+        }
+        self.write(
+            "end", strange=sorted(file for file in files.values() if file and not Path(file).is_relative_to(self.copy))
+        )
 
 
 def _last_line(report: pytest.CollectReport | pytest.TestReport) -> str:

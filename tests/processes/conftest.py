@@ -1,4 +1,6 @@
-"""After every test here, nothing is left on the machine: no process, no socket, no segment of shared memory, no temporary folder."""
+"""After every test here, nothing is left on the machine: no process, no socket, no segment of shared memory, no
+temporary folder.
+"""
 
 import contextlib
 import ctypes
@@ -30,7 +32,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @pytest.fixture(autouse=True, scope="session")
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Temporary files of these tests and their processes go to a folder of their own: others may run jobs on this machine too."""
+    """Temporary files of these tests and their processes go to a folder of their own: others may run jobs on this
+    machine too.
+    """
     folder = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
@@ -45,14 +49,25 @@ def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator
     processes, before = descendants(os.getpid()), _held(os.getpid())
     yield
     deadline = monotonic() + PATIENCE
-    own = (multiprocessing.forkserver._forkserver._forkserver_pid, multiprocessing.resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    left = {pid: title for pid, title in descendants(os.getpid()).items() if pid not in processes and pid not in own and not _ends(pid, deadline)}
+    own = (
+        multiprocessing.forkserver._forkserver._forkserver_pid,
+        multiprocessing.resource_tracker._resource_tracker._pid,
+    )  # type: ignore[attr-defined]
+    left = {
+        pid: title
+        for pid, title in descendants(os.getpid()).items()
+        if pid not in processes and pid not in own and not _ends(pid, deadline)
+    }
     assert not left, f"processes are left: {left}"
     request.node.funcargs.clear()  # what fixtures have made is let go of: a segment lives as long as any tensor in it
     gc.collect()
     for pid in (os.getpid(), *filter(None, own)):
         held = _held(pid)
-        mine = {what: name for what, name in held.items() if what not in before and (pid == os.getpid() or not name.startswith("socket"))}
+        mine = {
+            what: name
+            for what, name in held.items()
+            if what not in before and (pid == os.getpid() or not name.startswith("socket"))
+        }
         assert not mine, f"process {pid} still holds {sorted(mine.values())}"
     folders = [path.name for path in temporary.iterdir() if path.name.startswith(("distbelief", "pymp-"))]
     assert not folders, f"temporary folders are left: {folders}"
@@ -85,7 +100,9 @@ def _ends(pid: int, deadline: float) -> bool:
 
 
 def _held(pid: int) -> dict[tuple[str, int], str]:
-    """The sockets that a process holds, and the segments of shared memory without a name (memfd) that it holds or maps."""
+    """The sockets that a process holds, and the segments of shared memory without a name (memfd) that it holds or
+    maps.
+    """
     found: dict[tuple[str, int], str] = {}
     folder = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):  # it has ended

@@ -1,4 +1,6 @@
-"""One process of a group that is held to what fabrics promise: grouped.py RANK RANKS PORT ALGORITHM..., of a store at a port."""
+"""One process of a group that is held to what fabrics promise: grouped.py RANK RANKS PORT ALGORITHM..., of a store at a
+port.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -31,7 +33,10 @@ if __name__ == "__main__":
 
     def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
         """A group of all, formed anew for each algorithm."""
-        one, group = ProcessGroup(rank, torch.device("cpu"), algorithm, 2 * algorithm.startswith("hierarchical"), "127.0.0.1"), next(groups)
+        one, group = (
+            ProcessGroup(rank, torch.device("cpu"), algorithm, 2 * algorithm.startswith("hierarchical"), "127.0.0.1"),
+            next(groups),
+        )
         store.set(f"store {group} {rank}", one.store)
         stores = [store.get(f"store {group} {other}").decode() for other in range(ranks)]
         members = tuple(Member(f"replica {i}", Place("", 0), False, name) for i, name in enumerate(stores))

@@ -1,8 +1,10 @@
-"""A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook where that is not `plain`.
+"""A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook
+where that is not `plain`.
 
-hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of each other, `apart:auto` as
-if they were on hosts of their own, `half:auto` as if the first rank had no memory to share; `refused` asks for what cannot be.
-hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and stays until its input ends.
+hooked.py FOLDER ALGORITHM... writes what each rank ends with; `pairs:ring` trains in pairs of ranks that know nothing
+of each other, `apart:auto` as if they were on hosts of their own, `half:auto` as if the first rank had no memory to
+share; `refused` asks for what cannot be. hooked.py FOLDER ALGORITHM forever trains on; when that fails it says why, and
+stays until its input ends.
 """
 
 import gc
@@ -31,7 +33,10 @@ def none_left(_: str) -> int:
 def refuse() -> None:
     """Ask twice for shared memory where there is none, and for what the other rank does not ask for."""
     window._here = dist.get_rank
-    for algorithm, why in (("shared", "not processes of one host"), (("auto", "ring")[dist.get_rank()], "told to add up in different ways")):
+    for algorithm, why in (
+        ("shared", "not processes of one host"),
+        (("auto", "ring")[dist.get_rank()], "told to add up in different ways"),
+    ):
         state, told = db.Reduce(algorithm), list[str]()
         for _ in range(2):
             try:
@@ -44,7 +49,9 @@ def refuse() -> None:
 def models() -> tuple[nn.Module, nn.Module]:
     """Two, whose gradients go over the same lines; the first has several buckets."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 120), nn.BatchNorm1d(120), nn.Linear(120, 3)), nn.Linear(3, 2).double()
+    return nn.Sequential(
+        nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 120), nn.BatchNorm1d(120), nn.Linear(120, 3)
+    ), nn.Linear(3, 2).double()
 
 
 def train(folder: Path, told: str, forever: bool = False) -> None:
@@ -56,9 +63,11 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
     theirs = ours = None
     if special == "pairs":
         (theirs, ours), _ = sorted(
-            ([dist.new_group([first, first + 1]) for _ in range(2)] for first in range(0, ranks, 2)), key=lambda pair: dist.get_rank(pair[0]) < 0
+            ([dist.new_group([first, first + 1]) for _ in range(2)] for first in range(0, ranks, 2)),
+            key=lambda pair: dist.get_rank(pair[0]) < 0,
         )
-    options = {"forward_sync_buffers": False} if forever else {}  # a rank that fails in DDP's own broadcast of buffers tells nobody
+    # a rank that fails in DDP's own broadcast of buffers tells nobody
+    options = {"forward_sync_buffers": False} if forever else {}
     wrapped = [DistributedDataParallel(one, bucket_cap_mb=0.01, process_group=theirs, **options) for one in models()]
     chosen = {}
     if algorithm != "plain":
@@ -79,7 +88,9 @@ def train(folder: Path, told: str, forever: bool = False) -> None:
         if forever and step == STEPS:
             print(os.getpid(), flush=True)
     weights = [p.detach() for one in wrapped for p in one.parameters()]
-    ways = [(length, item, how and (how.algorithm, getattr(how, "hosts", None))) for (length, item), how in chosen.items()]
+    ways = [
+        (length, item, how and (how.algorithm, getattr(how, "hosts", None))) for (length, item), how in chosen.items()
+    ]
     torch.save((weights, ways), folder / f"{told} {rank}")
 
 

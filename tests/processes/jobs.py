@@ -55,11 +55,15 @@ def tallied() -> Task:
 
 
 def dropped() -> Task:
-    return Task(model=lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4)), train=data)
+    return Task(
+        model=lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4)), train=data
+    )
 
 
 class _Stubborn(nn.Module):
-    """In the first process that comes to its third step, that step lasts until somebody has opened the pipe `PIPE` and closed it."""
+    """In the first process that comes to its third step, that step lasts until somebody has opened the pipe `PIPE` and
+    closed it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,13 +156,21 @@ class Watch:
         """The records of a kind."""
         return [record for record in self.records if isinstance(record, kind)]
 
-    def once(self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "", kept: bool = False) -> None:
-        """Act at the record number `after` (from 0) of a kind, of a role where one is named, and `kept`: that comes when there is a checkpoint."""
+    def once(
+        self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "", kept: bool = False
+    ) -> None:
+        """Act at the record number `after` (from 0) of a kind, of a role where one is named, and `kept`: that comes
+        when there is a checkpoint.
+        """
         seen = 0
 
         def look(record: Record) -> None:
             nonlocal seen
-            if isinstance(record, kind) and role in ("", getattr(record, "role", "")) and (not kept or self.of(Checkpointed)):
+            if (
+                isinstance(record, kind)
+                and role in ("", getattr(record, "role", ""))
+                and (not kept or self.of(Checkpointed))
+            ):
                 seen += 1
                 if seen == after + 1:
                     act()
@@ -193,7 +205,11 @@ def low() -> Task:
 
 def minute() -> Task:
     """A model of three parameters."""
-    return Task(model=lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 1, 1)), train=data, loss=lambda output, _: output.mean())
+    return Task(
+        model=lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 1, 1)),
+        train=data,
+        loss=lambda output, _: output.mean(),
+    )
 
 
 def placed() -> Task:
@@ -217,14 +233,18 @@ def bags() -> Task:
 
     def some(samples: int = SAMPLES) -> TensorData:
         chance = torch.Generator().manual_seed(3)
-        rows, classes = (torch.randint(0, most, shape, generator=chance) for most, shape in ((5000, (SAMPLES, 6)), (4, (SAMPLES,))))
+        rows, classes = (
+            torch.randint(0, most, shape, generator=chance) for most, shape in ((5000, (SAMPLES, 6)), (4, (SAMPLES,)))
+        )
         return TensorData(rows[:samples], classes[:samples])
 
     return Task(model=_Bag, train=some, test=lambda: some(50))
 
 
 class _Counter(nn.Module):
-    """Its parameters begin at 0, and every gradient of them is 1; to step them takes most of the time. Its buffer is one number, of its minibatch."""
+    """Its parameters begin at 0, and every gradient of them is 1; to step them takes most of the time. Its buffer is
+    one number, of its minibatch.
+    """
 
     seen: torch.Tensor
 
@@ -244,7 +264,9 @@ def counting() -> Task:
 
 
 class Once(nn.Module):
-    """A parameter for each sample, whose gradient is 1 where the sample is in the minibatch, whatever the parameters are."""
+    """A parameter for each sample, whose gradient is 1 where the sample is in the minibatch, whatever the parameters
+    are.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +309,11 @@ def dies_as_it_meets() -> Task:
 
     def die(self: ProcessGroup, group: Assemble, told: Callable[[], bool]) -> bool:
         for member in group.members:
-            if member.role == "replica 1" and getproctitle().endswith(member.role) and member.place.incarnation in (1, 2):
+            if (
+                member.role == "replica 1"
+                and getproctitle().endswith(member.role)
+                and member.place.incarnation in (1, 2)
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
         return form(self, group, told)
 

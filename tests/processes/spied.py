@@ -31,7 +31,10 @@ class _Spied(nn.Module):
 
         def played(self: Schedule, rank: int) -> Any:
             made = steps_of(self, rank)
-            note("turns", *[(step.number, one.source, one.stop - one.start, one.adds) for step in made for one in step.receives])
+            note(
+                "turns",
+                *[(step.number, one.source, one.stop - one.start, one.adds) for step in made for one in step.receives],
+            )
             return made
 
         Schedule.steps_of = played  # type: ignore[method-assign]

@@ -1,4 +1,6 @@
-"""Spoils real frames and files, from one seed: bits, lengths, types and values, so that what reads them must stand anything."""
+"""Spoils real frames and files, from one seed: bits, lengths, types and values, so that what reads them must stand
+anything.
+"""
 
 import random
 import typing
@@ -15,11 +17,17 @@ from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 
-LAYOUT = lay_out([Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")])
-PLAN = Plan(Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})), LAYOUT, cut(LAYOUT, 2), 100)
+LAYOUT = lay_out(
+    [Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")]
+)
+PLAN = Plan(
+    Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})), LAYOUT, cut(LAYOUT, 2), 100
+)
 EXTREMES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 127, 255, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -(1 << 63), 0.5, -0.0, 1e308,
-    float("inf"), float("nan"), "", "x", "x" * 300, "../../etc/passwd", "shard 0", "Lost", b"", b"\xff" * 9, [], [[[[]]]], [0] * 20, {}, {"x": 1},
+    None, True, False, 0, 1, -1, 127, 255, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
+    -(1 << 63), 0.5, -0.0, 1e308,
+    float("inf"), float("nan"), "", "x", "x" * 300, "../../etc/passwd", "shard 0", "Lost", b"", b"\xff" * 9, [],
+    [[[[]]]], [0] * 20, {}, {"x": 1},
 )  # fmt: skip
 
 
@@ -46,6 +54,9 @@ def example(hint: Any) -> Any:
         return tuple(example(one) for one in inner if one is not ...)
     return None if type(None) in inner else example(inner[0])
 
+
+MARKERS = (b"\xff", b"\0", b"\xdf", b"\xc6", b"\xdd")
+"""Bytes that open values of a kind in msgpack."""
 
 FRAMES = tuple(wire.encode(example(kind)) for kind in MESSAGES)
 """One real frame of each kind of message."""
@@ -75,7 +86,10 @@ class Spoiler:
             return self.data(frame, frames)
         else:
             version, length = chance.choice(
-                ((wire.VERSION, chance.choice((0, 1, len(body) + 1, 1 << 24, 1 << 25, (1 << 32) - 1))), (chance.randrange(256), len(body)))
+                (
+                    (wire.VERSION, chance.choice((0, 1, len(body) + 1, 1 << 24, 1 << 25, (1 << 32) - 1))),
+                    (chance.randrange(256), len(body)),
+                )
             )
             return wire.PREFIX.pack(version, length) + body
         return wire.PREFIX.pack(wire.VERSION, len(body)) + body
@@ -101,6 +115,10 @@ class Spoiler:
             copy.insert(at, copy[at])
         return copy
 
+    def _flipped(self, data: bytes) -> bytes:
+        """The bytes with one bit of each flipped."""
+        return bytes(byte ^ 1 << self.chance.randrange(8) for byte in data)
+
     def data(self, data: bytes, others: Sequence[bytes] = ()) -> bytes:
         """Bytes with a few of them flipped, cut, doubled, replaced or spliced with others'."""
         chance, spoilt = self.chance, bytearray(data)
@@ -108,9 +126,9 @@ class Spoiler:
             at = chance.randrange(len(spoilt) + 1)
             end = min(len(spoilt), at + chance.choice((1, 1, 2, 4, 8, 64)))
             ways: list[Callable[[], Any]] = [
-                lambda: spoilt.__setitem__(slice(at, end), bytes(byte ^ 1 << chance.randrange(8) for byte in spoilt[at:end])),  # noqa: B023
+                lambda: spoilt.__setitem__(slice(at, end), self._flipped(spoilt[at:end])),  # noqa: B023
                 lambda: spoilt.__setitem__(slice(at, end), chance.randbytes(end - at)),  # noqa: B023
-                lambda: spoilt.__setitem__(slice(at, end), chance.choice((b"\xff", b"\0", b"\xdf", b"\xc6", b"\xdd")) * (end - at)),  # noqa: B023
+                lambda: spoilt.__setitem__(slice(at, end), chance.choice(MARKERS) * (end - at)),  # noqa: B023
                 lambda: spoilt.__delitem__(slice(at, None)),  # noqa: B023
                 lambda: spoilt.__delitem__(slice(at, end)),  # noqa: B023
                 lambda: spoilt.__setitem__(slice(at, at), spoilt[at:end]),  # noqa: B023

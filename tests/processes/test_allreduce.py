@@ -1,4 +1,6 @@
-"""Allreduce on real processes: in shared memory and over torch.distributed, with deaths, a script, and a run that goes on."""
+"""Allreduce on real processes: in shared memory and over torch.distributed, with deaths, a script, and a run that goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +73,15 @@ def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def among_three(algorithm: str) -> Allreduce:
     """Several buckets, and two hosts where the algorithm asks for hosts."""
     hosts = 2 * algorithm.startswith("hierarchical")
-    return Allreduce(replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=hosts)
+    return Allreduce(
+        replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=hosts
+    )
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree", "native", "auto"])
-def test_in_shared_memory_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, algorithm: str) -> None:
+def test_in_shared_memory_it_is_one_process_with_larger_minibatches(
+    tmp_path: Path, union: Path, algorithm: str
+) -> None:
     result = jobs.run(tmp_path / "run", among_three(algorithm), epochs=2)
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 14)
     assert_close(tmp_path / "run", union)
@@ -100,7 +106,11 @@ def test_accumulated_gradients_are_those_of_larger_minibatches(tmp_path: Path, t
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path, name: str) -> None:
     optimizer = optim(name, weight_decay=0.01, decay_exempt=True)
-    for folder, strategy in (("single", Single(optimizer=optimizer)), ("all", Allreduce(1, optimizer)), ("cut", Synchronous(1, 3, optimizer))):
+    for folder, strategy in (
+        ("single", Single(optimizer=optimizer)),
+        ("all", Allreduce(1, optimizer)),
+        ("cut", Synchronous(1, 3, optimizer)),
+    ):
         jobs.run(tmp_path / folder, strategy, epochs=2, warmup_epochs=1.0)
     for folder in ("all", "cut"):
         assert_close(tmp_path / folder, tmp_path / "single")
@@ -108,7 +118,9 @@ def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path, name: st
 
 def test_buffers_are_one_for_all(tmp_path: Path) -> None:
     for transport in ("shared", "tcp"):
-        result = jobs.run(tmp_path / transport, Allreduce(replicas=2), on=Local(transport=transport), task="jobs:dropped", epochs=2)
+        result = jobs.run(
+            tmp_path / transport, Allreduce(replicas=2), on=Local(transport=transport), task="jobs:dropped", epochs=2
+        )
         assert result["outcome"] == "done"
     shared, tcp = (weights(tmp_path / transport) for transport in ("shared", "tcp"))
     torch.testing.assert_close(shared["1.running_mean"], tcp["1.running_mean"], rtol=1e-4, atol=1e-6)
@@ -123,8 +135,12 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
     chance = random.Random(seed)
     victim, kind = chance.randrange(3), chance.choice([records.Stepped, records.Stepped, records.EpochDone])
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(8))
-    strategy = Allreduce(3, tally.ADAGRAD, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003)
-    result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0)
+    strategy = Allreduce(
+        3, tally.ADAGRAD, restarts=restarts, algorithm=chance.choice(["ring", "native"]), bucket_mb=0.0003
+    )
+    result = jobs.run(
+        tmp_path, strategy, Local(transport=transport), task="jobs:tallied", epochs=jobs.LONG, evaluate_every=0
+    )
     assert result["outcome"] == "done"
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
     assert (result["epochs"], result["samples"]) == (jobs.LONG, jobs.LONG * jobs.SAMPLES)
@@ -158,7 +174,9 @@ def test_a_meeting_ends_as_soon_as_another_group_is_named(meeting: tuple[Process
     assert len(asked) == 3
 
 
-def test_a_meeting_with_one_who_died_as_he_came_ends_within_seconds(meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_with_one_who_died_as_he_came_ends_within_seconds(
+    meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert process_group.MEET_SECONDS <= 15
     monkeypatch.setattr(process_group, "MEET_SECONDS", 0.5)
     one, group = meeting
@@ -167,7 +185,9 @@ def test_a_meeting_with_one_who_died_as_he_came_ends_within_seconds(meeting: tup
     assert not one.form(group, lambda: False)
 
 
-def test_a_meeting_at_one_who_is_dead_ends_at_once(meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_at_one_who_is_dead_ends_at_once(
+    meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The store tried to reach him again and again, for as long as it might."""
     one, group = meeting
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -177,7 +197,9 @@ def test_a_meeting_at_one_who_is_dead_ends_at_once(meeting: tuple[ProcessGroup, 
     assert not one.form(msgspec.structs.replace(group, members=(dead, group.members[0])), lambda: False)
 
 
-def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(
+    meeting: tuple[ProcessGroup, Assemble], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process_group, "MEET_SECONDS", 0.5)
     one, group = meeting
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as waiting:
@@ -196,7 +218,13 @@ def test_on_death_stop_ends_with_the_reason_within_seconds(tmp_path: Path, watch
     died: list[float] = []
     watch.once(records.EpochDone, lambda: (died.append(monotonic()), jobs.kill("replica 1")), 2)
     with pytest.raises(JobFailed, match="replica 1 is gone: its process was killed by SIGKILL"):
-        jobs.run(tmp_path, Allreduce(replicas=3, on_death="stop"), on=Local(transport=transport), epochs=jobs.MANY, evaluate_every=0)
+        jobs.run(
+            tmp_path,
+            Allreduce(replicas=3, on_death="stop"),
+            on=Local(transport=transport),
+            epochs=jobs.MANY,
+            evaluate_every=0,
+        )
     assert monotonic() - died[0] < SECONDS
 
 
@@ -213,7 +241,9 @@ def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> N
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    job = jobs.job(tmp_path / "run", Allreduce(replicas=2, optimizer=optim("sgd", lr=0.1)), task="script", epochs=2, seed=3)
+    job = jobs.job(
+        tmp_path / "run", Allreduce(replicas=2, optimizer=optim("sgd", lr=0.1)), task="script", epochs=2, seed=3
+    )
     result = Local(transport=transport).launch(job, [str(tmp_path / "script.py")])
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 22)
     jobs.run(tmp_path / "alone", Single(optimizer=optim("sgd", lr=0.1)), epochs=2, batch_size=2 * jobs.BATCH, seed=3)
@@ -222,7 +252,10 @@ def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: s
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [(Local(listen="127.0.0.1"), "no server that guests could join"), (Local(transport="tcp", tls=True), "encrypts nothing")],
+    [
+        (Local(listen="127.0.0.1"), "no server that guests could join"),
+        (Local(transport="tcp", tls=True), "encrypts nothing"),
+    ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path: Path, place: Local, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -232,5 +265,10 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, place: Local, said: str) -
 def test_the_result_says_what_was_run(tmp_path: Path) -> None:
     jobs.run(tmp_path / "run", Allreduce(replicas=2, algorithm="ring"), epochs=1)
     told = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (told["strategy"], told["settings"]["algorithm"], told["shards"], told["replicas"]) == ("allreduce", "ring", 0, 2)
+    assert (told["strategy"], told["settings"]["algorithm"], told["shards"], told["replicas"]) == (
+        "allreduce",
+        "ring",
+        0,
+        2,
+    )
     assert 0 < told["test_accuracy"] <= 1

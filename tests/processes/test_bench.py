@@ -51,7 +51,9 @@ time.sleep(1000)
 def run(name, tmp_path, **options):
     path = tmp_path / "made" / f"{name}.json"
     bench = BENCHES[name]
-    result = bench.run(dataclasses.replace(bench.defaults(quick=True), quick=True, quiet=True, json=str(path), **options))
+    result = bench.run(
+        dataclasses.replace(bench.defaults(quick=True), quick=True, quiet=True, json=str(path), **options)
+    )
     assert json.loads(path.read_text()) == result
     assert multiprocessing.active_children() == []
     return result
@@ -79,7 +81,13 @@ def test_a_benchmark_writes_what_it_measured_and_on_what_machine(name, tmp_path,
 
 def test_the_simulator_is_held_against_real_processes(tmp_path):
     found = run("simulator", tmp_path, validate=True)["rows"]
-    kinds = {"single", "downpour, 1 replica", "downpour, 2 replicas", "synchronous, 2 replicas", "allreduce, 2 replicas"}
+    kinds = {
+        "single",
+        "downpour, 1 replica",
+        "downpour, 2 replicas",
+        "synchronous, 2 replicas",
+        "allreduce, 2 replicas",
+    }
     padded = {"downpour", "synchronous", "synchronous, 1 backup worker", "allreduce"}
     assert set(found) == {f"{model}, {kind}" for model in ("mlp", "lenet") for kind in kinds} | {
         f"4 padded{slow}, {kind}" for slow in ("", ", one 4 times slower") for kind in padded
@@ -88,7 +96,10 @@ def test_the_simulator_is_held_against_real_processes(tmp_path):
 
 
 def test_the_simulator_refuses_jobs_that_it_does_not_compare(tmp_path):
-    for options, says in (({"only": ("mlp",)}, "give that too"), ({"only": ("x",), "validate": True}, "no job begins so")):
+    for options, says in (
+        ({"only": ("mlp",)}, "give that too"),
+        ({"only": ("x",), "validate": True}, "no job begins so"),
+    ):
         with pytest.raises(UsageError, match=says):
             run("simulator", tmp_path, **options)
 
@@ -112,7 +123,8 @@ def test_train_measures_every_contender_on_the_same_samples(tmp_path):
     one = run("train", tmp_path, models=("mlp",), replicas=(1,))["models"]["mlp"]
     assert min(one["samples_per_second"].values()) > 0
     assert {name.partition(",")[0] for name in one["of_single"]} == {
-        "single", "two independent singles", "two singles in lockstep", "downpour", "synchronous", "allreduce", "ddp on gloo",
+        "single", "two independent singles", "two singles in lockstep", "downpour", "synchronous", "allreduce",
+        "ddp on gloo",
         "ddp with our hook", "hogwild",
     }  # fmt: skip
     assert one["of_single"]["single, 1 thread"] == 1
@@ -132,7 +144,9 @@ def namespaces():
 def test_a_cable_joins_two_namespaces(tmp_path):
     cable = tmp_path / "cable.py"
     cable.write_text(CABLE)
-    measured = run("allreduce", tmp_path, cable=str(cable), delay=20.0, rate=50, loss=0.01)["namespaces"]["2, by a cable"]["4000"]
+    measured = run("allreduce", tmp_path, cable=str(cable), delay=20.0, rate=50, loss=0.01)["namespaces"][
+        "2, by a cable"
+    ]["4000"]
     assert set(measured) == set(ALGORITHMS)
     assert (tmp_path / "told").read_text().split() == ["20.0", "50", "0.01"]
 

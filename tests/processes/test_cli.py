@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 
 PATIENCE = 120.0
-LIGHT = "import sys; from distbelief.cli.main import run; status = run(sys.argv[1:]); sys.exit(99 if 'torch' in sys.modules else status)"
+LIGHT = (
+    "import sys; from distbelief.cli.main import run; status = run(sys.argv[1:]); sys.exit(99 if 'torch' in "
+    "sys.modules else status)"
+)
 
 
 def distbelief(*args: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "distbelief", *args], capture_output=True, text=True, timeout=PATIENCE, **more)
+    return subprocess.run(
+        [sys.executable, "-m", "distbelief", *args], capture_output=True, text=True, timeout=PATIENCE, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,10 +47,14 @@ def test_help_and_wrong_words_answer_before_torch_is_imported(line: str, status:
     assert ended.returncode == status, ended.stderr
 
 
-@pytest.mark.parametrize("words", ["downpour --replicas 2 --shards 2", "downpour --replicas 2 --transport tcp", "single"])
+@pytest.mark.parametrize(
+    "words", ["downpour --replicas 2 --shards 2", "downpour --replicas 2 --transport tcp", "single"]
+)
 def test_train_then_evaluate(words: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trained = distbelief("train", "digits", *words.split(), "--optimizer", "adagrad", "--epochs", "2", "--out", str(run))
+    trained = distbelief(
+        "train", "digits", *words.split(), "--optimizer", "adagrad", "--epochs", "2", "--out", str(run)
+    )
     assert (trained.returncode, trained.stderr) == (0, "")
     result = json.loads((run / "result.json").read_text())
     assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 2 * 1437, 2)
@@ -70,11 +79,17 @@ def test_json_is_one_record_a_line_and_the_result_last(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
 @pytest.mark.parametrize("strategy", ["downpour", "single", "allreduce", "hogwild"])
-def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on(strategy: str, how: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on(
+    strategy: str, how: signal.Signals, tmp_path: Path
+) -> None:
     run = tmp_path / "a run"
     words = ["train", "digits", strategy, "--json", "--epochs", "100000", "--checkpoint-every", "0", "--out", str(run)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "distbelief", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "distbelief", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout
     for line in process.stdout:
@@ -100,7 +115,9 @@ def test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_go
 def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_on_too(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", "digits", "downpour", "--json", "--epochs", "100000", "--out", str(run)]
-    process = subprocess.Popen([sys.executable, "-m", "distbelief", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distbelief", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout
     for line in process.stdout:
         if json.loads(line)["event"] == "Checkpointed":
@@ -112,7 +129,9 @@ def test_the_second_signal_ends_a_job_at_once_and_prints_the_command_that_goes_o
     [line] = said.splitlines()
     command = r"distbelief train digits downpour --json --epochs 100000 --out \S+/run --resume"
     assert re.fullmatch(
-        rf"distbelief: interrupted twice: ended at once, without a checkpoint; go on from checkpoint \d+ with --resume: {command}", line
+        r"distbelief: interrupted twice: ended at once, without a checkpoint; go on from checkpoint \d+ with "
+        rf"--resume: {command}",
+        line,
     )
     assert json.loads((run / "result.json").read_text())["cause"] == "interrupted, and ended at once"
 
@@ -137,20 +156,34 @@ def test_data_that_are_nowhere_are_told_before_anything_is_made(tmp_path: Path) 
 def test_ports_are_those_of_bind_and_one_in_use_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = ["train", "digits", "downpour", "--transport", "tcp", "--bind", f"127.0.0.1:{port}", "--quiet", "--out", str(tmp_path / "run")]
+        line = [
+            "train",
+            "digits",
+            "downpour",
+            "--transport",
+            "tcp",
+            "--bind",
+            f"127.0.0.1:{port}",
+            "--quiet",
+            "--out",
+            str(tmp_path / "run"),
+        ]
         ended = distbelief(*line)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert f"coordinator cannot listen at tcp:127.0.0.1:{port}" in ended.stderr
     assert "choose another port" in ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert not (tmp_path / "run").exists(), "a run that never began leaves no folder: the same command can be tried again"
+    assert not (tmp_path / "run").exists(), (
+        "a run that never began leaves no folder: the same command can be tried again"
+    )
 
 
 def test_a_task_of_ones_own_is_found_in_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom distbelief import Task, TensorData\n"
         "def task():\n"
-        "    data = lambda: TensorData(torch.randn(100, 4, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 2)\n"
+        "    data = lambda: TensorData(torch.randn(100, 4, generator=torch.Generator().manual_seed(0)), "
+        "torch.arange(100) % 2)\n"
         "    return Task(model=lambda: torch.nn.Linear(4, 2), train=data)\n"
     )
     ended = distbelief("train", "mine:task", "downpour", "--batch-size", "10", "--quiet", cwd=tmp_path)
@@ -186,7 +219,10 @@ def test_a_reader_that_leaves_ends_nothing_but_the_showing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_job_runs_without_standard_streams(tmp_path: Path, closed: str) -> None:
-    line = f"exec {shlex.quote(sys.executable)} -m distbelief train digits downpour --out {shlex.quote(str(tmp_path / 'run'))} {closed}"
+    line = (
+        f"exec {shlex.quote(sys.executable)} -m distbelief train digits downpour --out "
+        f"{shlex.quote(str(tmp_path / 'run'))} {closed}"
+    )
     ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "done"
@@ -194,5 +230,11 @@ def test_a_job_runs_without_standard_streams(tmp_path: Path, closed: str) -> Non
 
 def test_a_full_disk_behind_the_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run([sys.executable, "-u", "-m", "distbelief", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+        ended = subprocess.run(
+            [sys.executable, "-u", "-m", "distbelief", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+        )
     assert (ended.returncode, ended.stderr) == (1, "distbelief: [Errno 28] No space left on device\n")

@@ -14,7 +14,9 @@ from distbelief.strategies import Downpour, Hogwild
 
 
 @pytest.mark.parametrize("strategy", [Downpour(replicas=2), Hogwild(replicas=2)])
-def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(tmp_path: Path, strategy: Downpour | Hogwild) -> None:
+def test_a_padded_step_takes_its_time_and_a_slow_replica_does_less(
+    tmp_path: Path, strategy: Downpour | Hogwild
+) -> None:
     compute = ComputeModel(step=0.01, spread="constant", slow={1: 20.0})
     result = jobs.run(tmp_path, strategy, Local(compute=compute), epochs=6, evaluate_every=0)
     fast, slow = (one["steps"] for one in result["per_replica"])
@@ -33,7 +35,9 @@ def test_a_script_is_padded_too(tmp_path: Path) -> None:
         "    optimizer.zero_grad(); (model(x) - y).square().mean().backward(); optimizer.step()\n"
     )
     line = "launch downpour --replicas 2 --batch-size 1 --pad 10ms --straggle 1:20 --json --out run script.py"
-    done = subprocess.run([sys.executable, "-m", "distbelief", *line.split()], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "distbelief", *line.split()], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     fast, slow = (one["steps"] for one in result["per_replica"])

@@ -1,4 +1,6 @@
-"""Every consistency on real processes: it learns, it counts, and nobody waits for the dead or the slow longer than it says."""
+"""Every consistency on real processes: it learns, it counts, and nobody waits for the dead or the slow longer than it
+says.
+"""
 
 import random
 from pathlib import Path
@@ -28,7 +30,15 @@ STRATEGIES = [
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_every_consistency_learns_digits(tmp_path: Path, strategy: Strategy, transport: str) -> None:
-    job = Job(task="digits", strategy=strategy, epochs=12, batch_size=32, evaluate_every=4, checkpoint_every=4, out=str(tmp_path))
+    job = Job(
+        task="digits",
+        strategy=strategy,
+        epochs=12,
+        batch_size=32,
+        evaluate_every=4,
+        checkpoint_every=4,
+        out=str(tmp_path),
+    )
     result = Local(transport=transport).run(job)
     assert (result["outcome"], result["samples"], result["steps"]) == ("done", 12 * 1437, 12 * 45)
     assert result["test_accuracy"] > 0.92
@@ -47,10 +57,17 @@ def test_rounds_do_not_wait_for_backup_workers_and_lose_no_minibatch(tmp_path: P
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("strategy", [Synchronous(3, 2), Synchronous(3, 2, backup_workers=1), Softsync(3, 2), Bounded(3, 2, staleness=0)], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [Synchronous(3, 2), Synchronous(3, 2, backup_workers=1), Softsync(3, 2), Bounded(3, 2, staleness=0)],
+    ids=str,
+)
 def test_nobody_waits_for_a_killed_replica(tmp_path: Path, watch: jobs.Watch, seed: int, strategy: Strategy) -> None:
     chance = random.Random(seed)
-    victim, kind = chance.randrange(3), chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone])
+    victim, kind = (
+        chance.randrange(3),
+        chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone]),
+    )
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else 8))
     result = jobs.run(tmp_path, strategy, epochs=30, evaluate_every=0)
     assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]

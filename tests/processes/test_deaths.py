@@ -45,7 +45,9 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def when_stuck(pipe: Path, act: Callable[[str], object]) -> Iterator[None]:
-    """Hand over the role of the replica that waits on the pipe, as soon as one does; it waits until the end of the block."""
+    """Hand over the role of the replica that waits on the pipe, as soon as one does; it waits until the end of the
+    block.
+    """
     over = threading.Event()
 
     def wait() -> None:
@@ -61,10 +63,17 @@ def when_stuck(pipe: Path, act: Callable[[str], object]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("options", [{}, {"prefetch": 1, "push_every": 3}, {"read_in_place": True}], ids=["plain", "prefetch", "in place"])
-def test_the_job_ends_without_a_killed_replica_and_does_its_work(tmp_path: Path, watch: jobs.Watch, seed: int, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"prefetch": 1, "push_every": 3}, {"read_in_place": True}], ids=["plain", "prefetch", "in place"]
+)
+def test_the_job_ends_without_a_killed_replica_and_does_its_work(
+    tmp_path: Path, watch: jobs.Watch, seed: int, options: dict[str, int]
+) -> None:
     chance = random.Random(seed)
-    victim, kind = chance.randrange(3), chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone])
+    victim, kind = (
+        chance.randrange(3),
+        chance.choice([records.Joined, records.Stepped, records.Stepped, records.EpochDone]),
+    )
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), chance.randrange(1 if kind is records.Joined else 8))
     strategy = Downpour(replicas=3, restarts=0, optimizer=optim("sgd", lr=1.0), **options)
     result = jobs.run(tmp_path, strategy, task="jobs:once", epochs=EPOCHS, evaluate_every=0)
@@ -88,7 +97,10 @@ def test_the_minibatch_that_dies_with_a_replica_is_dealt_again(pipe: Path, tmp_p
 
 def test_when_every_replica_is_killed_one_error_names_them(tmp_path: Path, watch: jobs.Watch) -> None:
     watch.once(records.EpochDone, lambda: [jobs.kill(f"replica {index}") for index in range(3)])
-    with pytest.raises(JobFailed, match=r"every replica is gone; the last was replica \d.*replica 2: its process was killed by SIGKILL.*--resume"):
+    with pytest.raises(
+        JobFailed,
+        match=r"every replica is gone; the last was replica \d.*replica 2: its process was killed by SIGKILL.*--resume",
+    ):
         jobs.run(tmp_path, Downpour(replicas=3, restarts=0), epochs=jobs.MANY)
 
 
@@ -122,13 +134,19 @@ def test_a_replica_that_dies_in_every_life_is_gone_for_good(tmp_path: Path, watc
 
 
 @pytest.mark.parametrize("role", ["shard 0", "shard 1", "coordinator", "single"])
-@pytest.mark.parametrize(("after", "remedy"), [(records.Started, "start anew"), (records.Checkpointed, r"checkpoint \d+ with --resume")])
-def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: jobs.Watch, role: str, after: type, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("after", "remedy"), [(records.Started, "start anew"), (records.Checkpointed, r"checkpoint \d+ with --resume")]
+)
+def test_the_job_fails_at_once_without_those_it_needs(
+    tmp_path: Path, watch: jobs.Watch, role: str, after: type, remedy: str
+) -> None:
     began: list[float] = []
     watch.once(after, lambda: began.append(monotonic()) or jobs.kill(role))
     strategy = Single() if role == "single" else Downpour(restarts=0)
     with pytest.raises(JobFailed, match=rf"^{role} is gone: its process was killed by SIGKILL; .*{remedy}"):
-        jobs.run(tmp_path, strategy, epochs=jobs.MANY, checkpoint_every=1 if "resume" in remedy else 0, snapshot_every="0")
+        jobs.run(
+            tmp_path, strategy, epochs=jobs.MANY, checkpoint_every=1 if "resume" in remedy else 0, snapshot_every="0"
+        )
     assert monotonic() - began[0] < SECONDS
     causes = {"coordinator": Cause.COORDINATOR_DIED, "single": Cause.PROCESS_DIED}
     assert [record.cause for record in watch.of(records.Finished)] == [causes.get(role, Cause.SHARD_SPENT)]
@@ -136,7 +154,9 @@ def test_the_job_fails_at_once_without_those_it_needs(tmp_path: Path, watch: job
 
 @pytest.mark.parametrize("transport", requirements.TRANSPORTS)
 @pytest.mark.parametrize("role", ["coordinator", "shard 0", "replica 1"])
-def test_a_process_that_dies_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, transport: str) -> None:
+def test_a_process_that_dies_before_the_job_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, transport: str
+) -> None:
     listened: list[str] = []
     take = running.Running._take
 
@@ -168,7 +188,9 @@ def test_another_evaluator_takes_the_place_of_a_killed_one(tmp_path: Path, watch
     assert result["test_accuracy"] is not None
 
 
-def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_replica_is_given_up_after_a_while(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "DEADLINES", Deadlines(ending=0.3))
     monkeypatch.setattr(running, "TICK", 0.05)
     watch.once(records.Stepped, lambda: jobs.kill("replica 1", signal.SIGSTOP), role="replica 1")
@@ -178,7 +200,9 @@ def test_a_stopped_replica_is_given_up_after_a_while(tmp_path: Path, watch: jobs
     assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
 
 
-def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_supervisor_says_for_whom_it_waits(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "DEADLINES", Deadlines(silence=0.3))
     monkeypatch.setattr(running, "TICK", 0.05)
     stopped: list[int] = []
@@ -195,7 +219,9 @@ def test_the_supervisor_says_for_whom_it_waits(tmp_path: Path, watch: jobs.Watch
     assert f"shard 0 is stopped, `kill -CONT {stopped[0]}` lets it go on" in told
 
 
-def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_in_an_endless_step_does_not_hold_up_an_interrupted_job(
+    pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "DEADLINES", Deadlines(ending=0.5))
     monkeypatch.setattr(running, "TICK", 0.05)
     with when_stuck(pipe, lambda _: os.kill(os.getpid(), signal.SIGINT)):
@@ -218,17 +244,23 @@ def test_a_machine_that_has_no_more_processes(tmp_path: Path, monkeypatch: pytes
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", refuse)
-    with pytest.raises(JobFailed, match=r"^replica 0: its process cannot be started beside 0 others \(no more processes\)"):
+    with pytest.raises(
+        JobFailed, match=r"^replica 0: its process cannot be started beside 0 others \(no more processes\)"
+    ):
         jobs.run(tmp_path)
 
 
-def test_a_killed_forkserver_is_named_and_leaves_nothing(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_forkserver_is_named_and_leaves_nothing(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The coordinator was blamed, and another forkserver left its socket behind."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
     watch.once(records.EpochDone, lambda: os.kill(forkserver.pid(), signal.SIGKILL))
-    with pytest.raises(JobFailed, match=r"^the forkserver, which starts .* is gone: its process was killed by SIGKILL; "):
+    with pytest.raises(
+        JobFailed, match=r"^the forkserver, which starts .* is gone: its process was killed by SIGKILL; "
+    ):
         jobs.run(tmp_path / "run", epochs=jobs.MANY)
     assert not list((tmp_path / "temporary").iterdir())
     assert jobs.run(tmp_path / "next", epochs=1)["outcome"] == "done"
@@ -274,8 +306,12 @@ def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transpo
     (tmp_path / ("long" * 40)).mkdir()
     words = [str(tmp_path / "run"), transport, "jobs:stubborn" if stuck else "jobs:tiny"]
     with (
-        subprocess.Popen([sys.executable, "-c", SUPERVISOR, *words], stdout=subprocess.PIPE, text=True, env=environment) as process,
-        pipe.open("w") if stuck else contextlib.nullcontext(),  # open once a replica waits on it, and then until the end
+        subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, *words], stdout=subprocess.PIPE, text=True, env=environment
+        ) as process,
+        pipe.open("w")
+        if stuck
+        else contextlib.nullcontext(),  # open once a replica waits on it, and then until the end
     ):
         assert process.stdout is not None
         children = [int(word) for word in process.stdout.readline().split()]
@@ -286,7 +322,9 @@ def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transpo
         for descriptor in descriptors:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
-            assert poll.poll(max(0.0, deadline - monotonic()) * 1000), "a process outlived the supervisor by two seconds"
+            assert poll.poll(max(0.0, deadline - monotonic()) * 1000), (
+                "a process outlived the supervisor by two seconds"
+            )
             os.close(descriptor)
     assert not list((tmp_path / ("long" * 40)).iterdir())
     assert re.search(rb'"event":"Started"', (tmp_path / "run" / "metrics.jsonl").read_bytes())

@@ -1,4 +1,6 @@
-"""Fabrics that need processes, or what they share, keep their promises: a window, as DDP's hook has it, and a process group."""
+"""Fabrics that need processes, or what they share, keep their promises: a window, as DDP's hook has it, and a process
+group.
+"""
 
 from __future__ import annotations
 
@@ -77,13 +79,22 @@ def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize(("ranks", "algorithms"), [(2, ("ring", "native")), (3, ("naive", "hierarchical", "butterfly"))])
+@pytest.mark.parametrize(
+    ("ranks", "algorithms"), [(2, ("ring", "native")), (3, ("naive", "hierarchical", "butterfly"))]
+)
 def test_a_process_group_is_a_fabric(ranks: int, algorithms: tuple[str, ...]) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     words = [str(ranks), str(store.port), *algorithms]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     started = [
-        subprocess.Popen([sys.executable, str(SCRIPT), str(rank), *words], env=environment, text=True, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), *words], env=environment, text=True, stderr=subprocess.PIPE
+        )
         for rank in range(ranks)
     ]
     try:

@@ -1,4 +1,5 @@
-"""Whatever comes by the wire or lies in a file, it is taken or it is the error that is promised for it, and nothing else.
+"""Whatever comes by the wire or lies in a file, it is taken or it is the error that is promised for it, and nothing
+else.
 
 `DISTBELIEF_FRAMES` says how many spoilt frames and files each test tries; the seed of one that fails is in its message.
 """
@@ -23,7 +24,15 @@ from spoil import LAYOUT, PLAN, Spoiler
 
 from distbelief.cluster.authority import Authority
 from distbelief.core import messages, wire
-from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, operations, pushing
+from distbelief.core.conversations import (
+    checkpointing,
+    dealing,
+    evaluating,
+    initialising,
+    membership,
+    operations,
+    pushing,
+)
 from distbelief.core.conversations.initialising import Ready
 from distbelief.core.conversations.linking import Hello
 from distbelief.core.descent import Descent
@@ -53,7 +62,9 @@ from distbelief.transport.tls import TlsEndpoint
 
 COUNT = int(os.environ.get("DISTBELIEF_FRAMES", "1000"))
 BURST = 16
-"""Spoilt frames on one link, of which those behind the one that costs the link are not read; they are not counted either."""
+"""Spoilt frames on one link, of which those behind the one that costs the link are not read; they are not counted
+either.
+"""
 PATIENCE = 30.0
 
 
@@ -70,7 +81,12 @@ def test_a_spoilt_frame_is_a_message_or_the_peers_error() -> None:
     taken = 0
     for seed in range(COUNT):
         frame = Spoiler(seed).frame()
-        with told(seed), contextlib.suppress(RemoteProtocolError, struct.error if len(frame) < wire.PREFIX.size else RemoteProtocolError):
+        with (
+            told(seed),
+            contextlib.suppress(
+                RemoteProtocolError, struct.error if len(frame) < wire.PREFIX.size else RemoteProtocolError
+            ),
+        ):
             length = wire.length(frame[: wire.PREFIX.size])
             assert length <= wire.MESSAGE_LIMIT
             message = wire.decode(frame[wire.PREFIX.size :][:length])
@@ -84,18 +100,24 @@ def shard() -> Shard:
     one = Shard(0, TorchSlice)
     one.handle("coordinator", initialising.Restore(PLAN, ""), None)
     for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
-        one.handle("replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
+        one.handle(
+            "replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8)
+        )
     return one
 
 
-DESCENT = msgspec.structs.replace(PLAN, settings=msgspec.structs.replace(PLAN.settings, consistency="sandblaster", descent=Descent()))
+DESCENT = msgspec.structs.replace(
+    PLAN, settings=msgspec.structs.replace(PLAN.settings, consistency="sandblaster", descent=Descent())
+)
 
 
 def descending_shard() -> Shard:
     one = DescentShard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(DESCENT, ""), None)
     for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
-        one.handle("replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8))
+        one.handle(
+            "replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8)
+        )
     one.handle("coordinator", operations.Operate(1, (operations.Gather(1, ("g",), True),)), None)
     return one
 
@@ -122,12 +144,16 @@ OWN = PLAN.assignments[0].moving
 SAID = [
     wire.encode(message)
     for message in (
-        pushing.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), pushing.Fetch(0, OWN.start, OWN.stop), membership.Leave(),
-        initialising.Initialise(0, OWN.start, OWN.stop), dealing.Progress(0, 16, 1, 0.5, 1, 100, 100, True), membership.Join(0, LAYOUT, 100, 64),
+        pushing.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), pushing.Fetch(0, OWN.start,
+            OWN.stop), membership.Leave(),
+        initialising.Initialise(0, OWN.start, OWN.stop), dealing.Progress(0, 16, 1, 0.5, 1, 100, 100, True),
+        membership.Join(0, LAYOUT, 100, 64),
     Ready(()),
         evaluating.Evaluated(1, 0.5, 0.9), initialising.Restored(True), checkpointing.SnapshotDone(1, ""),
-        operations.Contribute(0, OWN.start, OWN.stop, 0, 1, 1, 0), operations.Done(1, 0, 20.0, 100, 100), operations.Operated(2, (1.0, 1.0, 1.0)),
-        operations.Operate(2, (operations.Copy("x", "y"), operations.Dots((("x", "y"),)), operations.Combine(((0.5, "x"), (1.0, "g")), "x"))),
+        operations.Contribute(0, OWN.start, OWN.stop, 0, 1, 1, 0), operations.Done(1, 0, 20.0, 100, 100),
+        operations.Operated(2, (1.0, 1.0, 1.0)),
+        operations.Operate(2, (operations.Copy("x", "y"), operations.Dots((("x", "y"),)), operations.Combine(((0.5,
+            "x"), (1.0, "g")), "x"))),
     )
 ]  # fmt: skip
 SENDERS = {initialising.Restored: "shard 0", checkpointing.SnapshotDone: "shard 0", evaluating.Evaluated: "evaluator",
@@ -215,7 +241,11 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 def test_spoilt_frames_cost_the_link_they_came_on_and_no_other(target: Target) -> None:
-    hello, tried, seed = wire.encode(Hello("job", "replica 0", 0, 4096, 0 if isinstance(target.shard, SharedEndpoint) else 2, 0)), 0, 0
+    hello, tried, seed = (
+        wire.encode(Hello("job", "replica 0", 0, 4096, 0 if isinstance(target.shard, SharedEndpoint) else 2, 0)),
+        0,
+        0,
+    )
     while tried < COUNT:
         seed += 1
         spoiler, before = Spoiler(seed), len(target.got)
@@ -224,7 +254,10 @@ def test_spoilt_frames_cost_the_link_they_came_on_and_no_other(target: Target) -
                 peer.sendall(hello + b"".join(spoiler.frame() for _ in range(BURST)))
                 peer.shutdown(socket.SHUT_WR)
             target.until(lambda: any(isinstance(arrival.event, Lost) for arrival in target.got[before:]))  # noqa: B023
-            assert all(isinstance(arrival.event, Message | Lost) and arrival.sender == "replica 0" for arrival in target.got[before:])
+            assert all(
+                isinstance(arrival.event, Message | Lost) and arrival.sender == "replica 0"
+                for arrival in target.got[before:]
+            )
         tried += len(target.got) - before
         if seed % 100 == 0:
             target.check_the_good_link()
@@ -239,7 +272,9 @@ def test_a_spoilt_introduction_is_a_stranger_dropped_or_a_role(target: Target) -
                 peer.sendall(Spoiler(seed).frame([hello]))
                 peer.shutdown(socket.SHUT_WR)
             target.until(lambda: closed(peer))
-            assert all(isinstance(arrival.event, Lost | Message) and arrival.sender != "evaluator" for arrival in target.got)
+            assert all(
+                isinstance(arrival.event, Lost | Message) and arrival.sender != "evaluator" for arrival in target.got
+            )
             target.got.clear()
     target.check_the_good_link()
 
@@ -272,7 +307,10 @@ def test_a_role_of_the_job_that_speaks_spoilt_frames_under_tls_costs_its_link() 
                 replica._links["shard 0"].socket.sendall(b"".join(spoiler.frame() for _ in range(BURST)))
             replica.close()
             target.until(lambda: any(isinstance(arrival.event, Lost) for arrival in target.got[before:]))  # noqa: B023
-            assert all(isinstance(arrival.event, Message | Lost) and arrival.sender == "replica 0" for arrival in target.got[before:])
+            assert all(
+                isinstance(arrival.event, Message | Lost) and arrival.sender == "replica 0"
+                for arrival in target.got[before:]
+            )
         tried += len(target.got) - before
     target.check_the_good_link()
     target.close()
@@ -312,7 +350,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arrays = {"vector.moving": moving, "vector.frozen": torch.zeros(own.frozen.size, dtype=torch.uint8)}
         store.save_part(1, f"shard-{index}", arrays, {"updates": 3, "samples": 9, "staleness": {"0": 3}})
     store.commit(1, PLAN, Position(1, 3, (Portion(0, 2, 1),)), 9)
-    RunFolder(folder).write_job({"task": "digits", "seed": 0, "settings": {"replicas": 2}, "options": {"data_dir": None}})
+    RunFolder(folder).write_job(
+        {"task": "digits", "seed": 0, "settings": {"replicas": 2}, "options": {"data_dir": None}}
+    )
     return folder
 
 
@@ -329,7 +369,11 @@ def test_a_spoilt_manifest_is_refused_or_read(run: Path) -> None:
         else:
             spoilt = spoiler.data(whole)
         (checkpoint / MANIFEST).write_bytes(spoilt)
-        for reads in (lambda: read_manifest(checkpoint), lambda: load_part(checkpoint, PLAN, 0), lambda: load_weights(checkpoint, LAYOUT)):
+        for reads in (
+            lambda: read_manifest(checkpoint),
+            lambda: load_part(checkpoint, PLAN, 0),
+            lambda: load_weights(checkpoint, LAYOUT),
+        ):
             with told(seed), contextlib.suppress(CheckpointError):
                 reads()
     (checkpoint / MANIFEST).write_bytes(whole)
@@ -384,7 +428,8 @@ def test_a_spoilt_job_is_refused_or_read(run: Path) -> None:
 def test_spoilt_metrics_lose_lines_and_nothing_else(run: Path) -> None:
     lines = [
         b'{"seconds":0.1,"event":"Started","replicas":2,"shards":2,"parameters":80,"samples_per_epoch":100,"batch_size":16,"epochs":1,"samples":0}\n',
-        b'{"seconds":0.2,"event":"Stepped","role":"replica 0","steps":1,"samples":16,"pushes":1,"loss":0.5,"pushed":320,"fetched":320}\n',
+        b'{"seconds":0.2,"event":"Stepped","role":"replica '
+        b'0","steps":1,"samples":16,"pushes":1,"loss":0.5,"pushed":320,"fetched":320}\n',
         b'{"seconds":0.3,"event":"Tested","epoch":1,"loss":0.5,"accuracy":0.9}\n'
         b'{"seconds":0.4,"event":"Finished","outcome":"done","cause":"all epochs are done","reason":"x"}\n',
     ]

@@ -1,4 +1,6 @@
-"""Replicas on one mapping, as real processes: the same arithmetic as simulated, locks that survive their holders, and deaths of everybody."""
+"""Replicas on one mapping, as real processes: the same arithmetic as simulated, locks that survive their holders, and
+deaths of everybody.
+"""
 
 from __future__ import annotations
 
@@ -56,23 +58,34 @@ def test_one_replica_makes_what_the_simulated_one_does(tmp_path: Path, kind: Any
     assert_same(tmp_path / "real", tmp_path / "simulated")
 
 
-@pytest.mark.parametrize("strategy", [Hogwild(replicas=2), Locking(replicas=2, locks="shard")], ids=["hogwild", "shard"])
+@pytest.mark.parametrize(
+    "strategy", [Hogwild(replicas=2), Locking(replicas=2, locks="shard")], ids=["hogwild", "shard"]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_sparse_gradients_and_their_evaluation(tmp_path: Path, strategy: Any, optimizer: str) -> None:
-    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=2.0 if optimizer == "sgd" else 0.5)})
+    strategy = type(strategy)(
+        **{**vars(strategy), "optimizer": optim(optimizer, lr=2.0 if optimizer == "sgd" else 0.5)}
+    )
     result = jobs.run(tmp_path / "run", strategy, task="jobs:bags", epochs=20)
     assert result["outcome"] == "done"
-    assert result["test_accuracy"] == evaluate(tmp_path / "run")["test_accuracy"] == 1.0  # the first of what it was trained on
+    # the first of what it was trained on
+    assert result["test_accuracy"] == evaluate(tmp_path / "run")["test_accuracy"] == 1.0
 
 
 def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> None:
     strategy = Hogwild(replicas=1, optimizer=optim("adagrad", lr=0.05))
     jobs.run(tmp_path / "whole", strategy, epochs=4, lr_schedule="linear")
-    assert jobs.run(tmp_path / "halves", strategy, epochs=4, lr_schedule="linear", target_accuracy=1e-9)["outcome"] == "target"
+    assert (
+        jobs.run(tmp_path / "halves", strategy, epochs=4, lr_schedule="linear", target_accuracy=1e-9)["outcome"]
+        == "target"
+    )
     result = jobs.run(tmp_path / "halves", strategy, epochs=4, lr_schedule="linear", resume=True)
     assert (result["samples"], result["updates"]) == (4 * jobs.SAMPLES, 84)
     assert_same(tmp_path / "halves", tmp_path / "whole")
-    assert jobs.run(tmp_path / "halves", Single(optimizer=optim("adagrad", lr=0.05)), epochs=5, resume=True)["samples"] == 5 * jobs.SAMPLES
+    assert (
+        jobs.run(tmp_path / "halves", Single(optimizer=optim("adagrad", lr=0.05)), epochs=5, resume=True)["samples"]
+        == 5 * jobs.SAMPLES
+    )
 
 
 def memory() -> int:
@@ -85,19 +98,27 @@ def memory() -> int:
 
 
 def look_under_the_lock(looks: list[bool], over: threading.Event) -> None:
-    """Look at the mapping of `jobs:counting` under the lock of its first range: whether that range is of one update, and the buffer of one."""
+    """Look at the mapping of `jobs:counting` under the lock of its first range: whether that range is of one update,
+    and the buffer of one.
+    """
     locks = Locks(memory())
     with mmap.mmap(memory(), 0, prot=mmap.PROT_READ) as mapped:
         while not over.is_set() and locks.take([0], over.is_set):
             values = np.frombuffer(mapped, np.float32, 2 * jobs.COUNTERS)
-            looks.append(all(bool(part.min() == part.max()) for part in (values[: jobs.COUNTERS // 8], values[jobs.COUNTERS :])))
+            looks.append(
+                all(bool(part.min() == part.max()) for part in (values[: jobs.COUNTERS // 8], values[jobs.COUNTERS :]))
+            )
             del values
             locks.give([0])
 
 
 @pytest.mark.parametrize("strategy", LOCKED, ids=["global", "shard"])
-def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(tmp_path: Path, watch: jobs.Watch, strategy: Locking) -> None:
-    """Whoever has the lock sees no update in its middle, while three replicas write nearly all of the time: without locks, most looks would."""
+def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(
+    tmp_path: Path, watch: jobs.Watch, strategy: Locking
+) -> None:
+    """Whoever has the lock sees no update in its middle, while three replicas write nearly all of the time: without
+    locks, most looks would.
+    """
     looks: list[bool] = []
     over = threading.Event()
     looker = threading.Thread(target=look_under_the_lock, args=(looks, over))
@@ -110,7 +131,12 @@ def test_under_locks_no_update_is_lost_and_ranges_and_buffers_are_whole(tmp_path
             looker.join()
 
     watch.act = act
-    result = jobs.run(tmp_path / "run", Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}), task="jobs:counting", epochs=6)
+    result = jobs.run(
+        tmp_path / "run",
+        Locking(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)}),
+        task="jobs:counting",
+        epochs=6,
+    )
     assert result["updates"] == 126
     assert weights(tmp_path / "run")["count"].unique().tolist() == [-126.0]
     assert len(looks) > 5
@@ -150,7 +176,11 @@ def test_the_status_says_who_waits_for_whose_lock(tmp_path: Path, watch: jobs.Wa
             deadline = monotonic() + SECONDS
             while not found and monotonic() < deadline:
                 members = status.status(tmp_path / "run")["members"]
-                found.extend(one["waits_for"] for one in members if one["role"] == "replica 0" and one["waits_for"].startswith("for the lock"))
+                found.extend(
+                    one["waits_for"]
+                    for one in members
+                    if one["role"] == "replica 0" and one["waits_for"].startswith("for the lock")
+                )
         finally:
             os.kill(process, jobs.signal.SIGCONT)
 
@@ -200,7 +230,10 @@ def test_locks_are_the_kernels() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_replica_costs_nothing_but_time(tmp_path: Path, watch: jobs.Watch, seed: int) -> None:
     chance = random.Random(seed)
-    victim, kind = chance.randrange(3), chance.choice([records.Stepped, records.EpochDone, records.Ending, records.Checkpointed])
+    victim, kind = (
+        chance.randrange(3),
+        chance.choice([records.Stepped, records.EpochDone, records.Ending, records.Checkpointed]),
+    )
     watch.once(kind, lambda: jobs.kill(f"replica {victim}"), 0 if kind is records.Ending else chance.randrange(5))
     result = jobs.run(tmp_path / "run", Hogwild(replicas=3), epochs=30)
     assert result["outcome"] == "done"
@@ -221,7 +254,9 @@ def test_ctrl_c_keeps_a_checkpoint(tmp_path: Path, watch: jobs.Watch) -> None:
     assert result["outcome"] == "interrupted"
     watch.rest()
     epochs = int(result["epochs"]) + 2  # type: ignore[call-overload]
-    assert jobs.run(tmp_path / "run", Hogwild(replicas=2), epochs=epochs, resume=True)["samples"] == epochs * jobs.SAMPLES
+    assert (
+        jobs.run(tmp_path / "run", Hogwild(replicas=2), epochs=epochs, resume=True)["samples"] == epochs * jobs.SAMPLES
+    )
 
 
 @pytest.mark.parametrize("place", [Local(transport="tcp"), Local(listen="127.0.0.1")])

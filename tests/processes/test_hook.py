@@ -1,4 +1,6 @@
-"""Our communication hook in a script with PyTorch's DistributedDataParallel: the same parameters as without, and an end where a rank is killed."""
+"""Our communication hook in a script with PyTorch's DistributedDataParallel: the same parameters as without, and an end
+where a rank is killed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ RANKS = (2, 3)
 SECONDS = 100.0
 """Most that a set of processes may take."""
 NOTICE = 20.0
-"""Most seconds from a death until all know; it is a moment on a machine that does nothing else, and gloo's own patience is half an hour."""
+"""Most seconds from a death until all know; it is a moment on a machine that does nothing else, and gloo's own patience
+is half an hour.
+"""
 Saved = dict[tuple[int, str, int], tuple[list[torch.Tensor], list[Any]]]
 
 
@@ -41,8 +45,10 @@ def ranks(count: int, folder: Path, *words: str) -> Iterator[list[subprocess.Pop
     path = os.pathsep.join([str(ROOT), *sys.path])
     started = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"},
+            [sys.executable, str(SCRIPT), str(folder), *words], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "RANK": str(rank), "WORLD_SIZE": str(count),
+                "GLOO_SOCKET_IFNAME": "lo"},
         )
         for rank in range(count)
     ]  # fmt: skip
@@ -142,14 +148,21 @@ def test_a_rank_that_is_killed_is_an_error_on_all_others_within_seconds(tmp_path
 
 
 def test_the_script_of_the_document_runs_under_torchrun(tmp_path: Path) -> None:
-    [script] = [code for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "collectives.md").read_text(), re.DOTALL) if "comm_hook" in code]
+    [script] = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "collectives.md").read_text(), re.DOTALL)
+        if "comm_hook" in code
+    ]
     (tmp_path / "train.py").write_text(script)
     ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}, check=False,
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path, capture_output=True,
+        text=True, timeout=SECONDS, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    told = re.findall(r"rank (\d): loss [\d.]+, added up by (\[.*?\])", ended.stdout)  # the ends of two lines may meet in the pipe
+    # the ends of two lines may meet in the pipe
+    told = re.findall(r"rank (\d): loss [\d.]+, added up by (\[.*?\])", ended.stdout)
     assert sorted(rank for rank, _ in told) == ["0", "1"]
     [ways] = {ways for _, ways in told}
     assert "shared" in ways

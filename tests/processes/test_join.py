@@ -23,7 +23,11 @@ from distbelief.errors import JobFailed
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 
 SECONDS = 60.0
-PLAIN, TLS, OPEN = Local(listen="127.0.0.1"), Local(listen="127.0.0.1", tls=True), Local(listen="0.0.0.0", advertise="127.0.0.1", insecure=True)
+PLAIN, TLS, OPEN = (
+    Local(listen="127.0.0.1"),
+    Local(listen="127.0.0.1", tls=True),
+    Local(listen="0.0.0.0", advertise="127.0.0.1", insecure=True),
+)
 
 
 class Guests:
@@ -35,7 +39,14 @@ class Guests:
     def join(self, run: Path, *more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "distbelief", "join", str(run / join_server.TICKET), *more]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])}
-        one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=Path(jobs.__file__).parent)
+        one = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=Path(jobs.__file__).parent,
+        )
         self.started.append(one)
         return one
 
@@ -56,7 +67,9 @@ def guests() -> Iterator[Guests]:
 
 
 def assert_nothing_is_missing(folder: Path, strategy: Strategy, result: dict[str, object]) -> None:
-    """What an interrupted job of a guest has counted is what it holds: going on, its epochs come to their samples, none missing and none twice."""
+    """What an interrupted job of a guest has counted is what it holds: going on, its epochs come to their samples, none
+    missing and none twice.
+    """
     epochs = int(result["epochs"]) + 1  # type: ignore[call-overload]
     whole = jobs.run(folder, strategy, epochs=epochs, resume=True)
     assert (whole["outcome"], whole["samples"]) == ("done", epochs * jobs.SAMPLES)
@@ -68,7 +81,9 @@ def worked(record: Record) -> bool:
 
 
 @pytest.mark.parametrize("place", [PLAIN, TLS, OPEN], ids=["plain", "tls", "insecure"])
-@pytest.mark.parametrize("strategy", [Downpour(1, 2), Synchronous(1, 2), Bounded(1, 2, staleness=0)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy", [Downpour(1, 2), Synchronous(1, 2), Bounded(1, 2, staleness=0)], ids=lambda s: s.name
+)
 def test_a_guest_does_its_share_and_every_sample_counts_once(
     tmp_path: Path, watch: jobs.Watch, guests: Guests, strategy: Strategy, place: Local
 ) -> None:
@@ -95,7 +110,9 @@ def test_a_guest_does_its_share_and_every_sample_counts_once(
 
 
 @pytest.mark.parametrize("how", ["leave", "Ctrl-C"])
-def test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others(tmp_path: Path, watch: jobs.Watch, guests: Guests, how: str) -> None:
+def test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests, how: str
+) -> None:
     def act(record: Record) -> None:
         if isinstance(record, records.Started):
             guests.join(tmp_path)
@@ -145,7 +162,11 @@ def test_a_guests_replica_that_is_killed_has_a_next_life(tmp_path: Path, watch: 
         if isinstance(record, records.Started):
             guests.join(tmp_path)
         elif worked(record) and not killed:
-            [child] = [pid for pid, title in jobs.descendants(guests.started[0].pid).items() if title.endswith("distbelief: replica 1")]
+            [child] = [
+                pid
+                for pid, title in jobs.descendants(guests.started[0].pid).items()
+                if title.endswith("distbelief: replica 1")
+            ]
             killed.append(child)
             os.kill(child, signal.SIGKILL)
         elif isinstance(record, records.Joined) and record.role == "replica 1" and killed:
@@ -212,12 +233,16 @@ def test_the_status_of_a_job_knows_of_its_guests(tmp_path: Path, watch: jobs.Wat
     assert any(line.startswith("replica 1  ") and "elsewhere" in line for line in status.lines(found[0]))
 
 
-def test_who_has_no_ticket_or_another_is_turned_away_and_garbage_costs_nothing(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+def test_who_has_no_ticket_or_another_is_turned_away_and_garbage_costs_nothing(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests
+) -> None:
     def stranger() -> None:
         ticket = join_server.read_ticket(str(tmp_path / join_server.TICKET))
         other = join_server.JoinRequest("another job", ticket.secret)
         assert join_server.ask(ticket, other) == join_server.JoinRefusal("the ticket is of another job")
-        assert join_server.ask(ticket, join_server.JoinRequest(ticket.job, "a guess")) == join_server.JoinRefusal("the ticket is of another job")
+        assert join_server.ask(ticket, join_server.JoinRequest(ticket.job, "a guess")) == join_server.JoinRefusal(
+            "the ticket is of another job"
+        )
         for garbage in (b"", b"\0", b"\xff" * 100, b"\x04\0\0\0\xff\xff\xff\xff", b"\0\0\1\0" + bytes(200)):
             with socket.create_connection((ticket.host, ticket.port)) as link:
                 link.sendall(garbage)
@@ -250,7 +275,9 @@ def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) 
     assert monotonic() - began < SECONDS
 
 
-def test_a_guest_of_another_version_is_told_so(tmp_path: Path, watch: jobs.Watch, guests: Guests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_of_another_version_is_told_so(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def act(record: Record) -> None:
         if isinstance(record, records.Started):
             guests.join(tmp_path)
@@ -270,7 +297,9 @@ def test_a_guest_of_another_version_is_told_so(tmp_path: Path, watch: jobs.Watch
     assert "it runs distbelief 9.9, this is 0.1.0: install the same everywhere" in said
 
 
-def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(tmp_path: Path, watch: jobs.Watch, guests: Guests) -> None:
+def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests
+) -> None:
     killed: list[int] = []
 
     def act(record: Record) -> None:
@@ -307,7 +336,9 @@ REFUSED = join_server.JoinRefusal("the job is ending")
         (None, 2, "no ticket can be read"),
     ],
 )
-def test_who_is_refused_has_not_waited_for_torch(tmp_path: Path, change: dict[str, Any] | None, status: int, said: str) -> None:
+def test_who_is_refused_has_not_waited_for_torch(
+    tmp_path: Path, change: dict[str, Any] | None, status: int, said: str
+) -> None:
     opened = join_server.JoinServer("job", ("127.0.0.1", 0), "127.0.0.1", None, lambda _: REFUSED, tmp_path)
     try:
         ticket = tmp_path / "mine.json"

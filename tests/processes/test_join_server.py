@@ -57,7 +57,9 @@ def test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_no
 OTHERS = Authority("job").issue(join_server.GUEST)
 WRONG: dict[str, Identity] = {
     "the certificate of a replica": AUTHORITY.issue("replica 1"),
-    "a certificate of another authority": Identity(AUTHORITY.issue(join_server.GUEST).authority, OTHERS.certificate, OTHERS.key),
+    "a certificate of another authority": Identity(
+        AUTHORITY.issue(join_server.GUEST).authority, OTHERS.certificate, OTHERS.key
+    ),
 }
 
 
@@ -72,7 +74,11 @@ def test_where_links_are_tls_a_secret_alone_lets_nobody_in(tmp_path: Path, name:
             join_server.ask(msgspec.structs.replace(ticket, identity=None), JoinRequest("job", ticket.secret))
         bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
-        with socket.create_connection((ticket.host, ticket.port), 10) as plain, contextlib.suppress(OSError), bare.wrap_socket(plain) as link:
+        with (
+            socket.create_connection((ticket.host, ticket.port), 10) as plain,
+            contextlib.suppress(OSError),
+            bare.wrap_socket(plain) as link,
+        ):
             join_server._say(link, JoinRequest("job", ticket.secret))
             assert link.recv(1) == b""
         assert opened.admitted == []

@@ -1,4 +1,6 @@
-"""The options of allreduce on real processes, in shared memory and over torch.distributed: each is seen in what the replicas play."""
+"""The options of allreduce on real processes, in shared memory and over torch.distributed: each is seen in what the
+replicas play.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def play(folder: Path, transport: str, patch: pytest.MonkeyPatch, **options: Any
     folder.mkdir()
     patch.setenv("SPIED", str(folder))
     strategy = Allreduce(REPLICAS, **{**USUAL, **options})
-    result = jobs.run(folder / "run", strategy, on=Local(transport=transport), task="spied:spied", epochs=1, evaluate_every=0)
+    result = jobs.run(
+        folder / "run", strategy, on=Local(transport=transport), task="spied:spied", epochs=1, evaluate_every=0
+    )
     assert (result["outcome"], result["samples"]) == ("done", jobs.SAMPLES)
     seen: defaultdict[str, list[list[str]]] = defaultdict(lambda: [[] for _ in range(REPLICAS)])
     for index in range(REPLICAS):
@@ -49,18 +53,24 @@ def test_who_adds_what_of_whom_is_as_the_algorithm_and_the_hosts_have_it(
     assert [set(lines) for lines in after["turns"]] != [set(lines) for lines in before["turns"]]
 
 
-def test_smaller_buckets_are_more_of_them(usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_buckets_are_more_of_them(
+    usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transport, before = usual
     after = play(tmp_path / "changed", transport, monkeypatch, bucket_mb=0.0003)
     assert [len(set(lines)) for lines in after["bucket"]] > [len(set(lines)) for lines in before["bucket"]]
     assert len(set(after["turns"][0])) > len(set(before["turns"][0]))
 
 
-def test_buffers_are_the_first_ones_or_each_ones_own(usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_the_first_ones_or_each_ones_own(
+    usual: tuple[str, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transport, before = usual
     rounds = min(map(len, before["buffers"]))
     assert rounds > 3
     assert len({tuple(lines[:rounds]) for lines in before["buffers"]}) == 1
     after = play(tmp_path / "changed", transport, monkeypatch, buffers="local")
     first, *others = after["buffers"]
-    assert all(lines[0] == first[0] and not set(lines[1:]) & set(first[1:]) for lines in others), "after the same start, each has its own"
+    assert all(lines[0] == first[0] and not set(lines[1:]) & set(first[1:]) for lines in others), (
+        "after the same start, each has its own"
+    )

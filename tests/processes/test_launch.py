@@ -39,12 +39,22 @@ for number, (x, y) in enumerate(replica.batches(dataset, batch_size={batch})):
     replica.report(loss=loss)
 {after}
 """
-FIELDS = {"before": "", "model": "jobs.net()", "samples": "", "groups": "", "batch": jobs.BATCH, "inside": "", "after": ""}
+FIELDS = {
+    "before": "",
+    "model": "jobs.net()",
+    "samples": "",
+    "groups": "",
+    "batch": jobs.BATCH,
+    "inside": "",
+    "after": "",
+}
 
 
 def launch(folder: Path, strategy: Strategy | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:
     """Run a script made of `LOOP` with some fields changed."""
-    (folder / "script.py").write_text(source.format(**{**FIELDS, **{key: options.pop(key) for key in FIELDS if key in options}}))
+    (folder / "script.py").write_text(
+        source.format(**{**FIELDS, **{key: options.pop(key) for key in FIELDS if key in options}})
+    )
     job = jobs.job(folder / "run", strategy or Downpour(replicas=2), task="script", **options)
     return Local().launch(job, [str(folder / "script.py"), "word", "--option"])
 
@@ -56,11 +66,17 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        Downpour(), Downpour(prefetch=1), Downpour(read_in_place=True), Downpour(push_every=3, fetch_every=2, local_lr=0.1),
-        Synchronous(), Synchronous(replicas=3, backup_workers=1), Softsync(), Bounded(staleness=0, prefetch=1),
+        Downpour(),
+        Downpour(prefetch=1),
+        Downpour(read_in_place=True),
+        Downpour(push_every=3, fetch_every=2, local_lr=0.1),
+        Synchronous(),
+        Synchronous(replicas=3, backup_workers=1),
+        Softsync(),
+        Bounded(staleness=0, prefetch=1),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, strategy: Strategy) -> None:
     result = launch(tmp_path, strategy, epochs=3)
     assert result["outcome"] == "done"
@@ -69,7 +85,11 @@ def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, stra
     jobs.net().load_state_dict(weights(tmp_path), strict=True)
 
 
-@pytest.mark.parametrize("optimizer", [optim("sgd", lr=0.5), optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True)], ids=["plain", "exempt"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [optim("sgd", lr=0.5), optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True)],
+    ids=["plain", "exempt"],
+)
 def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer) -> None:
     launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optimizer), epochs=2)
     jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optimizer), epochs=2)
@@ -80,7 +100,12 @@ def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer) -> 
 def test_a_script_has_the_threads_the_batch_size_and_the_weights_of_its_job(tmp_path: Path) -> None:
     given = {name: value + 1 for name, value in jobs.net().state_dict().items()}
     save_file(given, tmp_path / "given")
-    options = {"threads": 2, "init_from": str(tmp_path / "given"), "batch": "None", "inside": "assert torch.get_num_threads() == 2"}
+    options = {
+        "threads": 2,
+        "init_from": str(tmp_path / "given"),
+        "batch": "None",
+        "inside": "assert torch.get_num_threads() == 2",
+    }
     assert launch(tmp_path, Downpour(replicas=2, optimizer=optim("sgd", lr=0.0)), **options)["steps"] == 21
     assert all(torch.equal(value, given[name]) for name, value in weights(tmp_path).items())
 
@@ -108,7 +133,8 @@ UNUSED = """
 class Unused(nn.Module):
     def __init__(self):
         super().__init__()
-        self.used, self.sometimes, self.never, self.scale = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(3, 3), nn.Parameter(torch.ones(()))
+        self.used, self.sometimes, self.never = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(()))
         self.count = 0
     def forward(self, x):
         self.count += 1
@@ -116,7 +142,10 @@ class Unused(nn.Module):
         return out + self.sometimes(x) if self.count % 2 else out
 """
 FROZEN = "model = jobs.net(); model[0].weight.requires_grad_(False)"
-GROUPS = ', [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.3, "weight_decay": 0.1}]'
+GROUPS = (
+    ', [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.3, "weight_decay": '
+    "0.1}]"
+)
 MODELS: dict[str, dict[str, Any]] = {
     "batch norm": {"model": "nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 4))"},
     "tied": {"before": TIED, "model": "model"},
@@ -132,15 +161,26 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-STILL = {"frozen": {"0.weight"}, "groups": {"0.weight", "0.bias"}, "parameters without a gradient": {"never.weight", "never.bias"}}
+STILL = {
+    "frozen": {"0.weight"},
+    "groups": {"0.weight", "0.bias"},
+    "parameters without a gradient": {"never.weight", "never.bias"},
+}
 """What of them stays as it was."""
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1}], ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_trained_model_loads_into_the_plain_one(tmp_path: Path, name: str, optimizer: str, options: dict[str, Any]) -> None:
-    result = launch(tmp_path, Downpour(replicas=2, shards=3, optimizer=optim(optimizer, lr=0.05), **options), epochs=2, **MODELS[name])
+def test_the_trained_model_loads_into_the_plain_one(
+    tmp_path: Path, name: str, optimizer: str, options: dict[str, Any]
+) -> None:
+    result = launch(
+        tmp_path,
+        Downpour(replicas=2, shards=3, optimizer=optim(optimizer, lr=0.05), **options),
+        epochs=2,
+        **MODELS[name],
+    )
     assert result["outcome"] == "done"
     space: dict[str, Any] = {"torch": torch, "nn": nn, "jobs": jobs}
     torch.manual_seed(0)
@@ -186,9 +226,17 @@ def test_a_script_may_end_itself(tmp_path: Path, code: str) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
-    "never asks for minibatches": ({"source": "import distbelief as db\ndb.join()\n"}, UsageError, r"script.py ended without taking part.*batches"),
+    "never asks for minibatches": (
+        {"source": "import distbelief as db\ndb.join()\n"},
+        UsageError,
+        r"script.py ended without taking part.*batches",
+    ),
     "never joins": ({"source": "print(1)\n"}, UsageError, "ended without taking part"),
-    "batches before the optimizer": ({"source": "import distbelief as db\nnext(db.join().batches([]))\n"}, UsageError, "replica.optimizer"),
+    "batches before the optimizer": (
+        {"source": "import distbelief as db\nnext(db.join().batches([]))\n"},
+        UsageError,
+        "replica.optimizer",
+    ),
     "a second time": (
         {"after": "for x, y in replica.batches(dataset): pass"},
         UsageError,
@@ -204,14 +252,34 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     ),
     "an empty dataset": ({"samples": "0"}, DistbeliefError, "the training set is empty"),
     "no step": ({"inside": "continue"}, UsageError, r"without optimizer.step\(\)"),
-    "a step too many": ({"inside": "model(x).sum().backward(); optimizer.step()"}, UsageError, r"optimizer.step\(\) twice"),
-    "raises": ({"inside": "assert number < 3, 'three is enough'"}, TrainingError, r"^replica \d: .*script.py, line 12, raised AssertionError: three"),
-    "raises in the model": ({"inside": "model(x[:, :3])"}, TrainingError, r"line 12, raised RuntimeError: mat1 and mat2"),
-    "a batch norm's one": ({"inside": "nn.BatchNorm1d(8)(x[:1])"}, TrainingError, r"raised ValueError: Expected more than 1 value.*with --drop-last"),
+    "a step too many": (
+        {"inside": "model(x).sum().backward(); optimizer.step()"},
+        UsageError,
+        r"optimizer.step\(\) twice",
+    ),
+    "raises": (
+        {"inside": "assert number < 3, 'three is enough'"},
+        TrainingError,
+        r"^replica \d: .*script.py, line 12, raised AssertionError: three",
+    ),
+    "raises in the model": (
+        {"inside": "model(x[:, :3])"},
+        TrainingError,
+        r"line 12, raised RuntimeError: mat1 and mat2",
+    ),
+    "a batch norm's one": (
+        {"inside": "nn.BatchNorm1d(8)(x[:1])"},
+        TrainingError,
+        r"raised ValueError: Expected more than 1 value.*with --drop-last",
+    ),
     "raises after the loop": ({"after": "1 / 0"}, TrainingError, r"script.py, line 18, raised ZeroDivisionError"),
     "raises before it joins": ({"before": "import nowhere"}, TrainingError, r"line 6, raised ModuleNotFoundError"),
     "no python": ({"before": "for"}, TrainingError, r"raised SyntaxError"),
-    "ends itself": ({"inside": "sys.exit('enough')"}, TrainingError, r"replica \d: .*ended itself with sys.exit\('enough'\)"),
+    "ends itself": (
+        {"inside": "sys.exit('enough')"},
+        TrainingError,
+        r"replica \d: .*ended itself with sys.exit\('enough'\)",
+    ),
     "not a number": (
         {"inside": "x = x / 0 if number == 3 else x"},
         TrainingError,
@@ -227,15 +295,31 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         TrainingError,
         r"replica \d: the loss is nan at step 3 .*lower --lr",
     ),
-    "another model": ({"model": "nn.Linear(8, 4 + replica.index)"}, LayoutError, r"replica \d does not fit .*'weight' is parameter \[\d, 8\]"),
+    "another model": (
+        {"model": "nn.Linear(8, 4 + replica.index)"},
+        LayoutError,
+        r"replica \d does not fit .*'weight' is parameter \[\d, 8\]",
+    ),
     "other data": ({"samples": "100 + replica.index"}, DistbeliefError, r"has 10\d training samples, the job has 10\d"),
-    "another batch size": ({"batch": "16 + replica.index"}, DistbeliefError, r"asks for batches of 1\d, the job has 1\d"),
+    "another batch size": (
+        {"batch": "16 + replica.index"},
+        DistbeliefError,
+        r"asks for batches of 1\d, the job has 1\d",
+    ),
     "no batch size": ({"batch": "0"}, UsageError, r"batches\(batch_size=0\): must be a whole number, 1 or more"),
-    "a broken batch size": ({"batch": "2.5"}, UsageError, r"batches\(batch_size=2.5\): must be a whole number, 1 or more"),
+    "a broken batch size": (
+        {"batch": "2.5"},
+        UsageError,
+        r"batches\(batch_size=2.5\): must be a whole number, 1 or more",
+    ),
     "a dtype nobody trains": ({"model": "nn.Linear(8, 4, dtype=torch.complex64)"}, UsageError, "complex64"),
     "a device that is not there": ({"device": "cuda:77"}, UsageError, "--device cuda:77"),
     "nothing to train": ({"model": "nn.Flatten()"}, UsageError, "nothing to train"),
-    "a foreign group": ({"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"}, UsageError, "no parameter of the model"),
+    "a foreign group": (
+        {"groups": ", [{'params': nn.Linear(1, 1).parameters()}]"},
+        UsageError,
+        "no parameter of the model",
+    ),
 }
 
 
@@ -260,15 +344,32 @@ def test_what_is_wrong_is_one_clear_error(tmp_path: Path, watch: jobs.Watch, nam
 def test_a_script_is_shown_as_it_speaks_and_its_traceback_once(tmp_path: Path, inside: str) -> None:
     fields = {"before": "print('words:', sys.argv[1:])", "inside": inside}
     (tmp_path / "script.py").write_text(LOOP.format(**{**FIELDS, **fields}))
-    command = [sys.executable, "-m", "distbelief", "launch", "downpour", "--epochs", "60", "--quiet", "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "distbelief",
+        "launch",
+        "downpour",
+        "--epochs",
+        "60",
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
-    done = subprocess.run([*command, "script.py", "a", "-b"], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    done = subprocess.run(
+        [*command, "script.py", "a", "-b"], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60
+    )
     spoken = done.stdout.count("words: ['a', '-b']")
     if not inside:
         assert (done.returncode, done.stderr) == (0, "")
-        took_part = sum(one["steps"] > 0 for one in json.loads((tmp_path / "run" / "result.json").read_text())["per_replica"])
+        took_part = sum(
+            one["steps"] > 0 for one in json.loads((tmp_path / "run" / "result.json").read_text())["per_replica"]
+        )
         assert took_part <= spoken <= 2  # on a busy machine the job may be done before the second has come
     else:
         assert (done.returncode, done.stderr.count("Traceback")) == (1, 1)
         assert spoken >= 1  # the other may not have come so far
-        assert re.fullmatch(r"distbelief: replica \d: script.py, line 12, raised AssertionError", done.stderr.splitlines()[-1])
+        assert re.fullmatch(
+            r"distbelief: replica \d: script.py, line 12, raised AssertionError", done.stderr.splitlines()[-1]
+        )

@@ -22,18 +22,28 @@ PATIENCE = 120.0
 
 def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProcess[str]:
     """Train behind other words of a shell."""
-    line = f"{before} {shlex.quote(sys.executable)} -m distbelief train {words} --out {shlex.quote(str(tmp_path / 'run'))}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
+    line = (
+        f"{before} {shlex.quote(sys.executable)} -m distbelief train {words} --out {shlex.quote(str(tmp_path / 'run'))}"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False
+    )
 
 
 @pytest.mark.parametrize(("files", "status"), [("-n 24", 2), ("-Sn 24", 0)])
-def test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise(tmp_path: Path, files: str, status: int) -> None:
+def test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise(
+    tmp_path: Path, files: str, status: int
+) -> None:
     ended = train(tmp_path, f"ulimit {files}; exec", "digits downpour --quiet")
     assert ended.returncode == status, ended.stderr
     if status:
         assert ended.stderr.splitlines() == [
-            "distbelief: this job needs some 60 open files in one process, and this machine allows 24: raise that (ulimit -n 60), or have fewer"
+            "distbelief: this job needs some 60 open files in one process, and this machine allows 24: raise that "
+            "(ulimit -n 60), or have fewer"
             " --replicas or --shards"
         ]
         assert not (tmp_path / "run").exists()
@@ -71,11 +81,16 @@ def test_a_machine_that_cannot_reach_itself_is_told_at_once(tmp_path: Path, stra
     """Each replica found that out in each of its lives."""
     ended = without_network(tmp_path, f"digits {strategy} --transport tcp")
     assert ended.returncode == 2
-    assert "this machine cannot reach itself at 127.0.0.1: Network is unreachable; bring up its loopback (ip link set lo up)" in ended.stderr
+    assert (
+        "this machine cannot reach itself at 127.0.0.1: Network is unreachable; bring up its loopback (ip link set lo "
+        "up)" in ended.stderr
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_that_the_next_life_would_repeat_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_the_next_life_would_repeat_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forked, lives = Processes._forked, []
     say = Failed(JobFailed.__name__, "replica 1 cannot reach coordinator: there is no way")
 

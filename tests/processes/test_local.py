@@ -57,7 +57,9 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (4, 3)])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch, way: str, transport: str, replicas: int, shards: int) -> None:
+def test_every_sample_is_trained_once_an_epoch(
+    tmp_path: Path, watch: jobs.Watch, way: str, transport: str, replicas: int, shards: int
+) -> None:
     options, more = WAYS[way]
     strategy = Downpour(replicas=replicas, shards=shards, optimizer=optim("sgd", lr=1.0), **options)
     result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:once", epochs=EPOCHS, **more)
@@ -75,7 +77,9 @@ def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
-def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any) -> None:
+def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any
+) -> None:
     monkeypatch.setenv("THREADS", "2")
     monkeypatch.setenv("JOBS_FOLDER", str(tmp_path))
     result = jobs.run(tmp_path / "run", strategy, task="jobs:particular", threads=2, data_dir=str(tmp_path), epochs=1)
@@ -86,7 +90,9 @@ def test_every_process_has_the_threads_and_the_folder_of_data_that_it_is_told(tm
 def test_parameters_can_be_read_where_the_shards_hold_them(tmp_path: Path, optimizer: str) -> None:
     chosen = optim(optimizer, lr=0.05)
     whole = jobs.run(tmp_path / "fetched", Downpour(replicas=1, shards=1, optimizer=chosen), epochs=EPOCHS)
-    result = jobs.run(tmp_path / "read", Downpour(replicas=1, shards=3, optimizer=chosen, read_in_place=True), epochs=EPOCHS)
+    result = jobs.run(
+        tmp_path / "read", Downpour(replicas=1, shards=3, optimizer=chosen, read_in_place=True), epochs=EPOCHS
+    )
     assert result["samples"] == whole["samples"]
     assert result["bytes"]["fetched"] < whole["bytes"]["fetched"] / 10
     assert abs(result["test_accuracy"] - whole["test_accuracy"]) <= 0.1
@@ -94,7 +100,9 @@ def test_parameters_can_be_read_where_the_shards_hold_them(tmp_path: Path, optim
 
 def test_four_replicas_and_three_shards_learn_digits(tmp_path: Path) -> None:
     strategy = Downpour(replicas=4, shards=3, optimizer=optim("adagrad", lr=0.05))
-    result = Local().run(Job(task="digits", strategy=strategy, epochs=jobs.MANY, target_accuracy=0.9, out=str(tmp_path)))
+    result = Local().run(
+        Job(task="digits", strategy=strategy, epochs=jobs.MANY, target_accuracy=0.9, out=str(tmp_path))
+    )
     assert result["outcome"] == "target"
     assert result["target"]["reached"]
     assert max(row["test_accuracy"] for row in result["history"]) >= 0.9  # what was under way then is still applied
@@ -117,16 +125,22 @@ CARRIERS = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(trans
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(tmp_path: Path, prefetch: int) -> None:
+def test_the_same_job_with_one_replica_gives_the_same_parameters_over_every_carrier(
+    tmp_path: Path, prefetch: int
+) -> None:
     assert {carrier.transport for carrier in CARRIERS.values()} == set(TRANSPORTS)
     for shards, (name, carrier) in enumerate(CARRIERS.items(), 1):
-        strategy = Downpour(replicas=1, shards=shards, prefetch=prefetch, push_every=1 + prefetch, optimizer=optim("adam", lr=0.01))
+        strategy = Downpour(
+            replicas=1, shards=shards, prefetch=prefetch, push_every=1 + prefetch, optimizer=optim("adam", lr=0.01)
+        )
         jobs.run(tmp_path / name, strategy, carrier, epochs=EPOCHS)
     first, *others = (weights(tmp_path / name) for name in CARRIERS)
     assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
 
 
-def test_a_job_sees_the_folder_and_the_environment_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_sees_the_folder_and_the_environment_of_its_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
@@ -140,14 +154,18 @@ def test_a_job_sees_the_folder_and_the_environment_of_its_moment(tmp_path: Path,
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], capture_output=True, check=False
+    ).returncode:
         pytest.skip("may not mount a tmpfs here (needs root)")
     yield path
     subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=lambda strategy: strategy.name)
-def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_not_kept(tiny_disk: Path, watch: jobs.Watch, strategy: Any) -> None:
+def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_not_kept(
+    tiny_disk: Path, watch: jobs.Watch, strategy: Any
+) -> None:
     def fill() -> None:
         with (tiny_disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(b"x" * 4096):
@@ -160,7 +178,9 @@ def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_
     first, *others = watch.of(records.Checkpointed)
     assert not first.error
     assert others
-    assert all("No space left" in record.error and "000001 stays the last good one" in record.error for record in others)
+    assert all(
+        "No space left" in record.error and "000001 stays the last good one" in record.error for record in others
+    )
     assert [path.name for path in Checkpoints(tiny_disk / "run").folder.iterdir()] == ["000001"]
     (tiny_disk / "filler").unlink()
     watch.rest()
@@ -169,9 +189,18 @@ def test_on_a_full_disk_a_job_trains_on_and_fails_in_the_end_since_its_model_is_
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no replicas": ({"strategy": Downpour(replicas=0)}, "--replicas 0"),
-    "more shards than parameters": ({"strategy": Downpour(shards=4), "task": "jobs:minute"}, "--shards 4 is more than the model's 3 parameters"),
-    "more shards than there are processes": ({"strategy": Downpour(shards=4097)}, "--shards 4097: must be at most 4096 on one machine"),
-    "more replicas than there are processes": ({"strategy": Downpour(replicas=4097)}, "--replicas 4097: must be at most 4096 on one machine"),
+    "more shards than parameters": (
+        {"strategy": Downpour(shards=4), "task": "jobs:minute"},
+        "--shards 4 is more than the model's 3 parameters",
+    ),
+    "more shards than there are processes": (
+        {"strategy": Downpour(shards=4097)},
+        "--shards 4097: must be at most 4096 on one machine",
+    ),
+    "more replicas than there are processes": (
+        {"strategy": Downpour(replicas=4097)},
+        "--replicas 4097: must be at most 4096 on one machine",
+    ),
     "a task nobody knows": ({"task": "digit"}, "did you mean 'digits'"),
     "a module nobody has": ({"task": "nowhere:task"}, "importing 'nowhere' raised ModuleNotFoundError"),
     "a function nobody wrote": ({"task": "jobs:nothing"}, "jobs.*has no 'nothing'"),
@@ -179,7 +208,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an optimizer nobody knows": ({"strategy": Downpour(optimizer=Optimizer("adagrd"))}, "did you mean 'adagrad'"),
     "an option the optimizer lacks": ({"strategy": Downpour(optimizer=optim("sgd", betas=1))}, "betas"),
     "a value the optimizer refuses": ({"strategy": Downpour(optimizer=optim("adam", eps=-1.0))}, "eps"),
-    "reading in place over tcp": ({"strategy": Downpour(read_in_place=True), "on": Local(transport="tcp")}, "--transport shared"),
+    "reading in place over tcp": (
+        {"strategy": Downpour(read_in_place=True), "on": Local(transport="tcp")},
+        "--transport shared",
+    ),
     "reading in place what has masters": ({"strategy": Downpour(read_in_place=True), "task": "jobs:low"}, "bfloat16"),
     "a carrier nobody knows": ({"on": Local(transport="tpc")}, "did you mean 'tcp'"),
     "encrypted and not": ({"on": Local(transport="tcp", tls=True, insecure=True)}, "exclude each other"),
@@ -204,16 +236,22 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, name: str, monke
     assert "\n" not in str(caught.value)
 
 
-def test_many_shards_are_held_against_the_model_before_a_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shards_are_held_against_the_model_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("a process was started"))
     before = torch.random.get_rng_state()
-    with pytest.raises(errors.UsageError, match="--shards 213 is more than the model's 212 parameters; use at most that many"):
+    with pytest.raises(
+        errors.UsageError, match="--shards 213 is more than the model's 212 parameters; use at most that many"
+    ):
         jobs.run(tmp_path / "run", Downpour(shards=213))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began: list[str] = []
     start = forkserver.context().Process.start
 
@@ -225,7 +263,8 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_pat
 
     monkeypatch.setattr(forkserver.context().Process, "start", refuse)
     with pytest.raises(
-        errors.JobFailed, match=r"coordinator: its process cannot be started beside 2 others \(.*open files\); .*fewer --replicas"
+        errors.JobFailed,
+        match=r"coordinator: its process cannot be started beside 2 others \(.*open files\); .*fewer --replicas",
     ) as caught:
         jobs.run(tmp_path / "run")
     assert "ulimit -n" in str(caught.value)
@@ -234,7 +273,9 @@ def test_a_machine_that_allows_no_more_processes_is_told_with_the_remedy(tmp_pat
 
 
 @pytest.mark.parametrize("on", [Local(), Simulated()], ids=["processes", "simulated"])
-def test_staleness_is_shown_while_a_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Any) -> None:
+def test_staleness_is_shown_while_a_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Any
+) -> None:
     monkeypatch.setattr(running, "TICK", 0.01)
     on.run(jobs.job(tmp_path / "run", Downpour(replicas=2), epochs=40), View(quiet=False))
     lines = [line for line in capsys.readouterr().out.splitlines() if " done: " in line]
@@ -264,7 +305,9 @@ def test_a_run_folder_that_is_deleted_is_told_and_written_again(
     assert jobs.run(run, strategy, epochs=31, resume=True)["epochs"] == 31
 
 
-def test_a_run_folder_that_cannot_be_made_again_fails_the_job(tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_that_cannot_be_made_again_fails_the_job(
+    tmp_path: Path, watch: jobs.Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "TICK", 0.01)
     (tmp_path / "runs").mkdir()
 
@@ -273,7 +316,9 @@ def test_a_run_folder_that_cannot_be_made_again_fails_the_job(tmp_path: Path, wa
         (tmp_path / "runs").write_text("a file")
 
     watch.once(records.EpochDone, spoil)
-    with pytest.raises(errors.UsageError, match=r"^the run folder \S+/runs/run was deleted, and cannot be made again: Not a directory"):
+    with pytest.raises(
+        errors.UsageError, match=r"^the run folder \S+/runs/run was deleted, and cannot be made again: Not a directory"
+    ):
         jobs.run(tmp_path / "runs" / "run", epochs=jobs.MANY)
 
 
@@ -294,8 +339,13 @@ for name in {optimizers}:
 
 
 def test_no_process_of_a_job_imports_dynamo() -> None:
-    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator and the loop of single."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator and
+    the loop of single.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
     command = [sys.executable, "-c", SPARED.format(optimizers=sorted(LEARNING_RATES))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -63,7 +63,8 @@ import sys
 
 def test_command(tmp_path):
     # in an environment and a folder of its own
-    assert subprocess.run([sys.executable, "-m", "distbelief"], capture_output=True, text=True, env={}, cwd=tmp_path).stdout == "5\\n"
+    command = [sys.executable, "-m", "distbelief"]
+    assert subprocess.run(command, capture_output=True, text=True, env={}, cwd=tmp_path).stdout == "5\\n"
 
 def test_forkserver():
     context = multiprocessing.get_context("forkserver")
@@ -95,7 +96,9 @@ def mutant(*tests: str, text: str = "a + b", replacement: str = "a - b", hangs: 
 
 @pytest.mark.parametrize("test", ["test_command", "test_forkserver"])
 def test_a_process_that_a_test_starts_has_the_mutant(project: Path, test: str) -> None:
-    assert [outcome.verdict for outcome in try_all(project, [mutant(CHILDREN + test)], passed=False)] == [Verdict.KILLED]
+    assert [outcome.verdict for outcome in try_all(project, [mutant(CHILDREN + test)], passed=False)] == [
+        Verdict.KILLED
+    ]
 
 
 def test_every_test_named_must_fail_and_of_its_cases_one(project: Path) -> None:
@@ -117,7 +120,9 @@ def test_every_test_named_must_fail_and_of_its_cases_one(project: Path) -> None:
     assert (project / "distbelief/sums.py").read_text() == PACKAGE["distbelief/sums.py"]
 
 
-def test_what_never_ends_is_told_as_hung_and_is_noticed_only_where_its_row_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_never_ends_is_told_as_hung_and_is_noticed_only_where_its_row_says_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mutants.__main__.LEAST_SECONDS", -5.0)  # with ten times the second of its row: 5 s
     for hangs in (False, True):
         endless = mutant(HERE + "test_ends", text="return False", replacement="return True", hangs=hangs)

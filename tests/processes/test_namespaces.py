@@ -1,4 +1,6 @@
-"""A job whose replicas are on two hosts: two network namespaces and a cable between them, which is cut, for a while and for good."""
+"""A job whose replicas are on two hosts: two network namespaces and a cable between them, which is cut, for a while and
+for good.
+"""
 
 import contextlib
 import json
@@ -26,7 +28,9 @@ HERE, THERE = "10.213.0.1", "10.213.0.2"
 SILENCE = 3
 """Seconds of silence that are borne, where a test makes them short."""
 SITES = {
-    "the kernel": f"import distbelief.transport.tcp as tcp\ntcp.SILENCE_SECONDS = {SILENCE}.0\ntcp.TcpEndpoint._feel = lambda *_: None\n",
+    "the kernel": f"import distbelief.transport.tcp as tcp\ntcp.SILENCE_SECONDS = {SILENCE}.0\ntcp.TcpEndpoint._feel "
+    "= lambda "
+    "*_: None\n",
     "the pulse": f"import distbelief.transport.pulse as pulse\npulse.LEAST_SECONDS = {SILENCE}.0\n",
 }
 """Run by every Python process as it starts: those of a job are not the test's own to patch."""
@@ -69,14 +73,20 @@ class Hosts:
         """Run a command of distbelief on a host."""
         command = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", "distbelief", *words]
         folder = Path(jobs.__file__).parent
-        one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=folder)
+        one = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, cwd=folder
+        )
         self.started.append(one)
         return one
 
     def tries(self) -> int:
-        """How often, at most, either host has sent some bytes again without an answer, each time waiting twice as long."""
+        """How often, at most, either host has sent some bytes again without an answer, each time waiting twice as
+        long.
+        """
         told = "".join(
-            subprocess.check_output(["ip", "netns", "exec", name, "ss", "-tinH"], text=True, timeout=SECONDS, stderr=subprocess.DEVNULL)
+            subprocess.check_output(
+                ["ip", "netns", "exec", name, "ss", "-tinH"], text=True, timeout=SECONDS, stderr=subprocess.DEVNULL
+            )
             for name in self.names
         )
         return max((int(found) for found in re.findall(r"\bbackoff:(\d+)", told)), default=0)
@@ -119,7 +129,9 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 class Told:
-    """The records of a job, as its command shows them; the job begins in earnest once a guest has joined, and `act` is called when it has worked."""
+    """The records of a job, as its command shows them; the job begins in earnest once a guest has joined, and `act` is
+    called when it has worked.
+    """
 
     def __init__(self, job: subprocess.Popen[str], hosts: Hosts) -> None:
         self.job, self.hosts = job, hosts
@@ -174,7 +186,9 @@ def train(hosts: Hosts) -> Told:
         "--checkpoint-every",
         "0",
     )
-    return Told(hosts.start(0, "train", *words, "--pad", PAD, "--listen", HERE, "--out", str(hosts.run), "--json"), hosts)
+    return Told(
+        hosts.start(0, "train", *words, "--pad", PAD, "--listen", HERE, "--out", str(hosts.run), "--json"), hosts
+    )
 
 
 @pytest.mark.timeout(3 * SECONDS)

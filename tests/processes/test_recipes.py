@@ -16,8 +16,12 @@ SAMPLES = 320
 
 def small_mnist(folder: Path) -> None:
     for part in ("train", "t10k"):
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, SAMPLES, 28, 28) + bytes(range(256)) * (SAMPLES * 784 // 256))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, SAMPLES) + bytes(range(10)) * (SAMPLES // 10))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4I", 2051, SAMPLES, 28, 28) + bytes(range(256)) * (SAMPLES * 784 // 256)
+        )
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2I", 2049, SAMPLES) + bytes(range(10)) * (SAMPLES // 10)
+        )
 
 
 def lines(recipe: Path, command: str) -> list[str]:
@@ -32,27 +36,39 @@ def test_every_recipe_says_how_it_runs() -> None:
     assert all(len(lines(recipe, "distbelief launch") + lines(recipe, "python")) == 1 for recipe in RECIPES)
 
 
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if lines(recipe, "python")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in RECIPES if lines(recipe, "python")], ids=lambda path: path.name
+)
 def test_a_recipe_that_draws_does(tmp_path: Path, recipe: Path) -> None:
     small_mnist(tmp_path)
     [line] = lines(recipe, "python")
     _, script, _ = line.split()
     ended = subprocess.run(
-        [sys.executable, str(ROOT / script), "plot.png", "0.001", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+        [sys.executable, str(ROOT / script), "plot.png", "0.001", "1"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=110, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path), "DISTBELIEF_DATA": str(tmp_path)},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if lines(recipe, "distbelief launch")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in RECIPES if lines(recipe, "distbelief launch")], ids=lambda path: path.name
+)
 def test_a_recipe_runs_as_it_says(tmp_path: Path, recipe: Path) -> None:
     small_mnist(tmp_path)
     [line] = lines(recipe, "distbelief launch")
     command, strategy, *rest = shlex.split(line)[1:]
     words = [command, strategy, "--quiet", "--out", str(tmp_path / "run"), *rest]
     environment = {**os.environ, "DISTBELIEF_DATA": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-m", "distbelief", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(
+        [sys.executable, "-m", "distbelief", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["samples"]) == ("done", SAMPLES)

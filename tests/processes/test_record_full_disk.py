@@ -23,7 +23,9 @@ from distbelief.record.restore import load_part
 def tiny(tmp_path):
     path = tmp_path / "tiny"
     path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False
+    ).returncode:
         pytest.skip("may not mount a tmpfs here (needs root)")
     yield path
     subprocess.run(["umount", str(path)], check=True)
@@ -34,7 +36,10 @@ def test_a_full_disk_costs_a_checkpoint_and_lines_of_metrics_but_not_the_job(tin
     plan = Plan(Settings(shards=1), layout, cut(layout, 1), 10)
     folder, told = RunFolder.create(tiny / "run", "x"), []
     recorder, store = Recorder(folder, {}, warn=told.append), Checkpoints(folder.path)
-    part = {"vector.moving": torch.ones(layout.moving, dtype=torch.uint8), "vector.frozen": torch.zeros(0, dtype=torch.uint8)}
+    part = {
+        "vector.moving": torch.ones(layout.moving, dtype=torch.uint8),
+        "vector.frozen": torch.zeros(0, dtype=torch.uint8),
+    }
     store.save_part(1, "shard-0", part, {})
     good = store.commit(1, plan, START, 0)
     large = {**part, "state.0.sum": torch.ones(200_000)}

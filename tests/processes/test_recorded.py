@@ -1,4 +1,6 @@
-"""What a change of the house must not change: what one replica learns on real processes. See `tests/simulated/test_recorded.py`."""
+"""What a change of the house must not change: what one replica learns on real processes. See
+`tests/simulated/test_recorded.py`.
+"""
 
 import json
 import os
@@ -14,7 +16,17 @@ from safetensors.torch import load_file
 from distbelief.cluster.local import Local
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
-from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
+from distbelief.strategies import (
+    Allreduce,
+    Bounded,
+    Downpour,
+    Hogwild,
+    Locking,
+    Sandblaster,
+    Single,
+    Softsync,
+    Synchronous,
+)
 
 RECORDED = Path(__file__).with_name("recorded.json")
 PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
@@ -31,11 +43,16 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.skipif("json.loads(RECORDED.read_text())['processor'] != PROCESSOR and 'DISTBELIEF_RENEW' not in os.environ", reason="rounds otherwise")
+@pytest.mark.skipif(
+    "json.loads(RECORDED.read_text())['processor'] != PROCESSOR and 'DISTBELIEF_RENEW' not in os.environ",
+    reason="rounds otherwise",
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_was_recorded_is_learned_again(tmp_path: Path, way: str) -> None:
     fit = {} if way == "sandblaster" else {"epochs": 2}
-    Local().run(jobs.job(tmp_path / "run", WAYS[way], **fit) if fit else Job("jobs:tiny", WAYS[way], out=str(tmp_path / "run")))
+    Local().run(
+        jobs.job(tmp_path / "run", WAYS[way], **fit) if fit else Job("jobs:tiny", WAYS[way], out=str(tmp_path / "run"))
+    )
     learned = blake2b(digest_size=16)
     for name, tensor in sorted(load_file(tmp_path / "run" / "model.safetensors").items()):
         learned.update(name.encode() + bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()))

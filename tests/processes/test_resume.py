@@ -71,7 +71,9 @@ def test_a_resumed_job_ends_with_the_parameters_of_one_that_was_not_interrupted(
     manifest = read_manifest(Checkpoints(tmp_path / "run").latest())
     assert manifest.samples == broken["samples"]
     watch.rest()
-    result = jobs.run(tmp_path / "run", second, task=task, epochs=EPOCHS, lr_schedule="cosine", checkpoint_every=10, resume=True)
+    result = jobs.run(
+        tmp_path / "run", second, task=task, epochs=EPOCHS, lr_schedule="cosine", checkpoint_every=10, resume=True
+    )
     assert result["outcome"] == "done"
     assert result["samples"] == EPOCHS * jobs.SAMPLES
     assert result["updates"] == EPOCHS * 21
@@ -79,7 +81,9 @@ def test_a_resumed_job_ends_with_the_parameters_of_one_that_was_not_interrupted(
     assert all(torch.equal(value, whole[name]) for name, value in weights(tmp_path / "run").items())
 
 
-def test_several_interruptions_of_several_replicas_train_every_sample_once_an_epoch(tmp_path: Path, watch: jobs.Watch) -> None:
+def test_several_interruptions_of_several_replicas_train_every_sample_once_an_epoch(
+    tmp_path: Path, watch: jobs.Watch
+) -> None:
     strategy, resume = Downpour(replicas=3, shards=2, prefetch=1, push_every=2, optimizer=optim("sgd", lr=1.0)), False
     for after in (1, 9, 14):
         watch.once(records.Stepped, interrupt(), after=after)
@@ -94,7 +98,12 @@ def test_several_interruptions_of_several_replicas_train_every_sample_once_an_ep
 
 
 def test_a_checkpoint_goes_from_single_to_downpour_and_back(tmp_path: Path, watch: jobs.Watch) -> None:
-    strategies = [downpour(2, "sgd"), single("sgd"), Downpour(replicas=2, shards=1, optimizer=optim("sgd", lr=0.02)), single("sgd")]
+    strategies = [
+        downpour(2, "sgd"),
+        single("sgd"),
+        Downpour(replicas=2, shards=1, optimizer=optim("sgd", lr=0.02)),
+        single("sgd"),
+    ]
     for number, strategy in enumerate(strategies):
         last = number == len(strategies) - 1
         watch.once(records.EpochDone, (lambda: None) if last else interrupt())
@@ -106,7 +115,9 @@ def test_a_checkpoint_goes_from_single_to_downpour_and_back(tmp_path: Path, watc
 def test_a_run_that_goes_on_with_another_strategy_says_so(tmp_path: Path, watch: jobs.Watch) -> None:
     jobs.run(tmp_path, single("sgd"), epochs=1)
     jobs.run(tmp_path, downpour(1, "sgd"), epochs=1, resume=True)
-    assert [note.text for note in watch.of(records.Note)] == ["this run was trained with single before, and goes on with downpour"]
+    assert [note.text for note in watch.of(records.Note)] == [
+        "this run was trained with single before, and goes on with downpour"
+    ]
     assert RunFolder.open(tmp_path).read_job()["strategy"] == "downpour"
 
 
@@ -124,7 +135,10 @@ def test_a_run_that_still_runs_is_not_resumed(tmp_path: Path, watch: jobs.Watch,
     watch.once(records.EpochDone, meddle)
     assert jobs.run(tmp_path, downpour(1), on, epochs=2)["outcome"] == "done"
     assert found
-    assert found[1:] in ([], [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that just begins or ends"]])
+    assert found[1:] in (
+        [],
+        [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that just begins or ends"]],
+    )
     watch.rest()
     assert jobs.run(tmp_path, downpour(1), epochs=3, resume=True)["epochs"] == 3
 
@@ -151,7 +165,9 @@ def test_a_second_interruption_ends_at_once(tmp_path: Path, watch: jobs.Watch, s
 
 @pytest.mark.parametrize("strategy", [Downpour(), Single()], ids=["downpour", "single"])
 @pytest.mark.parametrize("before", ["_start", "_watch", "_take"])
-def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, strategy: object) -> None:
+def test_an_interruption_before_the_job_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, strategy: object
+) -> None:
     method, done = getattr(Running, before), []
 
     def interrupted(self: Running, *rest: object) -> object:
@@ -167,7 +183,9 @@ def test_an_interruption_before_the_job_began(tmp_path: Path, monkeypatch: pytes
             jobs.run(tmp_path, strategy, epochs=jobs.MANY)
 
 
-def test_an_interruption_while_processes_are_started_starts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_while_processes_are_started_starts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start, started = Processes.start, []
 
     def interrupted(self: Processes, role: str, incarnation: int) -> None:
@@ -182,9 +200,23 @@ def test_an_interruption_while_processes_are_started_starts_no_more(tmp_path: Pa
 
 
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--json", "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "distbelief",
+        "train",
+        "jobs:tiny",
+        "downpour",
+        "--epochs",
+        "100000",
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         while '"event":"Tested"' not in (line := process.stdout.readline()):
@@ -199,9 +231,26 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_the_job_ends_in_peace(tm
 
 
 def test_a_supervisor_that_is_killed_leaves_a_run_that_can_be_resumed_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "distbelief", "train", "jobs:tiny", "downpour", "--epochs", "100000", "--batch-size", "16", "--json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen([*command, "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "distbelief",
+        "train",
+        "jobs:tiny",
+        "downpour",
+        "--epochs",
+        "100000",
+        "--batch-size",
+        "16",
+        "--json",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         while '"event":"Checkpointed"' not in (line := process.stdout.readline()):
             assert line
@@ -223,7 +272,9 @@ def _flip(file: Path) -> None:
 @pytest.mark.parametrize("strategy", [downpour(2), downpour(3), single()], ids=["2 shards", "3 shards", "single"])
 @pytest.mark.parametrize("damage", [_cut, _flip, Path.unlink])
 @pytest.mark.parametrize("file", ["shard-0.safetensors", "shard-1.safetensors", "manifest.json"])
-def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path, file: str, damage: Callable[[Path], None], strategy: object) -> None:
+def test_a_damaged_checkpoint_is_one_clear_error(
+    tmp_path: Path, file: str, damage: Callable[[Path], None], strategy: object
+) -> None:
     jobs.run(tmp_path, downpour(2), epochs=1)
     latest = Checkpoints(tmp_path).latest()
     assert latest is not None
@@ -247,7 +298,15 @@ def test_what_does_not_fit_the_run_is_refused(tmp_path: Path, name: str, monkeyp
     monkeypatch.chdir(tmp_path)
     changes, kind, words = OTHER[name]
     jobs.run("run", downpour(1), epochs=1)
-    options = {"strategy": downpour(1), "task": "jobs:tiny", "out": "run", "resume": True, "epochs": 2, "batch_size": jobs.BATCH, **changes}
+    options = {
+        "strategy": downpour(1),
+        "task": "jobs:tiny",
+        "out": "run",
+        "resume": True,
+        "epochs": 2,
+        "batch_size": jobs.BATCH,
+        **changes,
+    }
     before = Path("run/result.json").read_bytes()
     with pytest.raises(kind, match=f"(?s){words}"):
         Local().run(jobs.Job(**options))

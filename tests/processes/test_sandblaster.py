@@ -1,4 +1,6 @@
-"""Sandblaster in real processes: whoever is killed, and wherever it is resumed, it ends with the bits of a run that nobody disturbed."""
+"""Sandblaster in real processes: whoever is killed, and wherever it is resumed, it ends with the bits of a run that
+nobody disturbed.
+"""
 
 import json
 import os
@@ -23,10 +25,18 @@ from distbelief.job import Job
 from distbelief.strategies import Downpour, Sandblaster
 
 ITERATIONS = 25
-SAME: dict[str, Any] = {"iterations": ITERATIONS, "portion_size": 16, "send_every": 2, "deterministic": True, "tolerance": 0.0}
+SAME: dict[str, Any] = {
+    "iterations": ITERATIONS,
+    "portion_size": 16,
+    "send_every": 2,
+    "deterministic": True,
+    "tolerance": 0.0,
+}
 
 
-def run(out: Path, place: Local | None = None, task: str = "jobs:tiny", resume: bool = False, **options: Any) -> dict[str, Any]:
+def run(
+    out: Path, place: Local | None = None, task: str = "jobs:tiny", resume: bool = False, **options: Any
+) -> dict[str, Any]:
     strategy = Sandblaster(**{"replicas": 2, "shards": 2, **SAME, **options})
     return (place or Local()).run(Job(task, strategy, out=str(out), resume=resume, checkpoint_every=3))
 
@@ -62,7 +72,9 @@ def test_processes_end_with_the_bits_of_a_simulation(tmp_path: Path, calm: Path,
 
 @pytest.mark.parametrize("role", ["replica 0", "replica 1", "shard 0", "shard 1"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_whoever_is_killed_the_bits_are_the_same(tmp_path: Path, watch: jobs.Watch, calm: Path, role: str, times: int) -> None:
+def test_whoever_is_killed_the_bits_are_the_same(
+    tmp_path: Path, watch: jobs.Watch, calm: Path, role: str, times: int
+) -> None:
     chance = random.Random(f"{role}{times}")
     reports = iter(range(10**6))
     moments = {chance.randint(30, 200) for _ in range(times)}
@@ -74,12 +86,16 @@ def test_whoever_is_killed_the_bits_are_the_same(tmp_path: Path, watch: jobs.Wat
     watch.act = kill
     result = run(tmp_path / "run")
     assert result["outcome"] == "done"
-    assert any(role in one.text for one in watch.of(records.Note)) or any(one.role == role and one.died for one in watch.of(records.Gone))
+    assert any(role in one.text for one in watch.of(records.Note)) or any(
+        one.role == role and one.died for one in watch.of(records.Gone)
+    )
     assert same(calm, tmp_path / "run")
 
 
 @pytest.mark.parametrize("place", [Local(), Local("tcp", tls=True)], ids=["shared", "tls"])
-def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(tmp_path: Path, watch: jobs.Watch, calm: Path, place: Local) -> None:
+def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(
+    tmp_path: Path, watch: jobs.Watch, calm: Path, place: Local
+) -> None:
     killed: list[str] = []
 
     def act(record: Record) -> None:
@@ -111,7 +127,9 @@ def interrupt(number: signal.Signals) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path: Path, watch: jobs.Watch, calm: Path, how: signal.Signals) -> None:
+def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
+    tmp_path: Path, watch: jobs.Watch, calm: Path, how: signal.Signals
+) -> None:
     watch.once(records.Stepped, interrupt(how), after=150)
     broken = run(tmp_path / "run")
     assert broken["outcome"] == "interrupted"
@@ -122,8 +140,12 @@ def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
     assert same(calm, tmp_path / "run")
 
 
-@pytest.mark.parametrize("options", [{"method": "cg"}, {"method": "gradient"}, {"batch_size": 160}, {"damping": True}], ids=str)
-def test_what_each_method_goes_on_with_is_in_its_checkpoints(tmp_path: Path, watch: jobs.Watch, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"method": "cg"}, {"method": "gradient"}, {"batch_size": 160}, {"damping": True}], ids=str
+)
+def test_what_each_method_goes_on_with_is_in_its_checkpoints(
+    tmp_path: Path, watch: jobs.Watch, options: dict[str, Any]
+) -> None:
     run(tmp_path / "whole", **options)
     watch.once(records.EpochDone, interrupt(signal.SIGINT), after=7)
     assert run(tmp_path / "run", **options)["outcome"] == "interrupted"
@@ -149,7 +171,16 @@ def test_batch_norm_is_refused_before_anything_is_computed(tmp_path: Path) -> No
 
 def test_a_run_of_another_kind_is_not_resumed_but_begun_from(tmp_path: Path) -> None:
     jobs.run(tmp_path / "run", Downpour(1, 1), epochs=1)
-    with pytest.raises(CheckpointError, match=r"was trained with downpour, and sandblaster counts its data otherwise: .* --init-from"):
+    with pytest.raises(
+        CheckpointError, match=r"was trained with downpour, and sandblaster counts its data otherwise: .* --init-from"
+    ):
         run(tmp_path / "run", resume=True)
-    begun = Local().run(Job("jobs:tiny", Sandblaster(2, 2, 1, portion_size=16), out=str(tmp_path / "next"), init_from=str(tmp_path / "run")))
+    begun = Local().run(
+        Job(
+            "jobs:tiny",
+            Sandblaster(2, 2, 1, portion_size=16),
+            out=str(tmp_path / "next"),
+            init_from=str(tmp_path / "run"),
+        )
+    )
     assert begun["outcome"] == "done"

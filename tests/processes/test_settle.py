@@ -33,7 +33,11 @@ print(([faults() for _ in range(10)][-1] - first) / 10)
 def test_what_a_step_frees_the_next_one_has_without_asking_the_kernel() -> None:
     script = FREES_AND_TAKES.replace("{pid}", "__import__('os').getppid()")
     usual, settled = (
-        float(subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True, timeout=60).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True, timeout=60
+            ).stdout
+        )
         for words in ([], ["settled"])
     )
     assert usual > 1000
@@ -53,11 +57,16 @@ signal.pause()
 @pytest.mark.parametrize("dies", [0, 1], ids=["the supervisor", "the forkserver"])
 def test_a_process_ends_with_either_of_those_above_it(dies: int) -> None:
     with ExitStack() as stack:
-        above = [stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)) for _ in range(2)]
+        above = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+            for _ in range(2)
+        ]
         for one in above:
             stack.callback(one.kill)
         words = [sys.executable, "-c", SETTLES, *(str(one.pid) for one in above)]
-        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}))
+        process = stack.enter_context(
+            subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        )
         stack.callback(process.kill)
         assert process.stdout
         assert process.stdout.readline() == b"settled\n"

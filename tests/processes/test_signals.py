@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and the closing of the terminal, at any moment of the command: nothing swallows them, and nothing is left."""
+"""Ctrl-C, SIGTERM and the closing of the terminal, at any moment of the command: nothing swallows them, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ sys.meta_path.insert(0, Finder())
 """Ctrl-C as a module is found, and an import that catches everything."""
 
 
-COMMANDS = ["train digits downpour", "train digits single", "launch downpour {script}", "simulate digits downpour --keep", "join {ticket}"]
+COMMANDS = [
+    "train digits downpour",
+    "train digits single",
+    "launch downpour {script}",
+    "simulate digits downpour --keep",
+    "join {ticket}",
+]
 LAST = dict.fromkeys(COMMANDS[:3], "distbelief.cluster.process") | {COMMANDS[3]: "distbelief.cluster.simulated"}
 """Modules that a command imports last; of a job, when its run folder is there."""
 EARLY = [*((command, "msgspec") for command in COMMANDS), *((command, "torch") for command in COMMANDS[:4])]
@@ -42,9 +50,19 @@ def test_no_import_swallows_a_ctrl_c(tmp_path: Path, command: str, at: str) -> N
     (tmp_path / "sitecustomize.py").write_text(IMPORTING)
     (tmp_path / "script.py").write_text("raise AssertionError('it was begun')")
     words = command.format(script=tmp_path / "script.py", ticket=tmp_path / "none.json").split()
-    environment = {**os.environ, "AT": at, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "AT": at,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    }
     ended = subprocess.run(
-        [sys.executable, "-m", "distbelief", *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-m", "distbelief", *words],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (130, "distbelief: interrupted before the job began\n")
     assert not list(tmp_path.glob("runs/*"))

@@ -41,7 +41,9 @@ def plain(optimizer: str, **options: Any) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
-@pytest.mark.parametrize(("optimizer", "options"), [("sgd", {"lr": 0.5}), ("sgd", {"lr": 0.1, "momentum": 0.9}), ("adam", {"lr": 0.01})])
+@pytest.mark.parametrize(
+    ("optimizer", "options"), [("sgd", {"lr": 0.5}), ("sgd", {"lr": 0.1, "momentum": 0.9}), ("adam", {"lr": 0.01})]
+)
 def test_single_and_one_replica_are_the_plain_loop(tmp_path: Path, optimizer: str, options: dict[str, float]) -> None:
     chosen = optim(optimizer, **options)
     alone = jobs.run(tmp_path / "single", Single(optimizer=chosen), epochs=EPOCHS)
@@ -73,10 +75,17 @@ def test_the_run_begins_where_it_is_told_to(tmp_path: Path) -> None:
     assert all(torch.equal(value, first[name]) for name, value in weights(tmp_path / "second").items())
 
 
-@pytest.mark.parametrize("strategy", [Single(optimizer=optim("sgd", lr=1e38)), Downpour(optimizer=optim("sgd", lr=1e38))], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy",
+    [Single(optimizer=optim("sgd", lr=1e38)), Downpour(optimizer=optim("sgd", lr=1e38))],
+    ids=lambda s: s.name,
+)
 def test_a_loss_that_is_no_number_is_one_clear_error(tmp_path: Path, strategy: Any) -> None:
     with pytest.raises(
-        TrainingError, match=r"(single|replica \d): the loss is (nan|inf) at step \d+ \(epoch \d+, minibatch \d+\); lower --lr \(it is 1e\+38\)"
+        TrainingError,
+        match=r"(single|replica \d): the loss is (nan|inf) at step \d+ \(epoch \d+, minibatch \d+\); lower --lr \(it "
+        r"is "
+        r"1e\+38\)",
     ):
         jobs.run(tmp_path, strategy, epochs=EPOCHS)
 
@@ -84,7 +93,8 @@ def test_a_loss_that_is_no_number_is_one_clear_error(tmp_path: Path, strategy: A
 WRONG = {
     "raising": r"task 'jobs_wrong:raising' raised at epoch 1, minibatch \d+: ValueError: three is enough",
     "data_raising": r"minibatch \d+: KeyError: 'a sample is missing'",
-    "training_data_raise": "the training data of task 'jobs_wrong:training_data_raise' cannot be loaded: FileNotFoundError: no such file",
+    "training_data_raise": "the training data of task 'jobs_wrong:training_data_raise' cannot be loaded: "
+    "FileNotFoundError: no such file",
     "loading_raises": "the data of task 'jobs_wrong:loading_raises' cannot be loaded: FileNotFoundError: no such file",
     "model_raises": "the model of task 'jobs_wrong:model_raises' cannot be built: RuntimeError: no model today",
     "lazy": "parameter '0.weight' has no shape yet: it is of a lazy module; run a minibatch through the model first",
@@ -108,7 +118,9 @@ def test_what_a_users_task_raises_is_one_clear_error(tmp_path: Path, strategy: A
         assert str(caught.value).startswith(("single: ", "replica "))
 
 
-@pytest.mark.parametrize("strategy", [Single(), Downpour(), Synchronous(), Allreduce(), Hogwild()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy", [Single(), Downpour(), Synchronous(), Allreduce(), Hogwild()], ids=lambda s: s.name
+)
 def test_without_the_last_minibatch_where_it_is_smaller(tmp_path: Path, strategy: Any) -> None:
     """20 whole minibatches of 16, and one of 10."""
     result = jobs.run(tmp_path, strategy, epochs=2, drop_last=True)
@@ -126,11 +138,20 @@ print(result["outcome"], result["samples"], __name__)
 @pytest.mark.parametrize("how", ["file", "-c", "stdin"])
 @pytest.mark.parametrize("strategy", ["db.Single()", "db.Downpour()"])
 def test_a_job_starts_from_anywhere_and_needs_no_guard(tmp_path: Path, strategy: str, how: str) -> None:
-    source, environment = SCRIPT.format(strategy=strategy, out="run"), {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)}
+    source, environment = (
+        SCRIPT.format(strategy=strategy, out="run"),
+        {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parent)},
+    )
     (tmp_path / "script.py").write_text(source)
     words = {"file": ["script.py"], "-c": ["-c", source], "stdin": ["-"]}[how]
     done = subprocess.run(
-        [sys.executable, *words], input=source if how == "stdin" else "", capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60
+        [sys.executable, *words],
+        input=source if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=60,
     )
     assert done.stdout.split() == ["done", str(jobs.SAMPLES), "__main__"], done.stderr
     assert done.stderr == ""

@@ -1,4 +1,6 @@
-"""Standbys in processes of their own: shards are killed, over every carrier, and nothing that was acknowledged is lost."""
+"""Standbys in processes of their own: shards are killed, over every carrier, and nothing that was acknowledged is
+lost.
+"""
 
 import contextlib
 import os
@@ -17,7 +19,8 @@ from distbelief.strategies.parameter_server.options import Served
 
 EPOCHS = 12
 STRATEGIES = [
-    Downpour(2, 2, standby=1), Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1, standby=1), Synchronous(2, 2, standby=1),
+    Downpour(2, 2, standby=1), Downpour(2, 2, push_every=3, fetch_every=2, prefetch=1, standby=1), Synchronous(2, 2,
+        standby=1),
     Synchronous(3, 2, backup_workers=1, standby=1), Softsync(2, 2, standby=1), Bounded(2, 2, staleness=1, standby=1),
 ]  # fmt: skip
 
@@ -27,9 +30,13 @@ def mirrored(watch: jobs.Watch, shards: int = 2) -> bool:
     return sum("holds all that shard" in record.text for record in watch.of(records.Note)) >= shards
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}")
+@pytest.mark.parametrize(
+    "strategy", STRATEGIES, ids=lambda s: f"{s.name} {getattr(s, 'prefetch', '')}{getattr(s, 'backup_workers', '')}"
+)
 @pytest.mark.parametrize("role", ["shard 0", "shard 1"])
-def test_a_killed_shard_is_succeeded_and_nothing_is_lost(tmp_path: Path, watch: jobs.Watch, strategy: Served, role: str) -> None:
+def test_a_killed_shard_is_succeeded_and_nothing_is_lost(
+    tmp_path: Path, watch: jobs.Watch, strategy: Served, role: str
+) -> None:
     moment, reports = random.Random(f"{strategy}{role}").randint(1, 20), iter(range(10**6))
 
     def act(record: Record) -> None:
@@ -49,7 +56,9 @@ def test_a_killed_shard_is_succeeded_and_nothing_is_lost(tmp_path: Path, watch: 
 
 
 def named_port() -> str:
-    """Ours, and a port that is free, as are those after it: below the ports that the system gives to whoever asks for any."""
+    """Ours, and a port that is free, as are those after it: below the ports that the system gives to whoever asks for
+    any.
+    """
     for first in range(20_000 + 16 * (os.getpid() % 512), 32_000, 16):
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(first, first + 16):
@@ -58,7 +67,9 @@ def named_port() -> str:
     raise AssertionError("no 16 ports from 20,000 to 32,000 are free")
 
 
-@pytest.mark.parametrize("place", [Local("tcp"), Local("tcp", tls=True), Local("tcp", named_port())], ids=["tcp", "tls", "a port"])
+@pytest.mark.parametrize(
+    "place", [Local("tcp"), Local("tcp", tls=True), Local("tcp", named_port())], ids=["tcp", "tls", "a port"]
+)
 @pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[2]], ids=lambda s: s.name)
 def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, strategy: Served, place: Local) -> None:
     def act(record: Record) -> None:
@@ -89,10 +100,19 @@ def test_a_killed_standby_is_replaced_and_its_successor_succeeds(tmp_path: Path,
 
 def test_a_shard_whose_standby_died_with_it_goes_on_from_the_checkpoint(tmp_path: Path, watch: jobs.Watch) -> None:
     def act(record: Record) -> None:
-        if isinstance(record, records.Stepped) and mirrored(watch) and watch.of(records.Checkpointed) and not watch.of(records.Vacant):
+        if (
+            isinstance(record, records.Stepped)
+            and mirrored(watch)
+            and watch.of(records.Checkpointed)
+            and not watch.of(records.Vacant)
+        ):
             jobs.kill("standby 0")
             jobs.kill("shard 0")
-        elif isinstance(record, records.Stepped) and record.steps and any(one.role == "shard 0" for one in watch.of(records.Vacant)):
+        elif (
+            isinstance(record, records.Stepped)
+            and record.steps
+            and any(one.role == "shard 0" for one in watch.of(records.Vacant))
+        ):
             watch.interrupt()
 
     watch.act = act

@@ -23,7 +23,9 @@ SLOW = Local(compute=ComputeModel(step=0.005, spread="constant"))
 
 
 def asked_while_it_runs(run: Path, watch: jobs.Watch, ask: Any, **options: Any) -> Any:
-    """What `ask` finds in the middle of a job, slowed where there are replicas to slow; it goes on meanwhile, since another thread asks."""
+    """What `ask` finds in the middle of a job, slowed where there are replicas to slow; it goes on meanwhile, since
+    another thread asks.
+    """
     found: list[Any] = []
     asker = threading.Thread(target=lambda: found.append(ask(run)))
     watch.once(records.EpochDone, asker.start)
@@ -58,7 +60,13 @@ def test_why_a_replica_waits_and_for_how_long(tmp_path: Path, watch: jobs.Watch)
     def ask(run: Path) -> list[str]:
         jobs.kill("shard 0", jobs.signal.SIGSTOP)
         try:
-            while not (waiting := [one["waits_for"] for one in status.status(run)["members"] if one["state"] == "waiting" and one["clock"]]):
+            while not (
+                waiting := [
+                    one["waits_for"]
+                    for one in status.status(run)["members"]
+                    if one["state"] == "waiting" and one["clock"]
+                ]
+            ):
                 pass
             return waiting
         finally:
@@ -98,7 +106,9 @@ def test_more_than_one_asks_at_once_and_some_leave_without_an_answer(tmp_path: P
     assert asked_while_it_runs(tmp_path / "run", watch, ask) == [True] * 4
 
 
-def test_who_reads_slowly_holds_nobody_up_and_is_dropped_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_slowly_holds_nobody_up_and_is_dropped_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(status, "time", SimpleNamespace(monotonic=lambda: now[0]))
     desk = status.Desk(tmp_path, lambda: 0, lambda _: {"much": "x" * (1 << 20)})
@@ -125,7 +135,12 @@ def test_the_command(tmp_path: Path, watch: jobs.Watch, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["running"]
     assert main.run(["status", str(tmp_path / "run"), "--watch"]) == 0
     assert "not running; done" in capsys.readouterr().out
-    for line in (["status"], ["status", "--json"], ["status", str(tmp_path)], ["status", str(tmp_path / "run"), "--wach"]):
+    for line in (
+        ["status"],
+        ["status", "--json"],
+        ["status", str(tmp_path)],
+        ["status", str(tmp_path / "run"), "--wach"],
+    ):
         assert main.run(line) == 2
     assert "did you mean --watch" in capsys.readouterr().err
 

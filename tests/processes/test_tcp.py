@@ -42,7 +42,9 @@ def test_tcp_congestion_control_is_chosen_where_allowed(asked: str, got: str | N
         default = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     assert port
     assert end._listener is not None
-    assert end._listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == (got.encode() if got else default.rstrip(b"\0"))
+    assert end._listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == (
+        got.encode() if got else default.rstrip(b"\0")
+    )
     end.close()
 
 

@@ -198,7 +198,12 @@ def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(sha
 
 
 @pytest.mark.parametrize(
-    "said", [wire.encode(Hello("job", "replica 0", 0)) + wire.encode(Ready(())), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" * 9]
+    "said",
+    [
+        wire.encode(Hello("job", "replica 0", 0)) + wire.encode(Ready(())),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" * 9,
+    ],
 )
 def test_plain_bytes_to_a_port_of_tls_cost_their_link(shard: Shard, said: bytes) -> None:
     with shard.raw() as stranger:
@@ -214,8 +219,12 @@ def client_hello() -> bytes:
     return sent.read()
 
 
-@pytest.mark.parametrize("said", [b"", client_hello()[:9], client_hello()], ids=["nothing", "half a greeting", "a greeting"])
-def test_who_stays_silent_in_his_handshake_is_dropped_in_time(shard: Shard, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "said", [b"", client_hello()[:9], client_hello()], ids=["nothing", "half a greeting", "a greeting"]
+)
+def test_who_stays_silent_in_his_handshake_is_dropped_in_time(
+    shard: Shard, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with shard.raw() as stranger:
         stranger.sendall(said)
         shard.until(lambda: shard.endpoint._strangers)
@@ -267,7 +276,9 @@ def test_every_role_has_a_key_of_its_own_and_none_is_shown() -> None:
     assert {identity.authority for identity in IDENTITIES.values()} == {IDENTITIES["shard 0"].authority}
 
 
-@pytest.mark.parametrize("sizes", [(60,), (60, 20), (60, 1 << 20), (60, 4096, 60, 300_000), (1 << 20, 60), (16 << 10, 1), (0, 5)])
+@pytest.mark.parametrize(
+    "sizes", [(60,), (60, 20), (60, 1 << 20), (60, 4096, 60, 300_000), (1 << 20, 60), (16 << 10, 1), (0, 5)]
+)
 def test_what_is_written_at_once_begins_the_same_when_it_is_tried_again(sizes: tuple[int, ...]) -> None:
     queue = [bytes([at]) * size for at, size in enumerate(sizes)]
     chunks = [bytes(chunk) for chunk in _chunks(queue)]
@@ -318,7 +329,8 @@ def test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire(tm
         result = jobs.run(tmp_path / "run", Downpour(replicas=2, shards=2), place, epochs=3)
     assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
     talks = [talk for talk in wire.talks if talk.said]
-    assert len(talks) >= 2 * 3 + 3 + 2  # replicas with shards and coordinator, the evaluator too, shards with the coordinator
+    # replicas with shards and coordinator, the evaluator too, shards with the coordinator
+    assert len(talks) >= 2 * 3 + 3 + 2
     for talk in talks:
         version, cipher = agreed(talk)
         assert version == TLS_1_3
@@ -346,7 +358,10 @@ def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, watch: jobs.
     seen: list[tuple[str | None, str]] = []
 
     def look() -> None:
-        with socket.create_connection(("127.0.0.1", port), PATIENCE) as plain, stranger(None).wrap_socket(plain) as link:
+        with (
+            socket.create_connection(("127.0.0.1", port), PATIENCE) as plain,
+            stranger(None).wrap_socket(plain) as link,
+        ):
             cipher = link.cipher()
             assert cipher
             seen.append((link.version(), cipher[0]))
@@ -371,7 +386,9 @@ def test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environmen
     def look() -> None:
         processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
         places = [Path(f"/proc/{pid}/{what}") for pid in processes for what in ("cmdline", "environ")]
-        places += [path for folder in (tmp_path, temporary) for path in folder.rglob("*") if path.is_file() and path != ticket]
+        places += [
+            path for folder in (tmp_path, temporary) for path in folder.rglob("*") if path.is_file() and path != ticket
+        ]
         seen.update({str(path): path.read_bytes() for path in places})
         seen["ticket"] = ticket.read_bytes()
 

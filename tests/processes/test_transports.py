@@ -188,7 +188,13 @@ BEYOND = {
 def test_a_range_beyond_the_vectors_that_a_peer_lends_costs_its_link(name: str) -> None:
     shard = End(TcpEndpoint("shard 0", "job"))
     with raw(shard.endpoint.listen()) as bad:
-        bad.sendall(hello(size=4096, gradients=1, parameters=2) + wire.encode(Fetch(1, 64, 4096)) + BEYOND[name] + bytes(64) + wire.encode(Ready(())))
+        bad.sendall(
+            hello(size=4096, gradients=1, parameters=2)
+            + wire.encode(Fetch(1, 64, 4096))
+            + BEYOND[name]
+            + bytes(64)
+            + wire.encode(Ready(()))
+        )
         shard.until(lambda: shard.lost or len(shard.got) > 1)
         assert [type(arrival.event) for arrival in shard.got] == [Fetch, Lost]
     shard.endpoint.close()
@@ -228,7 +234,12 @@ def test_a_link_that_ends_inside_a_message_is_lost(make: Callable[..., End], cut
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    pieces=st.lists(st.one_of(st.binary(min_size=1, max_size=64), st.sampled_from([wire.encode(Ready(())), wire.encode(Fetch(0, 0, 0))])), max_size=6)
+    pieces=st.lists(
+        st.one_of(
+            st.binary(min_size=1, max_size=64), st.sampled_from([wire.encode(Ready(())), wire.encode(Fetch(0, 0, 0))])
+        ),
+        max_size=6,
+    )
 )
 def test_no_bytes_stop_an_endpoint(carrier: Carrier, pieces: list[bytes]) -> None:
     shard = End(carrier("shard 0", "job"))
@@ -244,7 +255,9 @@ def test_no_bytes_stop_an_endpoint(carrier: Carrier, pieces: list[bytes]) -> Non
         shard.endpoint.close()
 
 
-def test_silent_strangers_are_dropped_after_5_s_and_when_there_are_more_than_64(make: Callable[..., End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_are_dropped_after_5_s_and_when_there_are_more_than_64(
+    make: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = make("shard 0")
     address = shard.endpoint.listen()
     waiting = []
@@ -292,7 +305,8 @@ def test_only_a_higher_incarnation_replaces_a_link(make: Callable[..., End]) -> 
         end.endpoint.connect("shard 0", address)
         end.endpoint.send("shard 0", Pushed(end.endpoint.incarnation, 0, NONE))
         end.endpoint.poll(0)
-        shard.until(lambda: len(shard.got) == (1 if end is not second else 3) and (end is not again or again.lost), again.endpoint)  # noqa: B023
+        due, refused = (3 if end is second else 1), end is again
+        shard.until(lambda: len(shard.got) == due and (again.lost or not refused), again.endpoint)  # noqa: B023
     assert [type(arrival.event) for arrival in shard.got] == [Pushed, Lost, Pushed]
     assert "incarnation 2" in shard.got[1].event.reason
     assert shard.got[2].event.slot == 2
@@ -355,7 +369,9 @@ def test_a_role_is_connected_to_once(make: Callable[..., End]) -> None:
         a.endpoint.connect("shard 0", address)
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "tcp:", "tcp:host", "tcp:127.0.0.1:x", "tcp:127.0.0.1:99999", "unix:@", "unix:/tmp/x"])
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "tcp:", "tcp:host", "tcp:127.0.0.1:x", "tcp:127.0.0.1:99999", "unix:@", "unix:/tmp/x"]
+)
 def test_an_address_of_another_kind_is_refused(make: Callable[..., End], address: str) -> None:
     with pytest.raises(UsageError, match="is no address of this carrier"):
         make("replica 0").endpoint.connect("shard 0", address)

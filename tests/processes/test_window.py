@@ -81,8 +81,12 @@ def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("act", "ahead"), [("_add", 1), ("_read", 2)])
-def test_no_chunk_is_written_over_before_the_other_has_had_it(make: Make, monkeypatch: pytest.MonkeyPatch, act: str, ahead: int) -> None:
-    """The second rank puts off what it does with the first chunk until the first one waits, having added up as many as it may without that."""
+def test_no_chunk_is_written_over_before_the_other_has_had_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, act: str, ahead: int
+) -> None:
+    """The second rank puts off what it does with the first chunk until the first one waits, having added up as many as
+    it may without that.
+    """
     first, second = make(2)
     waits, looks, late = threading.Event(), first._lost, getattr(second, act)
 

@@ -126,7 +126,9 @@ def agreed(talk: Talk) -> tuple[int, int]:
     for greeting, records in ((CLIENT_HELLO, said), (SERVER_HELLO, answered)):
         (kind, body), *rest = records
         if (kind, body[0]) != (HANDSHAKE, greeting) or {kind for kind, _ in rest} - {CHANGE, DATA}:
-            raise ValueError(f"records of the kinds {[kind for kind, _ in records][:9]}, the first of which is {body[:1]!r}")
+            raise ValueError(
+                f"records of the kinds {[kind for kind, _ in records][:9]}, the first of which is {body[:1]!r}"
+            )
     hello = answered[0][1]
     at = 4 + 2 + 32  # its header, the version as it was before 1.3, the chance
     at += 1 + hello[at]  # the session

@@ -1,4 +1,6 @@
-"""Oracles: training loops in plain PyTorch, which owe nothing to distbelief, and small tasks to hold it against them."""
+"""Oracles: training loops in plain PyTorch, which owe nothing to distbelief, and small tasks to hold it against
+them.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,11 @@ def sequential(
         if clip_norm:
             nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip_norm)
         here = [[torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in mine] for _, mine in members]
-        accrued = here if accrued is None else [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(accrued, here, strict=True)]
+        accrued = (
+            here
+            if accrued is None
+            else [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(accrued, here, strict=True)]
+        )
         waiting += len(numbers)
         if local_lr:
             with torch.no_grad():
@@ -141,12 +147,17 @@ def sequential(
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def classes(model: Callable[[], nn.Module], samples: int = 22, features: int = 6, dtype: torch.dtype = torch.float32) -> Task:
+def classes(
+    model: Callable[[], nn.Module], samples: int = 22, features: int = 6, dtype: torch.dtype = torch.float32
+) -> Task:
     """A task of three classes on random data, whose last minibatch of four has two samples."""
 
     def data(seed: int) -> TensorData:
         chance = torch.Generator().manual_seed(seed)
-        return TensorData(torch.randn(samples, features, generator=chance).to(dtype), torch.randint(0, 3, (samples,), generator=chance))
+        return TensorData(
+            torch.randn(samples, features, generator=chance).to(dtype),
+            torch.randint(0, 3, (samples,), generator=chance),
+        )
 
     return Task(model=model, train=lambda: data(7), test=lambda: data(8))
 
@@ -165,4 +176,11 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def plain() -> SimpleNamespace:
     """The oracle and what is held against it."""
-    return SimpleNamespace(sequential=sequential, classes=classes, mlp=mlp, optimizers=ORACLES, schedules=SCHEDULES, minibatches=minibatches)
+    return SimpleNamespace(
+        sequential=sequential,
+        classes=classes,
+        mlp=mlp,
+        optimizers=ORACLES,
+        schedules=SCHEDULES,
+        minibatches=minibatches,
+    )

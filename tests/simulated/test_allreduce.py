@@ -1,4 +1,6 @@
-"""Allreduce: the same updates as a synchronous job and as one machine with the union of the minibatches, whoever dies at whatever step."""
+"""Allreduce: the same updates as a synchronous job and as one machine with the union of the minibatches, whoever dies
+at whatever step.
+"""
 
 from __future__ import annotations
 
@@ -102,17 +104,23 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
 
 
 class Updates:
-    """Looks into every update that a replica is about to make of a tallied model: which minibatches are in it, and which are in the model."""
+    """Looks into every update that a replica is about to make of a tallied model: which minibatches are in it, and
+    which are in the model.
+    """
 
     def __init__(self) -> None:
         self._update = TorchWhole.update
 
     def update(self, whole: TorchWhole, factor: float) -> None:
-        """Stand in for `TorchWhole.update`: no minibatch is in two updates, and each weighs as much as its samples are of those of its update."""
+        """Stand in for `TorchWhole.update`: no minibatch is in two updates, and each weighs as much as its samples are
+        of those of its update.
+        """
         model = whole.flat.module
         if isinstance(model, Tallied):
             entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
-            weights = whole.sum[entry.start : entry.start + entry.tensor.size].view(torch.float32).view(entry.tensor.shape)
+            weights = (
+                whole.sum[entry.start : entry.start + entry.tensor.size].view(torch.float32).view(entry.tensor.shape)
+            )
             here = weights != 0
             again = (here & (model.tally != 0)).nonzero().tolist()
             assert not again, f"(epoch, minibatch) {again} are in an update for the second time"
@@ -128,7 +136,9 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_each_once(run: Observed) -> None:
-    """All replicas hold the same bits, and every minibatch of every epoch is in them; that none was there before its update, `Updates` has seen."""
+    """All replicas hold the same bits, and every minibatch of every epoch is in them; that none was there before its
+    update, `Updates` has seen.
+    """
     assert (same_on_all(run)[NAME] != 0).all()
 
 
@@ -168,7 +178,8 @@ def test_n_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, algo
     run, _ = begin(plain, lr_schedule="cosine", bucket_mb=0.0004, **options)
     run.run()
     theirs = plain.sequential(
-        task, "momentum", lr=0.05, epochs=3, batch_size=4 * replicas, schedule="cosine", clip_norm=0.3, weight_decay=0.03
+        task, "momentum", lr=0.05, epochs=3, batch_size=4 * replicas, schedule="cosine", clip_norm=0.3,
+        weight_decay=0.03
     )  # fmt: skip
     assert_close(same_on_all(run), theirs, 1e-11)
 
@@ -179,11 +190,19 @@ def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
     task = plain.classes(wide, samples=47)
     shared = {"task": task, "batch_size": 4, "epochs": 2, "evaluate_every": 0, "checkpoint_every": 0}
     ours, _ = begin(plain, optimizer=optim(name, lr=0.01), **shared)
-    cluster = Simulated(network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT)
-    synchronous = Observed(Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster)
+    cluster = Simulated(
+        network=NetworkModel(latency=0.0, bandwidth=float("inf")),
+        compute=ComputeModel(spread="constant"),
+        handling=INSTANT,
+    )
+    synchronous = Observed(
+        Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster
+    )
     witness = Witness(synchronous)
     synchronous.run()
-    rounds = [batch for _, group in sorted(witness.groups["shard 0"].items()) for batch in sorted(witness.batches(group))]
+    rounds = [
+        batch for _, group in sorted(witness.groups["shard 0"].items()) for batch in sorted(witness.batches(group))
+    ]
     assert rounds == [(epoch, index) for epoch in range(2) for index in range(12)]
     same_on_all(ours.run())
     whole = next(iter(ours.simulation.peers.values())).whole  # type: ignore[attr-defined]
@@ -231,17 +250,24 @@ def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
 
 
 def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNamespace) -> None:
-    real, phantom = (begin(plain, Simulated(compute=ComputeModel(spread="constant"), phantom=p), epochs=2) for p in (False, True))
+    real, phantom = (
+        begin(plain, Simulated(compute=ComputeModel(spread="constant"), phantom=p), epochs=2) for p in (False, True)
+    )
     for run, _ in (real, phantom):
         run.run()
     assert real[0].simulation.clock.now() == pytest.approx(phantom[0].simulation.clock.now(), rel=1e-6)
-    assert [(a, b, m.start, m.step) for a, b, m in real[1].pieces] == [(a, b, m.start, m.step) for a, b, m in phantom[1].pieces]
+    assert [(a, b, m.start, m.step) for a, b, m in real[1].pieces] == [
+        (a, b, m.start, m.step) for a, b, m in phantom[1].pieces
+    ]
 
 
 # every option does something
 
 
-@pytest.mark.parametrize("algorithm", ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"],
+)
 def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -> None:
     """The pieces of one round are the moves of the schedule, in bytes."""
     run, sent = begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, epochs=1)
@@ -249,7 +275,9 @@ def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -
     made = schedule(algorithm, 4, 103, by_host(4, 2) if "hier" in algorithm else ())
     first = [(m.step, a, b, m.start // 4, m.adds) for a, b, m in sent.pieces if m.round == 0]
     assert sorted(first) == sorted(
-        (step, roles.replica(t.source), roles.replica(t.target), t.start, t.adds) for step, ts in enumerate(made.steps) for t in ts
+        (step, roles.replica(t.source), roles.replica(t.target), t.start, t.adds)
+        for step, ts in enumerate(made.steps)
+        for t in ts
     )
 
 
@@ -271,7 +299,9 @@ def test_auto_takes_the_cheapest(plain: SimpleNamespace, network: NetworkModel, 
 
 
 def test_buckets_are_sent_while_the_rest_is_computed(plain: SimpleNamespace) -> None:
-    slow = Simulated(network=NetworkModel(latency=0.0, bandwidth=1e6), compute=ComputeModel(step=1e-3, spread="constant"))
+    slow = Simulated(
+        network=NetworkModel(latency=0.0, bandwidth=1e6), compute=ComputeModel(step=1e-3, spread="constant")
+    )
     ended = []
     for megabytes in (25.0, 0.0002):
         run, sent = begin(plain, slow, bucket_mb=megabytes, algorithm="ring")
@@ -297,7 +327,9 @@ def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None
     """A hierarchical all-reduce moves over the slow links exactly the bytes of its formula."""
     network = NetworkModel(local_latency=1e-6, local_bandwidth=1e10)
     for per_host in (1, 2, 4):
-        run, sent = begin(plain, Simulated(network=network), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64)
+        run, sent = begin(
+            plain, Simulated(network=network), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64
+        )
         run.run()
         home = {roles.replica(i): i // per_host for i in range(8)}
         rounds = 1 + max(m.round for _, _, m in sent.pieces)
@@ -309,13 +341,22 @@ def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None
 @pytest.mark.parametrize("size", [4_000, 1_000_000])
 @pytest.mark.parametrize("algorithm", ["ring", "halving-doubling", "butterfly", "tree", "naive"])
 def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str) -> None:
-    """On the network of papers.md, section 8, of which schedules/price gives the table; adding up costs too, where it is to."""
+    """On the network of papers.md, section 8, of which schedules/price gives the table; adding up costs too, where it
+    is to.
+    """
     for reduction in (0.0, 1e-10):
         network = NetworkModel(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
         data = TensorData(torch.zeros(ranks, 1), torch.zeros(ranks, dtype=torch.int64))
         task = Task(model=lambda: nn.Linear(size // 4, 1, bias=False), train=lambda data=data: data)  # type: ignore[misc]
-        cluster = Simulated(network=network, compute=ComputeModel(step=1e-3, spread="constant"), phantom=True, handling=INSTANT)
-        run = Observed(Job(task, Allreduce(replicas=ranks, algorithm=algorithm), batch_size=1, evaluate_every=0, checkpoint_every=0), cluster)
+        cluster = Simulated(
+            network=network, compute=ComputeModel(step=1e-3, spread="constant"), phantom=True, handling=INSTANT
+        )
+        run = Observed(
+            Job(
+                task, Allreduce(replicas=ranks, algorithm=algorithm), batch_size=1, evaluate_every=0, checkpoint_every=0
+            ),
+            cluster,
+        )
         computed, summed = moments(run)
         run.run()
         assert len(computed) == ranks
@@ -338,7 +379,15 @@ def moments(run: Observed) -> tuple[list[float], list[float]]:
 
 def dying(plain: SimpleNamespace, algorithm: str, who: int, message: int, **options: Any) -> tuple[Observed, Sent]:
     cluster = Simulated(crashes=(Crash(roles.replica(who), message),), restart_seconds=0.01)
-    return begin(plain, cluster, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, **{"samples": 24, **options})
+    return begin(
+        plain,
+        cluster,
+        replicas=4,
+        per_host=per_host(algorithm),
+        algorithm=algorithm,
+        bucket_mb=0.0002,
+        **{"samples": 24, **options},
+    )
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree"])
@@ -346,7 +395,9 @@ def dying(plain: SimpleNamespace, algorithm: str, who: int, message: int, **opti
 def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace, algorithm: str, who: int) -> None:
     """Each message of a whole job, so each step of each round, is in turn the one that a replica dies of."""
     task = tallied(plain.classes(plain.mlp, samples=22), 4)
-    run, counted = begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task)
+    run, counted = begin(
+        plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task
+    )
     run.run()
     for message in range(1, counted.counts[roles.replica(who)] + 1):
         run, _ = dying(plain, algorithm, who, message, task=task)
@@ -386,7 +437,15 @@ def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: Sim
     task, back = tallied(plain.classes(plain.mlp, samples=46), 4, epochs=6), Counter[int]()
     for message in range(3, 42, 2):
         crashes = tuple(Crash(roles.replica(i), message + i) for i in range(2))
-        run, _ = begin(plain, Simulated(crashes=crashes, restart_seconds=5.0), replicas=2, restarts=1, epochs=6, checkpoint_every=1, task=task)
+        run, _ = begin(
+            plain,
+            Simulated(crashes=crashes, restart_seconds=5.0),
+            replicas=2,
+            restarts=1,
+            epochs=6,
+            checkpoint_every=1,
+            task=task,
+        )
         run.run()
         assert run.outcome == "done", f"at message {message}"
         back.update(rewound := [r.samples for r in run.records if isinstance(r, records.Rewound)])
@@ -399,7 +458,9 @@ def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: Sim
 
 
 def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all(plain: SimpleNamespace) -> None:
-    """A replica dies as the first group is formed: nobody holds anything yet, nothing is lost, and nothing of that kind is told."""
+    """A replica dies as the first group is formed: nobody holds anything yet, nothing is lost, and nothing of that kind
+    is told.
+    """
     for restarts in (0, 1):
         run, sent = begin(plain, Simulated(crashes=(Crash("replica 0", 2),)), restarts=restarts)
         run.run()
@@ -410,7 +471,9 @@ def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all(plain: SimpleN
 
 
 def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNamespace) -> None:
-    """The last checkpoint is asked for; all die, and come again: there is work again, and nobody is to be asked twice."""
+    """The last checkpoint is asked for; all die, and come again: there is work again, and nobody is to be asked
+    twice.
+    """
     run, sent = begin(plain, Simulated(restart_seconds=1.0), replicas=2, restarts=1, epochs=2)
     simulation = run.simulation
 
@@ -453,10 +516,15 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
             jitter=chance.choice((0.0, 2.0)),
             delay_chance=chance.choice((0.0, 0.02)),
             delay=5e-3,
-            outages=tuple(p for p in draw_outages(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas),
+            outages=tuple(
+                p for p in draw_outages(chance, replicas, 0, [c.role for c in crashes]) if len(p.side) <= replicas
+            ),
         )
         cluster = Simulated(
-            network, ComputeModel(spread=chance.choice(("constant", "exponential"))), crashes, restart_seconds=chance.choice((0.001, 0.1))
+            network,
+            ComputeModel(spread=chance.choice(("constant", "exponential"))),
+            crashes,
+            restart_seconds=chance.choice((0.001, 0.1)),
         )
         options = {
             "replicas": replicas,
@@ -477,7 +545,9 @@ def test_sweep(plain: SimpleNamespace, chunk: int) -> None:
         assert (run.outcome, told["epochs"]) == ("done", epochs), f"seed {seed}: {told['reason']}"
         died = {role for role in run.simulation.killed if roles.is_replica(role)}
         rewound = [r.samples for r in run.records if isinstance(r, records.Rewound)]
-        assert len(died) == replicas or not any(rewound), f"seed {seed}: only {died} died, and what the others held is lost"
+        assert len(died) == replicas or not any(rewound), (
+            f"seed {seed}: only {died} died, and what the others held is lost"
+        )
         assert told["samples"] == 39 * epochs, f"seed {seed}"
         assert_each_once(run)
         ways["went back" if rewound else "went on" if died else "undisturbed"] += 1

@@ -1,4 +1,6 @@
-"""Every consistency against an oracle that owes nothing to it: plain PyTorch on union batches, counts by hand, and the papers' numbers."""
+"""Every consistency against an oracle that owes nothing to it: plain PyTorch on union batches, counts by hand, and the
+papers' numbers.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ PARTS = max(1, SEEDS // CHUNK)
 FLOORS = {
     "EPOCHS_DONE": 100, "INTERRUPTED": 30, "REPLICAS_DIED": 15, "SHARD_SPENT": 15, "SHARD_UNSAVED": 3,
     "done, and nobody died": 30, "done after a replica died": 40, "done after the coordinator died": 15,
-    "done after a shard came again": 3, "done after all went back": 2, "done after a standby succeeded": 8, "done with pushes forgotten": 1,
+    "done after a shard came again": 3, "done after all went back": 2, "done after a standby succeeded": 8,
+    "done with pushes forgotten": 1,
 }  # fmt: skip
 """How many of `CHUNK` seeds end in each way, at least."""
 INSTANT = NetworkModel(latency=0.0, bandwidth=float("inf"))
-UNEVEN = Simulated(network=NetworkModel(jitter=5.0, delay_chance=0.05, delay=3e-3), compute=ComputeModel(spread="exponential", slow={0: 3.0}))
+UNEVEN = Simulated(
+    network=NetworkModel(jitter=5.0, delay_chance=0.05, delay=3e-3),
+    compute=ComputeModel(spread="exponential", slow={0: 3.0}),
+)
 
 
 def smooth(dtype: torch.dtype) -> nn.Module:
@@ -52,10 +58,16 @@ def smooth(dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
 
 
-def play(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Witness]:
+def play(
+    plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any
+) -> tuple[Observed, Witness]:
     dtype = options.pop("dtype", torch.float32)
-    task = options.pop("task", None) or plain.classes(lambda: smooth(dtype), samples=options.pop("samples", 43), dtype=dtype)
-    job = Job(**{"task": task, "strategy": strategy, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options})
+    task = options.pop("task", None) or plain.classes(
+        lambda: smooth(dtype), samples=options.pop("samples", 43), dtype=dtype
+    )
+    job = Job(
+        **{"task": task, "strategy": strategy, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options}
+    )
     run = Observed(job, cluster)
     witness = Witness(run)
     run.simulation.run()
@@ -71,7 +83,14 @@ def summary(run: Observed) -> dict[str, Any]:
 
 
 def union_sgd(
-    plain: SimpleNamespace, witness: Witness, task: Task, optimizer: str, lr: float, seed: int = 0, batch_size: int = 4, schedule: str = "constant"
+    plain: SimpleNamespace,
+    witness: Witness,
+    task: Task,
+    optimizer: str,
+    lr: float,
+    seed: int = 0,
+    batch_size: int = 4,
+    schedule: str = "constant",
 ) -> torch.Tensor:
     """Plain PyTorch on the union batch of each round: the vector at the end."""
     torch.manual_seed(seed)
@@ -105,7 +124,9 @@ def vector(run: Observed, dtype: torch.dtype) -> torch.Tensor:
 # synchronous
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "rmsprop"])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 5])
@@ -123,8 +144,12 @@ def test_synchronous_replicas_are_sgd_on_the_union_batch(
 
 
 def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleNamespace) -> None:
-    """22 minibatches on 4 replicas: five rounds of four, and one of the two that are left; nobody is waited for in vain."""
-    run, witness = play(plain, Synchronous(4, 2), Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), epochs=2)
+    """22 minibatches on 4 replicas: five rounds of four, and one of the two that are left; nobody is waited for in
+    vain.
+    """
+    run, witness = play(
+        plain, Synchronous(4, 2), Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), epochs=2
+    )
     sizes = [len(group) for _, group in sorted(witness.groups["shard 0"].items())]
     assert sizes == [4, 4, 4, 4, 4, 2]
     assert run.outcome == "done"
@@ -147,13 +172,24 @@ def test_a_first_round_does_not_wait_for_one_that_died_at_any_message(plain: Sim
 
 
 def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
-    task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)), samples=16)
-    run, witness = play(plain, Synchronous(2, 1, Optimizer("sgd", 0.0)), Simulated(compute=ComputeModel(spread="constant")), task=task, batch_size=8)
+    task = plain.classes(
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)), samples=16
+    )
+    run, witness = play(
+        plain,
+        Synchronous(2, 1, Optimizer("sgd", 0.0)),
+        Simulated(compute=ComputeModel(spread="constant")),
+        task=task,
+        batch_size=8,
+    )
     plan, shard = run.simulation.coordinator.plan, run.simulation.shards[0]
     assert plan is not None
     mean = next(e for e in plan.layout.entries if e.tensor.name == "1.running_mean")
     (group,) = witness.groups["shard 0"].values()
-    pushed = [witness.sent_pushes[who, "shard 0", clock][1][mean.start : mean.start + 16].view(torch.float32) for who, clock in group]
+    pushed = [
+        witness.sent_pushes[who, "shard 0", clock][1][mean.start : mean.start + 16].view(torch.float32)
+        for who, clock in group
+    ]
     assert not torch.equal(*pushed)
     held = shard.held.moving()[mean.start : mean.start + 16].view(torch.float32)  # type: ignore[index]
     torch.testing.assert_close(held, (pushed[0] + pushed[1]) / 2)
@@ -173,36 +209,51 @@ def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_agai
     early = [version for version, group in witness.groups["shard 0"].items() if len(group) == 3]
     assert len(early) > 20
     for version in early:
-        assert sorted(first[version - 1][:3]) == sorted(witness.groups["shard 0"][version]), f"round {version - 1} took others than its first three"
-    # the witness has held that each minibatch was applied exactly once; and those that were dropped had two deals at least
+        assert sorted(first[version - 1][:3]) == sorted(witness.groups["shard 0"][version]), (
+            f"round {version - 1} took others than its first three"
+        )
+    # the witness has held that each minibatch was applied exactly once; and those that were dropped had two deals at
+    # least
     again = {minibatch for key in witness.dropped for minibatch in witness.pushes[key]}
     assert all(sum(minibatch in holds for holds in witness.pushes.values()) >= 2 for minibatch in again)
     assert run.outcome == "done"
 
 
 def test_backup_workers_are_sgd_on_the_union_of_what_was_taken(plain: SimpleNamespace) -> None:
-    run, witness = play(plain, Synchronous(5, 3, Optimizer("momentum", 0.02), backup_workers=2), UNEVEN, samples=83, epochs=2)
+    run, witness = play(
+        plain, Synchronous(5, 3, Optimizer("momentum", 0.02), backup_workers=2), UNEVEN, samples=83, epochs=2
+    )
     assert witness.dropped
     expected = union_sgd(plain, witness, run.simulation.task, "momentum", 0.02)
     torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-5, atol=1e-6)
 
 
 TABLE = {  # papers.md section 4: E[(100 - b)-th fastest of 100], mean time 1
-    "lognormal": (ComputeModel(step=1.0, variation=0.3), {0: 2.02, 1: 1.81, 2: 1.70, 4: 1.58, 6: 1.49, 10: 1.38, 20: 1.22}),
-    "stragglers": (ComputeModel(step=1.0, variation=0.03, straggle_chance=0.02), {0: 8.96, 1: 6.38, 2: 3.91, 4: 1.50, 6: 1.09, 10: 1.04, 20: 1.03}),
+    "lognormal": (
+        ComputeModel(step=1.0, variation=0.3),
+        {0: 2.02, 1: 1.81, 2: 1.70, 4: 1.58, 6: 1.49, 10: 1.38, 20: 1.22},
+    ),
+    "stragglers": (
+        ComputeModel(step=1.0, variation=0.03, straggle_chance=0.02),
+        {0: 8.96, 1: 6.38, 2: 3.91, 4: 1.50, 6: 1.09, 10: 1.04, 20: 1.03},
+    ),
 }
 
 
 @pytest.mark.parametrize("mix", TABLE)
 def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(mix: str) -> None:
-    """From one start of all machines to the first update; later rounds begin with the stragglers of the one before still busy.
+    """From one start of all machines to the first update; later rounds begin with the stragglers of the one before
+    still busy.
 
-    A round ends exactly when the (100 - b)-th of the drawn times has passed, and the mean of those over many draws is the table's.
+    A round ends exactly when the (100 - b)-th of the drawn times has passed, and the mean of those over many draws is
+    the table's.
     """
     compute, table = TABLE[mix]
     draws = [sorted(compute.stopwatch(i, seed).draw() for i in range(100)) for seed in range(4000)]
     for backups, expected in table.items():
-        assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), f"{backups} backup workers"
+        assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=0.05), (
+            f"{backups} backup workers"
+        )
         for seed in range(4):
             job = Job(task=points(100), strategy=Synchronous(100, 1, backup_workers=backups), batch_size=1, seed=seed)
             run = Observed(job, Simulated(network=INSTANT, compute=compute, handling=handling.INSTANT, phantom=True))
@@ -213,7 +264,10 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
 
 def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard(plain: SimpleNamespace) -> None:
     """Also after a round that was made without its replica, when some shards have made the next and others have not."""
-    stormy = Simulated(network=NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2), compute=ComputeModel(spread="exponential"))
+    stormy = Simulated(
+        network=NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2),
+        compute=ComputeModel(spread="exponential"),
+    )
     _, witness = play(plain, Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
     assert len(witness.dropped) > 20
     for who, clock in witness.pushes:
@@ -244,11 +298,17 @@ def points(samples: int) -> Task:
 @pytest.mark.parametrize("n", [1, 2, 6, 15, 30])
 def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleNamespace, n: int) -> None:
     """Zhang et al. 2016, section 3: 30 learners, mean about n, P(> 2n) under 1e-4."""
-    run, witness = play(plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(30 * 700), batch_size=1)
+    run, witness = play(
+        plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(30 * 700), batch_size=1
+    )
     groups, pushes = witness.groups["shard 0"], witness.sent_pushes
     # while all have work: with fewer replicas, fewer pushes make an update
     whole = [(version, group) for version, group in sorted(groups.items()) if version <= 0.95 * len(groups)]
-    found = [version - 1 - pushes[who, "shard 0", clock][0].version.updates for version, group in whole for who, clock in group]
+    found = [
+        version - 1 - pushes[who, "shard 0", clock][0].version.updates
+        for version, group in whole
+        for who, clock in group
+    ]
     assert statistics.mean(found) == pytest.approx(n, rel=0.07)
     assert sum(staleness > 2 * n for staleness in found) / len(found) < 1e-4
     assert sum(run.simulation.shards[0].staleness.values()) == 30 * 700
@@ -273,18 +333,35 @@ def test_softsync_wants_no_pushes_of_the_dead(plain: SimpleNamespace) -> None:
 
 def test_softsync_waits_for_nobody(plain: SimpleNamespace) -> None:
     """With one replica out of four 50 times slower: the other three do nearly all, at their own pace."""
-    slow, options = Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={1: 50.0})), {"samples": 803}
-    seconds = [play(plain, kind, slow, **options)[0].simulation.clock.now() for kind in (Downpour(4, 2), Softsync(4, 2, n=1))]
+    slow, options = (
+        Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={1: 50.0})),
+        {"samples": 803},
+    )
+    seconds = [
+        play(plain, kind, slow, **options)[0].simulation.clock.now() for kind in (Downpour(4, 2), Softsync(4, 2, n=1))
+    ]
     assert seconds[1] < 1.05 * seconds[0]
 
 
 def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleNamespace) -> None:
     """An update that has not all its pushes yet is made at once, with those that it has."""
-    run = Observed(Job(task=plain.classes(lambda: smooth(torch.float32)), strategy=Softsync(4, 1, n=1), batch_size=4, evaluate_every=0), UNEVEN)
+    run = Observed(
+        Job(
+            task=plain.classes(lambda: smooth(torch.float32)),
+            strategy=Softsync(4, 1, n=1),
+            batch_size=4,
+            evaluate_every=0,
+        ),
+        UNEVEN,
+    )
     shard, short = run.simulation.shards[0], list[tuple[int, int, int]]()
 
     def sent(_sender: str, _to: str, message: Any) -> None:
-        if isinstance(message, pushing.Pushed) and not short and message.version.updates > (before := shard.version.updates):
+        if (
+            isinstance(message, pushing.Pushed)
+            and not short
+            and message.version.updates > (before := shard.version.updates)
+        ):
             shard.handle("coordinator", checkpointing.Snapshot(9), None)
             short.append((before, message.version.updates, shard.version.updates))
 
@@ -297,11 +374,21 @@ def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleName
 # bounded
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every": 3, "push_every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every": 3, "push_every": 2}], ids=str
+)
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(plain: SimpleNamespace, bound: int, options: dict[str, int]) -> None:
+def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(
+    plain: SimpleNamespace, bound: int, options: dict[str, int]
+) -> None:
     strategy = Bounded(4, 3, staleness=bound, warm_start_steps=5, **options)
-    job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=203), strategy=strategy, batch_size=2, epochs=2, evaluate_every=0)
+    job = Job(
+        task=plain.classes(lambda: smooth(torch.float32), samples=203),
+        strategy=strategy,
+        batch_size=2,
+        epochs=2,
+        evaluate_every=0,
+    )
     run = Observed(job, UNEVEN)
     witness, lead = Witness(run), Lead(run, bound)
     run.simulation.run()
@@ -354,7 +441,9 @@ class Steady:
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """Parameters land."""
         if isinstance(message, pushing.Fetched) and to in self._computing:
-            assert message.slot != self._in_use[to], f"what {sender} sends lands in the parameters that {to} computes with"
+            assert message.slot != self._in_use[to], (
+                f"what {sender} sends lands in the parameters that {to} computes with"
+            )
             self.landed_beside += 1
 
 
@@ -363,7 +452,15 @@ class Steady:
 def test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with(
     plain: SimpleNamespace, kind: type[Any], options: dict[str, int]
 ) -> None:
-    run = Observed(Job(task=plain.classes(lambda: smooth(torch.float32)), strategy=kind(3, 2, prefetch=1, **options), batch_size=4, epochs=3), UNEVEN)
+    run = Observed(
+        Job(
+            task=plain.classes(lambda: smooth(torch.float32)),
+            strategy=kind(3, 2, prefetch=1, **options),
+            batch_size=4,
+            epochs=3,
+        ),
+        UNEVEN,
+    )
     steady = Steady(run)
     run.simulation.run()
     assert run.outcome == "done"
@@ -371,7 +468,12 @@ def test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_compute
 
 
 def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
-    job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=203), strategy=Bounded(4, 3, staleness=10**6), batch_size=2, evaluate_every=0)
+    job = Job(
+        task=plain.classes(lambda: smooth(torch.float32), samples=203),
+        strategy=Bounded(4, 3, staleness=10**6),
+        batch_size=2,
+        evaluate_every=0,
+    )
     run = Observed(job, UNEVEN)
     lead = Lead(run, 10**6)
     run.simulation.run()
@@ -382,14 +484,22 @@ def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
 def test_an_infinite_bound_is_downpour(plain: SimpleNamespace, options: dict[str, int]) -> None:
     """Bit for bit, with the same times: where messages take none, so that saying who takes part takes none either."""
     cluster = Simulated(network=INSTANT, compute=ComputeModel(slow={0: 3.0}), handling=handling.INSTANT)
-    runs = [play(plain, kind, cluster, epochs=2)[0] for kind in (Downpour(4, 3, **options), Bounded(4, 3, staleness=10**9, **options))]
+    runs = [
+        play(plain, kind, cluster, epochs=2)[0]
+        for kind in (Downpour(4, 3, **options), Bounded(4, 3, staleness=10**9, **options))
+    ]
     assert runs[0].vector() == runs[1].vector()
     assert runs[0].simulation.clock.now() == runs[1].simulation.clock.now()
     assert runs[0].vector() != play(plain, Bounded(4, 3, staleness=0, **options), cluster, epochs=2)[0].vector()
 
 
 def test_a_fetch_holds_all_own_pushes_made_before_it_was_asked(plain: SimpleNamespace) -> None:
-    job = Job(task=plain.classes(lambda: smooth(torch.float32), samples=83), strategy=Bounded(3, 2, staleness=2), batch_size=2, evaluate_every=0)
+    job = Job(
+        task=plain.classes(lambda: smooth(torch.float32), samples=83),
+        strategy=Bounded(3, 2, staleness=2),
+        batch_size=2,
+        evaluate_every=0,
+    )
     run = Observed(job, UNEVEN)
     asked: dict[tuple[str, str], int] = {}
     pushed: dict[str, int] = {}
@@ -436,7 +546,9 @@ def final_loss(plain: SimpleNamespace, strategy: Strategy) -> float:
 
 
 @pytest.mark.parametrize("kind", [Downpour, Bounded, Softsync])
-def test_with_30_replicas_a_fixed_learning_rate_fails_where_inverse_scaling_learns(plain: SimpleNamespace, kind: Any) -> None:
+def test_with_30_replicas_a_fixed_learning_rate_fails_where_inverse_scaling_learns(
+    plain: SimpleNamespace, kind: Any
+) -> None:
     """The shape of Zhang et al. 2016, figure 3. The loss begins at 55."""
     own = {"n": 30} if kind is Softsync else {"staleness": 60} if kind is Bounded else {}
     assert final_loss(plain, Downpour(1, 1, optim("sgd", lr=0.06))) < 1e-6, "the rate is no problem without staleness"
@@ -446,7 +558,9 @@ def test_with_30_replicas_a_fixed_learning_rate_fails_where_inverse_scaling_lear
 
 @pytest.mark.parametrize("kind", [Downpour, Bounded, Softsync])
 def test_each_scaling_is_another(plain: SimpleNamespace, kind: Any) -> None:
-    runs = {name: play(plain, kind(4, 2, staleness_scaling=name))[0].vector() for name in ("none", "inverse", "exponential")}
+    runs = {
+        name: play(plain, kind(4, 2, staleness_scaling=name))[0].vector() for name in ("none", "inverse", "exponential")
+    }
     assert len(set(runs.values())) == 3
 
 
@@ -456,8 +570,12 @@ def test_each_consistency_is_another(plain: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_all_shards_go_back_together_also_when_one_falls_before_the_others_have_come_again(plain: SimpleNamespace, which: int) -> None:
-    """Seed 14,177 of the sweep: some were about to begin the life that had just ended for the others, and would have been alone in it."""
+def test_all_shards_go_back_together_also_when_one_falls_before_the_others_have_come_again(
+    plain: SimpleNamespace, which: int
+) -> None:
+    """Seed 14,177 of the sweep: some were about to begin the life that had just ended for the others, and would have
+    been alone in it.
+    """
     role = f"shard {which}"
     cluster = Simulated(crashes=(Crash(role, 14), Crash(role, 1)))
     run, _ = play(plain, Synchronous(2, 3, restarts=3), cluster, epochs=3, snapshot_every="5")
@@ -474,23 +592,38 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     pick = chance.choice
     replicas, shards = chance.randint(1, 5), chance.randint(1, 4)
     optimizer = Optimizer(pick(("sgd", "momentum", "adagrad")), 0.02)
-    cadence = {"push_every": pick((1, 1, 2, 3)), "fetch_every": pick((1, 1, 2, 3)), "prefetch": pick((0, 1)), "warm_start_steps": pick((0, 0, 3, 8))}
+    cadence = {
+        "push_every": pick((1, 1, 2, 3)),
+        "fetch_every": pick((1, 1, 2, 3)),
+        "prefetch": pick((0, 1)),
+        "warm_start_steps": pick((0, 0, 3, 8)),
+    }
     scaling = pick(("none", "inverse", "exponential"))
     kind = pick(("synchronous", "backup", "softsync", "bounded", "downpour"))
     strategy: Served
     if kind == "synchronous":
         strategy = Synchronous(replicas, shards, optimizer, cadence["push_every"])
     elif kind == "backup":
-        strategy = Synchronous(replicas, shards, optimizer, cadence["push_every"], backup_workers=chance.randint(0, replicas - 1))
+        strategy = Synchronous(
+            replicas, shards, optimizer, cadence["push_every"], backup_workers=chance.randint(0, replicas - 1)
+        )
     elif kind == "softsync":
-        strategy = Softsync(replicas, shards, optimizer, n=chance.randint(1, replicas), staleness_scaling=scaling, **cadence)
+        strategy = Softsync(
+            replicas, shards, optimizer, n=chance.randint(1, replicas), staleness_scaling=scaling, **cadence
+        )
     elif kind == "bounded":
-        strategy = Bounded(replicas, shards, optimizer, staleness=pick((0, 0, 1, 2, 5)), staleness_scaling=scaling, **cadence)
+        strategy = Bounded(
+            replicas, shards, optimizer, staleness=pick((0, 0, 1, 2, 5)), staleness_scaling=scaling, **cadence
+        )
     else:
         strategy = Downpour(replicas, shards, optimizer, staleness_scaling=scaling, **cadence)
     options = {"samples": chance.randint(4, 60), "batch_size": pick((2, 3, 8)), "epochs": pick((1, 2, 3)), "seed": seed}
     options |= {"interrupted": pick((None, None, None, chance.expovariate(20.0)))}
-    options |= {"evaluate_every": pick((0, 1)), "checkpoint_every": pick((0, 1)), "lr_schedule": pick(("constant", "linear"))}
+    options |= {
+        "evaluate_every": pick((0, 1)),
+        "checkpoint_every": pick((0, 1)),
+        "lr_schedule": pick(("constant", "linear")),
+    }
     network, compute = draw_network(chance), draw_compute(chance, slow=0.2)
     dying = chance.sample(range(replicas), pick((0, chance.randint(0, replicas), replicas)))
     strategy = dataclasses.replace(strategy, restarts=pick((0, 0, 1, 3)))
@@ -498,10 +631,14 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
     if chance.random() < 0.5:
         fallen = chance.choices(range(shards), k=chance.randint(1, 3))
-        crashes += tuple(Crash(f"shard {i}", chance.randint(1, 60)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts)
+        crashes += tuple(
+            Crash(f"shard {i}", chance.randint(1, 60)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts
+        )
         options["snapshot_every"] = pick(("0", "1", "5", "20", "10ms", "1s"))
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
-    network = msgspec.structs.replace(network, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
+    network = msgspec.structs.replace(
+        network, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes])
+    )
     if (more := random.Random(f"standby {seed}")).random() < 0.4:
         strategy = dataclasses.replace(strategy, standby=1)
         roles = [f"{kind} {i}" for kind in ("shard", "standby") for i in range(shards)]
@@ -513,10 +650,18 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     if options["evaluate_every"] and (late := random.Random(f"evaluator {seed}")).random() < 0.4:
         crashes += (Crash("evaluator", late.randint(1, late.choice((2, 20)))),)
-    return strategy, options, Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=restart_seconds)
+    return (
+        strategy,
+        options,
+        Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=restart_seconds),
+    )
 
 
-SCALES = {"none": lambda _: 1.0, "inverse": lambda tau: 1 / max(tau, 1), "exponential": lambda tau: 2.718281828459045 ** (1 - max(tau, 1))}
+SCALES = {
+    "none": lambda _: 1.0,
+    "inverse": lambda tau: 1 / max(tau, 1),
+    "exponential": lambda tau: 2.718281828459045 ** (1 - max(tau, 1)),
+}
 TWINS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.02),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
@@ -532,7 +677,10 @@ def twin(witness: Witness, shard: str, strategy: Any, job: Job) -> torch.Tensor:
     for version, group in sorted(witness.groups[shard].items()):
         pushes = [witness.sent_pushes[who, shard, clock] for who, clock in group]
         values = [payload.view(torch.float32) for _, payload in pushes]
-        scales = [SCALES[getattr(strategy, "staleness_scaling", "none")](version - 1 - witness.based[who, shard, clock]) for who, clock in group]
+        scales = [
+            SCALES[getattr(strategy, "staleness_scaling", "none")](version - 1 - witness.based[who, shard, clock])
+            for who, clock in group
+        ]
         rate = 0.02 * (1 - min(1.0, applied / total) if job.lr_schedule == "linear" else 1)
         applied += sum(push.samples for push, _ in pushes)
         if isinstance(strategy, Synchronous):
@@ -574,23 +722,34 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
             continue  # it died, and no other took its place yet; or half an update was gathered when the job failed
         assert shard.version.updates == len(witness.groups[role])
         assert shard.samples == sum(
-            witness.sent_pushes[who, role, clock][0].samples for group in witness.groups[role].values() for who, clock in group
+            witness.sent_pushes[who, role, clock][0].samples
+            for group in witness.groups[role].values()
+            for who, clock in group
         )
         if role in witness.initial:
             held = shard.held.moving().view(torch.float32)  # type: ignore[attr-defined]
             torch.testing.assert_close(held, twin(witness, role, strategy, job), rtol=1e-3, atol=1e-4)
         if isinstance(strategy, Synchronous) and not mortal and role in witness.shards and run.outcome != "failed":
             assert witness.groups[role] == witness.groups[witness.shards[0]]
-    if isinstance(strategy, Synchronous) and not mortal and run.outcome == "done":  # also where all have gone back, and made rounds anew
-        expected = union_sgd(plain, witness, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"])
+    if (
+        isinstance(strategy, Synchronous) and not mortal and run.outcome == "done"
+    ):  # also where all have gone back, and made rounds anew
+        expected = union_sgd(
+            plain, witness, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"]
+        )
         torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-3, atol=1e-4)
     return ways(run, cause)
 
 
-@pytest.mark.parametrize("strategy", [Synchronous(2, 2), Sandblaster(2, 2, iterations=4)], ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize(
+    "strategy", [Synchronous(2, 2), Sandblaster(2, 2, iterations=4)], ids=lambda strategy: strategy.name
+)
 def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNamespace, strategy: Any) -> None:
     """There is work again once a shard has died, and nobody is to be asked twice."""
-    run = Observed(Job(plain.classes(plain.mlp), dataclasses.replace(strategy, restarts=1)), Simulated(network=NetworkModel(latency=5e-3)))
+    run = Observed(
+        Job(plain.classes(plain.mlp), dataclasses.replace(strategy, restarts=1)),
+        Simulated(network=NetworkModel(latency=5e-3)),
+    )
     simulation = run.simulation
 
     def asked() -> str | None:
@@ -608,10 +767,16 @@ def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNames
     assert endings.hold() is Cause.INTERRUPTED
 
 
-def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again(plain: SimpleNamespace) -> None:
+def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again(
+    plain: SimpleNamespace,
+) -> None:
     """What had reached it was lost with a shard, and the end named an older checkpoint as what had."""
     job = Job(
-        plain.classes(plain.mlp), Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.2)), epochs=60, target_accuracy=0.4, checkpoint_every=20
+        plain.classes(plain.mlp),
+        Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.2)),
+        epochs=60,
+        target_accuracy=0.4,
+        checkpoint_every=20,
     )
     run = Observed(job, Simulated(network=NetworkModel(latency=5e-3)))
     simulation, killed = run.simulation, []
@@ -626,7 +791,10 @@ def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_rea
     assert [type(one) for one in moves] == [records.Ending, records.Rewound, records.Ending, records.Finished]
     assert moves[-1].cause is Cause.TARGET_REACHED  # type: ignore[union-attr]  # Rewound has none
     after = run.records[run.records.index(moves[1]) :]
-    reached, saved = ([i for i, one in enumerate(after) if held(one)] for held in (_reaches, lambda one: isinstance(one, records.Checkpointed)))
+    reached, saved = (
+        [i for i, one in enumerate(after) if held(one)]
+        for held in (_reaches, lambda one: isinstance(one, records.Checkpointed))
+    )
     assert reached[0] < saved[-1], "what is saved is of before"
     summary = Summary({"settings": {"target_accuracy": 0.4}})
     for one in run.records:
@@ -657,14 +825,18 @@ def test_what_failed_once_does_not_fail_again(plain: SimpleNamespace, why: str) 
 
 
 @pytest.mark.parametrize("first", range(PARTS))
-def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends(plain: SimpleNamespace, first: int) -> None:
+def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends(
+    plain: SimpleNamespace, first: int
+) -> None:
     found: Counter[str] = Counter()
     seeds = range(first, SEEDS, PARTS)
     for seed in seeds:
         try:
             found += hold(plain, seed)
         except Exception as error:
-            error.add_note(f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s")
+            error.add_note(
+                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
+            )
             raise
     if len(seeds) >= CHUNK:
         hold_floors(found, FLOORS)
@@ -681,14 +853,21 @@ def test_replay(plain: SimpleNamespace) -> None:
     ("strategy", "crash"),
     [
         (Synchronous(2, 3), None),
-        (Synchronous(1, 2), Crash("replica 0", 14)),  # its last push reached one shard, which has made an update more ever since
+        (
+            Synchronous(1, 2),
+            Crash("replica 0", 14),
+        ),  # its last push reached one shard, which has made an update more ever since
         (Synchronous(2, 3), Crash("shard 1", 116)),  # all go back while an evaluation is under way
         (Synchronous(2, 3), Crash("shard 1", 59)),
     ],
     ids=["calm", "a replica dies", "a shard dies", "a shard dies early"],
 )
-def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strategy: Synchronous, crash: Crash | None) -> None:
-    """A slice that is a round behind the others is fetched again before anything is measured; all are, where the shards have gone back."""
+def test_an_evaluation_in_rounds_is_of_one_round(
+    plain: SimpleNamespace, strategy: Synchronous, crash: Crash | None
+) -> None:
+    """A slice that is a round behind the others is fetched again before anything is measured; all are, where the shards
+    have gone back.
+    """
     network = NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2)
     made: dict[str, tuple[int, int]] = {}
     measured: list[set[tuple[int, int]]] = []
@@ -705,7 +884,12 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
                 made[sender] = message.version.incarnation, message.floor
 
     job = Job(task=plain.classes(plain.mlp), strategy=strategy, epochs=20, batch_size=2, snapshot_every="7")
-    run = Observed(job, Simulated(network=network, compute=ComputeModel(step=1e-3), crashes=(crash,) if crash else (), restart_seconds=1e-3))
+    run = Observed(
+        job,
+        Simulated(
+            network=network, compute=ComputeModel(step=1e-3), crashes=(crash,) if crash else (), restart_seconds=1e-3
+        ),
+    )
     run.watch(Watch())
     run.simulation.run()
     assert run.outcome == "done"
@@ -717,7 +901,9 @@ def test_an_evaluation_in_rounds_is_of_one_round(plain: SimpleNamespace, strateg
 
 @pytest.mark.parametrize("message", [27, 30, 33, 36, 39])
 @pytest.mark.parametrize("pause", [0.0, 1e-3, 5e-3])
-def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(plain: SimpleNamespace, message: int, pause: float) -> None:
+def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(
+    plain: SimpleNamespace, message: int, pause: float
+) -> None:
     """It is told to measure as soon as it is welcomed, while its shards hold every fetch back."""
     cluster = Simulated(
         network=NetworkModel(latency=1e-3, jitter=1.0),

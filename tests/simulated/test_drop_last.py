@@ -1,4 +1,6 @@
-"""A last minibatch that is smaller: what `drop_last` leaves out under every strategy, and a batch norm that cannot do without it."""
+"""A last minibatch that is smaller: what `drop_last` leaves out under every strategy, and a batch norm that cannot do
+without it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,18 @@ from distbelief.tasks.worker import Trainer
 SAMPLES, BATCH, EPOCHS, LR = 22, 4, 3, 0.05
 SGD = db.optim("sgd", lr=LR)
 ALONE: list[Any] = [
-    db.Downpour(1, 2, SGD), db.Synchronous(1, 2, SGD), db.Softsync(1, 1, SGD), db.Bounded(1, 1, SGD), db.Allreduce(1, SGD), db.Hogwild(1, SGD),
+    db.Downpour(1, 2, SGD), db.Synchronous(1, 2, SGD), db.Softsync(1, 1, SGD), db.Bounded(1, 1, SGD), db.Allreduce(1,
+        SGD), db.Hogwild(1, SGD),
     db.Single(SGD),
 ]  # fmt: skip
-SEVERAL: list[Any] = [db.Downpour(3, 2), db.Synchronous(3, 2), db.Bounded(3, 2), db.Allreduce(3), db.Hogwild(3), db.Locking(3)]
+SEVERAL: list[Any] = [
+    db.Downpour(3, 2),
+    db.Synchronous(3, 2),
+    db.Bounded(3, 2),
+    db.Allreduce(3),
+    db.Hogwild(3),
+    db.Locking(3),
+]
 
 
 def named(strategy: Any) -> str:
@@ -70,9 +80,14 @@ def test_what_is_left_out_is_not_counted(plain: SimpleNamespace, strategy: Any, 
 
 
 def test_a_schedule_ends_with_what_is_dealt(plain: SimpleNamespace, tmp_path: Path) -> None:
-    """A rate that becomes none after the first epoch, of the samples that are dealt and not of those that there are, leaves its parameters."""
+    """A rate that becomes none after the first epoch, of the samples that are dealt and not of those that there are,
+    leaves its parameters.
+    """
     task = plain.classes(plain.mlp, samples=7)
-    for name, more in (("half", {"epochs": 1}), ("all", {"epochs": 2, "lr_schedule": "step", "lr_steps": (1.0,), "lr_gamma": 1e-30})):
+    for name, more in (
+        ("half", {"epochs": 1}),
+        ("all", {"epochs": 2, "lr_schedule": "step", "lr_steps": (1.0,), "lr_gamma": 1e-30}),
+    ):
         run(task, db.Synchronous(1, 1, SGD), drop_last=True, evaluate_every=0, out=tmp_path / name, **more)
     half, both = (load_file(tmp_path / name / "model.safetensors") for name in ("half", "all"))
     assert all(torch.equal(half[name], both[name]) for name in half)
@@ -80,7 +95,10 @@ def test_a_schedule_ends_with_what_is_dealt(plain: SimpleNamespace, tmp_path: Pa
 
 def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
-        with pytest.raises(UsageError, match=r"--drop-last: all of the 3 training samples are less than one minibatch of 4: lower --batch-size"):
+        with pytest.raises(
+            UsageError,
+            match=r"--drop-last: all of the 3 training samples are less than one minibatch of 4: lower --batch-size",
+        ):
             run(plain.classes(plain.mlp, samples=3), strategy, drop_last=True)
 
 
@@ -110,7 +128,10 @@ class Convolved(nn.Module):
 
 @pytest.mark.parametrize("strategy", [db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()], ids=named)
 def test_batch_norm_and_a_last_minibatch_of_one_sample(plain: SimpleNamespace, strategy: Any) -> None:
-    said = r"the last minibatch of an epoch is of one sample \(21 samples in minibatches of 4\), which the model's batch norm cannot normalise"
+    said = (
+        r"the last minibatch of an epoch is of one sample \(21 samples in minibatches of 4\), which the model's batch "
+        r"norm cannot normalise"
+    )
     with pytest.raises(UsageError, match=said + ": leave it out with --drop-last, or choose another --batch-size"):
         run(plain.classes(normed, samples=21), strategy)
     assert run(plain.classes(normed, samples=21), strategy, drop_last=True)["samples"] == EPOCHS * 20
@@ -126,7 +147,9 @@ def test_trying_one_sample_leaves_the_statistics_alone(plain: SimpleNamespace) -
 
 
 def test_minibatches_of_one_sample_have_their_hint(plain: SimpleNamespace) -> None:
-    with pytest.raises(TrainingError, match="a minibatch of one sample is too small for batch norm: choose another --batch-size"):
+    with pytest.raises(
+        TrainingError, match="a minibatch of one sample is too small for batch norm: choose another --batch-size"
+    ):
         run(plain.classes(normed, samples=21), db.Downpour(), batch_size=1)
 
 

@@ -1,4 +1,6 @@
-"""What a simulated job costs its roles: each message, and the bytes that are read and written because of it; by hand, and knob by knob."""
+"""What a simulated job costs its roles: each message, and the bytes that are read and written because of it; by hand,
+and knob by knob.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ FETCHED = Fetched(0, 0, 100, AT)
         (Allreduce(), Piece(0, 0, 0, 0, 0, False), HUNDRED, 2),
     ],
 )
-def test_taking_a_message_costs_the_vectors_that_it_touches(strategy: Strategy, event: Message, payload: Phantom | None, vectors: int) -> None:
+def test_taking_a_message_costs_the_vectors_that_it_touches(
+    strategy: Strategy, event: Message, payload: Phantom | None, vectors: int
+) -> None:
     assert labour(strategy).taking(event, payload) == 100 * vectors
     assert labour(strategy, Handling(0.5, 1.0)).taking(event, payload) == 100 * vectors + 0.5
 
@@ -74,15 +78,22 @@ def test_a_death_is_no_message() -> None:
     assert labour(Downpour(), Handling(0.5, 1.0)).taking(Lost("it is gone"), None) == 0
 
 
-@pytest.mark.parametrize(("message", "payload", "seconds"), [(PUSH, HUNDRED, 200), (FETCHED, HUNDRED, 200), (Fetch(0, 0, 100), None, 0)])
-def test_saying_something_costs_the_copy_of_its_bytes(message: Message, payload: Phantom | None, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("message", "payload", "seconds"), [(PUSH, HUNDRED, 200), (FETCHED, HUNDRED, 200), (Fetch(0, 0, 100), None, 0)]
+)
+def test_saying_something_costs_the_copy_of_its_bytes(
+    message: Message, payload: Phantom | None, seconds: float
+) -> None:
     assert labour(Downpour()).saying(message, payload) == seconds
 
 
 def test_a_round_costs_an_addition_for_each_gradient_and_one_update() -> None:
     """Told when they are acknowledged; one that came too late is in no round."""
     work = labour(Synchronous(optimizer=optim("adam")))
-    said = [work.saying(Pushed(0, 1, Version(0, version), dropped), None) for version, dropped in ((1, False), (1, False), (1, True), (2, False))]
+    said = [
+        work.saying(Pushed(0, 1, Version(0, version), dropped), None)
+        for version, dropped in ((1, False), (1, False), (1, True), (2, False))
+    ]
     assert said == [2 * SLICE + 4 * SLICE, 2 * SLICE, 0, 2 * SLICE + 4 * SLICE]
     assert labour(Downpour()).saying(Pushed(0, 1, AT), None) == 0
 
@@ -90,7 +101,8 @@ def test_a_round_costs_an_addition_for_each_gradient_and_one_update() -> None:
 def test_an_operation_costs_the_vectors_that_it_names() -> None:
     commands = (
         operations.Zero("g"), operations.Scale(2.0, "g"), operations.Copy("x", "x0"), operations.Add(1.0, "d", "x"),
-        operations.Combine(((1.0, "g"), (2.0, "history.s"), (3.0, "d")), "d"), operations.Dots((("s", "s"), ("s", "y"))),
+        operations.Combine(((1.0, "g"), (2.0, "history.s"), (3.0, "d")), "d"), operations.Dots((("s", "s"), ("s",
+            "y"))),
         operations.Norms("sum", ("g", "d")), operations.Gather(1, ("g", "g.tail")),
     )  # fmt: skip
     assert [touched(command) for command in commands] == [1, 1, 2, 2, 3, 2, 2, 2]
@@ -109,13 +121,16 @@ def run(plain: SimpleNamespace, strategy: Strategy, **options: Any) -> dict[str,
 
 
 def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace) -> None:
-    """One replica, one shard, sgd: the gradient is copied, sent, and added to the parameters; they are copied, and sent.
+    """One replica, one shard, sgd: the gradient is copied, sent, and added to the parameters; they are copied, and
+    sent.
 
     The fetch follows the push on the line, and is read when the update is made.
     """
     latency, bandwidth, message, memory = 1e-3, 1e6, 2e-3, 1e5
     own = {"network": NetworkModel(latency=latency, bandwidth=bandwidth), "handling": Handling(message, memory)}
-    short, long = (run(plain, Downpour(1, 1, optimizer=optim("sgd")), samples=samples, **own)["seconds"] for samples in (80, 120))
+    short, long = (
+        run(plain, Downpour(1, 1, optimizer=optim("sgd")), samples=samples, **own)["seconds"] for samples in (80, 120)
+    )
     size = plain_size(plain)
     copies = 2 * size / memory
     there, back = (size + HEADER) / bandwidth + latency, (size + HEADER) / bandwidth + latency
@@ -134,15 +149,21 @@ def plain_size(plain: SimpleNamespace) -> int:
 
 
 @pytest.mark.parametrize(
-    "strategy", [Downpour(2, 2), Synchronous(2, 2), Allreduce(2), Hogwild(2), Sandblaster(2, 2, 3, portion_size=4)], ids=lambda s: s.name
+    "strategy",
+    [Downpour(2, 2), Synchronous(2, 2), Allreduce(2), Hogwild(2), Sandblaster(2, 2, 3, portion_size=4)],
+    ids=lambda s: s.name,
 )
 @pytest.mark.parametrize("knob", [{"message": 6e-3}, {"memory": 1e6}], ids=str)
-def test_what_handling_costs_makes_every_strategy_slower(plain: SimpleNamespace, strategy: Strategy, knob: dict[str, float]) -> None:
+def test_what_handling_costs_makes_every_strategy_slower(
+    plain: SimpleNamespace, strategy: Strategy, knob: dict[str, float]
+) -> None:
     task = plain.classes(plain.mlp, samples=24)
     own: dict[str, Any] = {"snapshot_every": "0"} if strategy.name == "sandblaster" else {"batch_size": 4}
 
     def seconds(handling: Handling) -> float:
-        return float(Simulated(compute=STEADY, phantom=True, handling=handling).run(Job(task, strategy, **own))["seconds"])
+        return float(
+            Simulated(compute=STEADY, phantom=True, handling=handling).run(Job(task, strategy, **own))["seconds"]
+        )
 
     assert seconds(msgspec.structs.replace(INSTANT, **knob)) > 1.2 * seconds(INSTANT)
 
@@ -157,7 +178,9 @@ def test_what_handling_costs_makes_every_strategy_slower(plain: SimpleNamespace,
     ids=["cores", "together", "replicas"],
 )
 @pytest.mark.parametrize("strategy", [Downpour(4, 2), Allreduce(4), Synchronous(4, 2)], ids=lambda s: s.name)
-def test_roles_that_share_cores_are_slower(plain: SimpleNamespace, strategy: Strategy, less: Hosts, more: Hosts) -> None:
+def test_roles_that_share_cores_are_slower(
+    plain: SimpleNamespace, strategy: Strategy, less: Hosts, more: Hosts
+) -> None:
     fast, slow = (run(plain, strategy, hosts=hosts, samples=160)["seconds"] for hosts in (less, more))
     assert slow > 1.3 * fast
 
@@ -184,7 +207,13 @@ def test_single_in_simulation_is_single(plain: SimpleNamespace, tmp_path: Any) -
     """The same bits as the plain loop, which knows nothing of it."""
     from safetensors.torch import load_file
 
-    job = Job(plain.classes(plain.mlp), Single(optimizer=optim("sgd", lr=0.1)), batch_size=4, epochs=2, out=str(tmp_path / "run"))
+    job = Job(
+        plain.classes(plain.mlp),
+        Single(optimizer=optim("sgd", lr=0.1)),
+        batch_size=4,
+        epochs=2,
+        out=str(tmp_path / "run"),
+    )
     Simulated().run(job)
     expected = plain.sequential(plain.classes(plain.mlp), "sgd", lr=0.1, epochs=2)
     found = load_file(next((tmp_path / "run").rglob("model.safetensors")))
@@ -206,7 +235,8 @@ def test_a_result_says_what_the_cluster_costs(plain: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handling", "says"), [(Handling(message=-1.0), "a message takes -1.0 s"), (Handling(memory=0.0), "writes 0.0 bytes a second")]
+    ("handling", "says"),
+    [(Handling(message=-1.0), "a message takes -1.0 s"), (Handling(memory=0.0), "writes 0.0 bytes a second")],
 )
 def test_impossible_handling_is_refused(plain: SimpleNamespace, handling: Handling, says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -56,7 +56,9 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Racing]:
     """Run a job to its end."""
-    run = Observed(Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(network=SLOW, compute=STEADY))
+    run = Observed(
+        Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(network=SLOW, compute=STEADY)
+    )
     run.run()
     assert isinstance(run.simulation, Racing)
     return run, run.simulation
@@ -67,11 +69,18 @@ def weights(simulation: Racing) -> list[torch.Tensor]:
     assert simulation.plan
     vector = simulation.vector()
     entries = [entry for entry in simulation.plan.layout.entries if entry.tensor.kind == "parameter"]
-    return [vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape) for e in entries]
+    return [
+        vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape)
+        for e in entries
+    ]
 
 
 def sequential(
-    plain: SimpleNamespace, task: Task, make: Callable[..., torch.optim.Optimizer], epochs: int, rate: Callable[[int], float]
+    plain: SimpleNamespace,
+    task: Task,
+    make: Callable[..., torch.optim.Optimizer],
+    epochs: int,
+    rate: Callable[[int], float],
 ) -> list[Any]:
     """One loop of plain PyTorch; `rate` is the learning rate of an epoch."""
     torch.manual_seed(0)
@@ -113,7 +122,9 @@ def bags() -> Task:
 def test_one_replica_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, way: str, optimizer: str) -> None:
     task = plain.classes(plain.mlp)
     _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
-    for ours, theirs in zip(weights(simulation), sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05), strict=True):
+    for ours, theirs in zip(
+        weights(simulation), sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -128,14 +139,19 @@ def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNames
     vector = simulation.vector()
     for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
         t, expected = entry.tensor, plain.sequential(task, "sgd", lr=0.1, epochs=3)
-        assert torch.equal(vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape), expected[t.name]), t.name
+        assert torch.equal(
+            vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape), expected[t.name]
+        ), t.name
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(plain: SimpleNamespace, way: str) -> None:
     """Under locks they are written with the update, under the lock of the first range or the one of all."""
     _, simulation = race(plain.classes(normalised), WAYS[way](replicas=2), epochs=1)
-    peer, (start, stop) = simulation.peers["replica 0"], (simulation.plan.layout.trained.stop, simulation.plan.layout.moving)  # type: ignore[union-attr]
+    peer, (start, stop) = (
+        simulation.peers["replica 0"],
+        (simulation.plan.layout.trained.stop, simulation.plan.layout.moving),
+    )  # type: ignore[union-attr]
     before = simulation.vector()[start:stop].clone()
     peer._mapped.look()  # type: ignore[attr-defined]
     peer._trainer.compute(Batch(0, 0))  # type: ignore[attr-defined]
@@ -155,7 +171,10 @@ def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str,
 
     def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
         rows, *dense = parameters
-        groups = [{"params": [rows]}, {"params": dense, "fused": True}]  # torch's fused kernel rounds otherwise, and takes no sparse gradients
+        groups = [
+            {"params": [rows]},
+            {"params": dense, "fused": True},
+        ]  # torch's fused kernel rounds otherwise, and takes no sparse gradients
         return torch.optim.Adagrad(groups, lr=lr) if optimizer == "adagrad" else torch.optim.SGD([rows, *dense], lr=lr)
 
     _, simulation = race(bags(), WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
@@ -189,7 +208,9 @@ def test_a_checkpoint_of_sparse_gradients_goes_on_anywhere(tmp_path: Path, optim
         if isinstance(strategy, Single):
             alone(strategy, str(tmp_path), epochs, Checkpoints(tmp_path).latest())
         else:
-            job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=epochs > 1)
+            job = Job(
+                bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0, out=str(tmp_path), resume=epochs > 1
+            )
             Simulated().run(job)
     expected = alone(Single(stepped), "", 3).state_dict()
     for name, value in load_file(tmp_path / "model.safetensors").items():
@@ -201,10 +222,14 @@ def test_a_checkpoint_of_sparse_gradients_goes_on_anywhere(tmp_path: Path, optim
 DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchronous(1, 2), Allreduce(1)]
 
 
-@pytest.mark.parametrize("strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "allreduce"])
+@pytest.mark.parametrize(
+    "strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "allreduce"]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
 def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
-    """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any optimizer, and with clipping."""
+    """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any
+    optimizer, and with clipping.
+    """
     strategy = type(strategy)(**{**vars(strategy), "optimizer": optim(optimizer, lr=0.05)})
     clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
     job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
@@ -222,7 +247,10 @@ def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strat
     else:
         vector = torch.cat([shard.held.moving() for shard in simulation.shards])
         entries = simulation.coordinator.plan.layout.entries
-        found = {e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float32).view(e.tensor.shape) for e in entries}
+        found = {
+            e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float32).view(e.tensor.shape)
+            for e in entries
+        }
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
 
@@ -251,7 +279,9 @@ def test_a_sparse_update_writes_to_its_rows_only() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -> None:
-    """With a learning rate of 0 the parameters stay, and Adagrad's sums are those of all gradients, whoever computed them."""
+    """With a learning rate of 0 the parameters stay, and Adagrad's sums are those of all gradients, whoever computed
+    them.
+    """
     task = plain.classes(lambda: nn.Linear(6, 3))
     _, simulation = race(task, WAYS[way](replicas=3, optimizer=optim("adagrad", lr=0.0)), epochs=2)
     torch.manual_seed(0)
@@ -281,7 +311,16 @@ def test_back_off_has_phases_that_grow_as_the_rate_falls(plain: SimpleNamespace)
 
 def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
     task = plain.classes(plain.mlp)
-    run = Observed(Job(task=task, strategy=Downpour(replicas=1, shards=1), epochs=4, batch_size=4, lr_schedule="backoff", lr_gamma=0.5)).run()
+    run = Observed(
+        Job(
+            task=task,
+            strategy=Downpour(replicas=1, shards=1),
+            epochs=4,
+            batch_size=4,
+            lr_schedule="backoff",
+            lr_gamma=0.5,
+        )
+    ).run()
     expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
     assert run.vector() == torch.cat([value.view(-1) for value in expected]).numpy().tobytes()
 
@@ -289,7 +328,8 @@ def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
 def phantom(plain: SimpleNamespace, strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
     run = Observed(
-        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4), Simulated(network=SLOW, compute=STEADY, phantom=True)
+        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4),
+        Simulated(network=SLOW, compute=STEADY, phantom=True),
     )
     run.run()
     return run.simulation.clock.now()
@@ -342,21 +382,31 @@ def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> No
     simulation.clock.call_at(0.004, strike, None)
     run.run()
     assert held[0].startswith("replica")
-    assert (run.outcome, [record.role for record in run.records if isinstance(record, records.Gone) and record.died]) == ("done", held)
+    assert (
+        run.outcome,
+        [record.role for record in run.records if isinstance(record, records.Gone) and record.died],
+    ) == ("done", held)
 
 
 @pytest.mark.parametrize("message", range(1, 16))
 @pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
 def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, victim: str, message: int) -> None:
     cluster = Simulated(network=SLOW, compute=STEADY, crashes=(Crash(victim, message),), restart_seconds=0.01)
-    run, simulation = race(plain.classes(plain.mlp, samples=60), Hogwild(replicas=2), cluster, epochs=2, snapshot_every="10")
+    run, simulation = race(
+        plain.classes(plain.mlp, samples=60), Hogwild(replicas=2), cluster, epochs=2, snapshot_every="10"
+    )
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
     assert simulation.peers["replica 0"].counts.facts()["updates"] >= 30
 
 
 def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
-    job = Job(task=plain.classes(plain.mlp, samples=60), strategy=Hogwild(replicas=2, restarts=0), batch_size=4, checkpoint_every=0)
+    job = Job(
+        task=plain.classes(plain.mlp, samples=60),
+        strategy=Hogwild(replicas=2, restarts=0),
+        batch_size=4,
+        checkpoint_every=0,
+    )
     run = Observed(job, Simulated(network=SLOW, compute=STEADY))
     simulation, killed = run.simulation, []
 
@@ -374,7 +424,12 @@ def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespac
 
 def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
     crashes = tuple(Crash(f"replica {i}", 5) for i in range(2))
-    run, _ = race(plain.classes(plain.mlp), Hogwild(replicas=2, restarts=0), Simulated(network=SLOW, compute=STEADY, crashes=crashes), epochs=20)
+    run, _ = race(
+        plain.classes(plain.mlp),
+        Hogwild(replicas=2, restarts=0),
+        Simulated(network=SLOW, compute=STEADY, crashes=crashes),
+        epochs=20,
+    )
     assert run.outcome == "failed"
 
 
@@ -391,7 +446,9 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
         (Hogwild(), {"device": "cuda"}, "--device cuda: strategy hogwild computes in memory that all replicas share"),
     ],
 )
-def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, options: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    plain: SimpleNamespace, strategy: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         race(plain.classes(plain.mlp), strategy, **options)
 
@@ -399,14 +456,20 @@ def test_what_makes_no_sense_is_refused(plain: SimpleNamespace, strategy: Any, o
 @pytest.mark.parametrize(
     ("strategy", "options", "said"),
     [
-        (Hogwild(optimizer=optim("momentum")), {}, "--optimizer momentum: the gradients of 'rows.weight' are some of its rows"),
+        (
+            Hogwild(optimizer=optim("momentum")),
+            {},
+            "--optimizer momentum: the gradients of 'rows.weight' are some of its rows",
+        ),
         (Hogwild(optimizer=optim("sgd", weight_decay=0.1)), {}, "option weight_decay"),
         (Hogwild(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
         (Single(optim("adam")), {}, "--optimizer adam: the gradients of 'rows.weight' are some of its rows"),
         (Single(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
     ],
 )
-def test_what_torch_cannot_do_with_sparse_gradients_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
+def test_what_torch_cannot_do_with_sparse_gradients_is_refused(
+    strategy: Any, options: dict[str, Any], said: str
+) -> None:
     job = Job(task=bags(), strategy=strategy, batch_size=4, **options)
 
     def begin() -> None:
@@ -430,7 +493,10 @@ def test_the_last_replica_may_die_at_any_message_of_the_end(plain: SimpleNamespa
     while died:
         message += 1
         crashes = tuple(Crash(f"replica {i}", message) for i in range(replicas))
-        run = Observed(Job(task=plain.classes(plain.mlp), strategy=Hogwild(replicas, restarts=0), batch_size=4), Simulated(crashes=crashes)).run()
+        run = Observed(
+            Job(task=plain.classes(plain.mlp), strategy=Hogwild(replicas, restarts=0), batch_size=4),
+            Simulated(crashes=crashes),
+        ).run()
         died = bool(run.simulation.killed)
         assert run.outcome in ("done", "failed"), f"message {message}"
     assert message > 5
@@ -450,10 +516,14 @@ def drawn(plain: SimpleNamespace, seed: int) -> Observed:
     make = chance.choice((Hogwild, Locking))
     own = {"locks": chance.choice(("global", "shard", "none"))} if make is Locking else {}
     dying = chance.sample(range(replicas), chance.randint(0, replicas))
-    crashes = tuple(Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts)))
+    crashes = tuple(
+        Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts))
+    )
     crashes += draw_revivals(chance, restarts)
     network = msgspec.structs.replace(draw_network(chance), reduction=chance.choice((0.0, 1e-6)))
-    cluster = Simulated(network, draw_compute(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5)))
+    cluster = Simulated(
+        network, draw_compute(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5))
+    )
     task = tallied(plain.classes(plain.mlp, samples=30), 4, epochs=2, seed=seed)
     job = Job(task, make(replicas, ADAGRAD, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
               checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip
@@ -467,8 +537,13 @@ def hold(run: Observed) -> Counter[str]:
     simulation.run()
     died = {role for role in simulation.killed if roles.is_replica(role)}
     [finished] = [record for record in run.records if isinstance(record, records.Finished)]
-    # one that dies as the job closes does not come again: where that was the last, or wrote the last checkpoint, nobody is left to save
-    deserted = {Cause.REPLICAS_DIED, Cause.UNKEPT, Cause.CHECKPOINT_FAILED} if len(died) == simulation.settings.replicas else set()
+    # one that dies as the job closes does not come again: where that was the last, or wrote the last checkpoint, nobody
+    # is left to save
+    deserted = (
+        {Cause.REPLICAS_DIED, Cause.UNKEPT, Cause.CHECKPOINT_FAILED}
+        if len(died) == simulation.settings.replicas
+        else set()
+    )
     assert finished.cause in {Cause.EPOCHS_DONE} | deserted, f"{finished}, {simulation.killed}"
     if finished.cause is Cause.EPOCHS_DONE:
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 60
@@ -488,7 +563,9 @@ def hold(run: Observed) -> Counter[str]:
 
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNamespace, first: int) -> None:
-    """Seeds x deaths, late messages and outages: every job ends, and what the mapping holds at the end has every minibatch in it."""
+    """Seeds x deaths, late messages and outages: every job ends, and what the mapping holds at the end has every
+    minibatch in it.
+    """
     found: Counter[str] = Counter()
     for seed in range(first, first + 100):
         run = drawn(plain, seed)

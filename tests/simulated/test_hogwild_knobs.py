@@ -1,4 +1,6 @@
-"""What options of `hogwild` and `locking` do, one by one; that none is dead is in test_options, and those of locks are in test_hogwild."""
+"""What options of `hogwild` and `locking` do, one by one; that none is dead is in test_options, and those of locks are
+in test_hogwild.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from distbelief.testing.simulations import Observed
 
 def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, torch.Tensor]:
     """A job of two replicas, and its parameters at its end."""
-    own = {"replicas": 2, **{name: options.pop(name) for name in ("replicas", "optimizer", "restarts") if name in options}}
+    own = {
+        "replicas": 2,
+        **{name: options.pop(name) for name in ("replicas", "optimizer", "restarts") if name in options},
+    }
     job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": Hogwild(**own), "batch_size": 4, **options})
     run = Observed(job, cluster or Simulated(compute=ComputeModel(spread="constant")))
     run.run()
@@ -44,7 +49,9 @@ def test_the_options_of_adagrad_are_torchs(plain: SimpleNamespace, options: dict
 
 def test_a_replica_comes_back_as_often_as_it_may(plain: SimpleNamespace) -> None:
     crashes = (Crash("replica 0", 4), Crash("replica 1", 4))
-    outcomes = [play(plain, Simulated(crashes=crashes, restart_seconds=0.001), restarts=n, epochs=20)[0].outcome for n in (0, 1)]
+    outcomes = [
+        play(plain, Simulated(crashes=crashes, restart_seconds=0.001), restarts=n, epochs=20)[0].outcome for n in (0, 1)
+    ]
     assert outcomes == ["failed", "done"]
 
 
@@ -64,7 +71,10 @@ def made(run: Observed) -> int:
 def test_checkpoints_are_made_as_often_as_they_are_asked_for(plain: SimpleNamespace) -> None:
     """Beside the first, where there are any while an epoch is made."""
     assert [made(play(plain, epochs=4, checkpoint_every=n, snapshot_every="0")[0]) for n in (1, 2, 0)] == [4, 2, 1]
-    assert made(play(plain, epochs=4, checkpoint_every=0, snapshot_every="5")[0]) > made(play(plain, epochs=4, checkpoint_every=0)[0]) + 2
+    assert (
+        made(play(plain, epochs=4, checkpoint_every=0, snapshot_every="5")[0])
+        > made(play(plain, epochs=4, checkpoint_every=0)[0]) + 2
+    )
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -80,9 +90,13 @@ def test_init_from_is_where_it_begins(plain: SimpleNamespace, tmp_path: Path) ->
     assert not torch.equal(play(plain, init_from=str(tmp_path / "start.safetensors"))[1], play(plain)[1])
 
 
-@pytest.mark.parametrize("strategy", [Hogwild(2, optim("adagrad")), Locking(2, optim("adagrad"), locks="none")], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy", [Hogwild(2, optim("adagrad")), Locking(2, optim("adagrad"), locks="none")], ids=lambda s: s.name
+)
 @pytest.mark.parametrize("layers", [12, 13, 14, 15])
-def test_a_simulated_mapping_has_room_for_the_steps_of_every_piece(plain: SimpleNamespace, strategy: Hogwild | Locking, layers: int) -> None:
+def test_a_simulated_mapping_has_room_for_the_steps_of_every_piece(
+    plain: SimpleNamespace, strategy: Hogwild | Locking, layers: int
+) -> None:
     """Updates are made in more parts there than there are locks."""
     task = plain.classes(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))))
     assert Observed(Job(task=task, strategy=strategy, evaluate_every=0), Simulated()).run().outcome == "done"

@@ -1,4 +1,6 @@
-"""The inline carrier and the simulated cluster are one algorithm: where no time passes, message for message and bit for bit."""
+"""The inline carrier and the simulated cluster are one algorithm: where no time passes, message for message and bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ class Stage:
         self.network.endpoint("computations").deliver = lambda arrival: arrival.event()  # type: ignore[operator]
         self.shards = [Shard(i, TorchSlice) for i in range(settings.shards)]
         self.modules: list[FlatModule] = []
-        self.driver.add_machine(roles.COORDINATOR, Coordinator(settings, evaluator=False), self.network.endpoint(roles.COORDINATOR), _Nowhere())
+        self.driver.add_machine(
+            roles.COORDINATOR,
+            Coordinator(settings, evaluator=False),
+            self.network.endpoint(roles.COORDINATOR),
+            _Nowhere(),
+        )
         for i, shard in enumerate(self.shards):
             endpoint = self.network.endpoint(roles.shard(i))
             self.driver.add_machine(roles.shard(i), shard, endpoint, _Nowhere())
@@ -60,7 +67,9 @@ class Stage:
             self.modules.append(flat)
             trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
-            self.driver.add_story(roles.replica(i), story, self.network.endpoint(roles.replica(i)), _Worker(self, flat, trainer))
+            self.driver.add_story(
+                roles.replica(i), story, self.network.endpoint(roles.replica(i)), _Worker(self, flat, trainer)
+            )
         for role, endpoint in self.network.endpoints.items():
             if role != "computations":
                 endpoint.deliver = self._watched(role, endpoint.deliver)
@@ -132,15 +141,24 @@ class Sequenced:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prefetch": 1}, {"push_every": 3, "fetch_every": 2, "local_lr": 0.01}, {"warm_start_steps": 4, "prefetch": 1, "push_every": 2}],
+    [
+        {},
+        {"prefetch": 1},
+        {"push_every": 3, "fetch_every": 2, "local_lr": 0.01},
+        {"warm_start_steps": 4, "prefetch": 1, "push_every": 2},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (3, 2), (4, 4)])
-def test_simulated_is_inline_where_no_time_passes(plain: SimpleNamespace, options: dict[str, Any], replicas: int, shards: int) -> None:
+def test_simulated_is_inline_where_no_time_passes(
+    plain: SimpleNamespace, options: dict[str, Any], replicas: int, shards: int
+) -> None:
     task = plain.classes(plain.mlp, samples=40)
     strategy = Downpour(replicas=replicas, shards=shards, optimizer=Optimizer("adam", 0.01), **options)
     job = Job(task=task, strategy=strategy, batch_size=4, epochs=2, evaluate_every=0, clip_norm=0.5)
-    nothing_takes_time = Simulated(network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(step=0.0), handling=INSTANT)
+    nothing_takes_time = Simulated(
+        network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(step=0.0), handling=INSTANT
+    )
     run, sequenced = Observed(job, nothing_takes_time), Sequenced()
     attach(run.simulation.network, sequenced)
     run.run()
@@ -152,7 +170,10 @@ def test_simulated_is_inline_where_no_time_passes(plain: SimpleNamespace, option
 
 def two_groups(model: nn.Module) -> list[dict[str, Any]]:
     weights = [p for p in model.parameters() if p.ndim > 1]
-    return [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}, {"params": weights, "lr": 0.003}]
+    return [
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        {"params": weights, "lr": 0.003},
+    ]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adamw"])
@@ -160,13 +181,17 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
 def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
     task = plain.classes(plain.mlp)
     settings = Settings(
-        replicas=1, shards=shards, epochs=2, batch_size=4, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}), lr_schedule="cosine",
+        replicas=1, shards=shards, epochs=2, batch_size=4, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}),
+        lr_schedule="cosine",
         evaluate_every=0,
     )  # fmt: skip
     stage = Stage(task, settings, two_groups)
     stage.driver.run()
     loop = {"lr": 0.02, "epochs": 2, "weight_decay": 0.1, "schedule": "cosine"}
-    expected, ungrouped = plain.sequential(task, optimizer, groups=two_groups, **loop), plain.sequential(task, optimizer, **loop)
+    expected, ungrouped = (
+        plain.sequential(task, optimizer, groups=two_groups, **loop),
+        plain.sequential(task, optimizer, **loop),
+    )
     ours = stage.state()
     for name, value in expected.items():
         assert torch.equal(ours[name], value), name
@@ -176,10 +201,19 @@ def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimi
 @pytest.mark.parametrize(
     ("groups", "says"),
     [
-        (lambda m: [{"params": m[0].parameters(), "momentum": 0.5}], "group 0 sets 'momentum'; a group may set lr, weight_decay"),
-        (lambda m: [{"params": list(m.parameters())}, {"params": m[0].weight}], "'0.weight' is in parameter groups 0 and 1"),
+        (
+            lambda m: [{"params": m[0].parameters(), "momentum": 0.5}],
+            "group 0 sets 'momentum'; a group may set lr, weight_decay",
+        ),
+        (
+            lambda m: [{"params": list(m.parameters())}, {"params": m[0].weight}],
+            "'0.weight' is in parameter groups 0 and 1",
+        ),
         (lambda m: [{"params": m[0].parameters()}], "'3.weight' is in no parameter group"),
-        (lambda _: [{"params": [nn.Parameter(torch.zeros(3))]}], r"group 0 has a tensor of shape \[3\] that is no parameter of the model"),
+        (
+            lambda _: [{"params": [nn.Parameter(torch.zeros(3))]}],
+            r"group 0 has a tensor of shape \[3\] that is no parameter of the model",
+        ),
     ],
     ids=["option", "twice", "missing", "foreign"],
 )
@@ -192,5 +226,7 @@ def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) ->
     """The oracle's order of minibatches is its own; it is that of the trainer."""
     task = plain.classes(plain.mlp)
     trainer = Trainer(task, task.model(), 4, 5)
-    ours = [trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)]
+    ours = [
+        trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)
+    ]
     assert ours == [numbers.tolist() for _, numbers in plain.minibatches(len(as_data(task.train())), 4, 2, 5)]

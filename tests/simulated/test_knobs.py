@@ -51,9 +51,13 @@ class Course:
 
 def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Course]:
     own = {field.name for field in dataclasses.fields(Downpour)}
-    strategy = Downpour(**{"replicas": 3, "shards": 2, **{name: value for name, value in options.items() if name in own}})
+    strategy = Downpour(
+        **{"replicas": 3, "shards": 2, **{name: value for name, value in options.items() if name in own}}
+    )
     shared = {name: value for name, value in options.items() if name not in own}
-    run = Observed(Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster)
+    run = Observed(
+        Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster
+    )
     course = Course(run)
     return run.run(), course
 
@@ -69,13 +73,17 @@ def test_push_every_makes_so_many_steps_a_push(plain: SimpleNamespace) -> None:
 
 
 def test_fetch_every_makes_a_fetch_so_often(plain: SimpleNamespace) -> None:
-    often, seldom = (play(plain, replicas=1, shards=1, fetch_every=n, evaluate_every=0)[1].counts[pushing.Fetched] for n in (1, 5))
+    often, seldom = (
+        play(plain, replicas=1, shards=1, fetch_every=n, evaluate_every=0)[1].counts[pushing.Fetched] for n in (1, 5)
+    )
     assert (often, seldom) == (1 + 10, 1 + 2)
 
 
 @pytest.mark.parametrize("spread", ["constant", "exponential"])
 @pytest.mark.parametrize("options", [{}, {"push_every": 3}, {"prefetch": 1}], ids=str)
-def test_the_first_steps_of_a_warm_start_are_one_replicas(plain: SimpleNamespace, options: dict[str, int], spread: str) -> None:
+def test_the_first_steps_of_a_warm_start_are_one_replicas(
+    plain: SimpleNamespace, options: dict[str, int], spread: str
+) -> None:
     late = Simulated(network=NetworkModel(jitter=50.0), compute=ComputeModel(spread=spread))
     for seed in range(5):
         _, course = play(plain, late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
@@ -106,16 +114,32 @@ def test_checkpoint_every(plain: SimpleNamespace, every: int, count: int) -> Non
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
 
 
-@pytest.mark.parametrize(("every", "count"), [("0", 1), ("60s", 2), ("10", 2 + 3), ("20", 2 + 1), ("4ms", 2 + 4), ("0.1min", 2)])
+@pytest.mark.parametrize(
+    ("every", "count"), [("0", 1), ("60s", 2), ("10", 2 + 3), ("20", 2 + 1), ("4ms", 2 + 4), ("0.1min", 2)]
+)
 def test_snapshot_every_so_many_pushes_or_so_long(plain: SimpleNamespace, every: str, count: int) -> None:
     """One at the beginning and one at the end; those between are of 40 pushes in 20 ms."""
-    run, _ = play(plain, Simulated(compute=ComputeModel(step=1e-3)), replicas=2, epochs=4, checkpoint_every=0, evaluate_every=0, snapshot_every=every)
+    run, _ = play(
+        plain,
+        Simulated(compute=ComputeModel(step=1e-3)),
+        replicas=2,
+        epochs=4,
+        checkpoint_every=0,
+        evaluate_every=0,
+        snapshot_every=every,
+    )
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
 
 
 def test_keep_checkpoints_and_resume(tmp_path: Path) -> None:
     def job(**options: Any) -> Job:
-        return Job(task="digits", strategy=Downpour(replicas=2, optimizer=optim("adam")), batch_size=128, out=str(tmp_path / "run"), **options)
+        return Job(
+            task="digits",
+            strategy=Downpour(replicas=2, optimizer=optim("adam")),
+            batch_size=128,
+            out=str(tmp_path / "run"),
+            **options,
+        )
 
     first = Simulated().run(job(epochs=3, keep_checkpoints=1))
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir())
@@ -171,10 +195,16 @@ def test_the_weather_costs_time(plain: SimpleNamespace, base: NetworkModel, chan
     assert seconds(msgspec.structs.replace(base, **change)) > 1.02 * seconds(base)
 
 
-@pytest.mark.parametrize("strategy", [Downpour(2, 2), Bounded(2, 2, staleness=1), Softsync(2, 2), Synchronous(2, 2)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy", [Downpour(2, 2), Bounded(2, 2, staleness=1), Softsync(2, 2), Synchronous(2, 2)], ids=lambda s: s.name
+)
 @pytest.mark.parametrize("side", [("shard 0",), ("replica 0", "replica 1"), ("coordinator", "shard 1")], ids=str)
-def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(plain: SimpleNamespace, strategy: Any, side: tuple[str, ...]) -> None:
-    """On these sides nobody can go on without the others; a longer outage, up to 15 s, takes as much longer and costs nothing else."""
+def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(
+    plain: SimpleNamespace, strategy: Any, side: tuple[str, ...]
+) -> None:
+    """On these sides nobody can go on without the others; a longer outage, up to 15 s, takes as much longer and costs
+    nothing else.
+    """
 
     def seconds(*outages: Outage) -> float:
         job = Job(plain.classes(plain.mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
@@ -214,7 +244,9 @@ def test_a_pace_has_the_mean_and_the_spread_it_names(compute: ComputeModel, mean
 
 
 def test_a_phantom_takes_the_time_of_the_real_job_and_sends_its_messages(plain: SimpleNamespace) -> None:
-    real, phantom = (play(plain, Simulated(phantom=phantom), evaluate_every=0, checkpoint_every=0) for phantom in (False, True))
+    real, phantom = (
+        play(plain, Simulated(phantom=phantom), evaluate_every=0, checkpoint_every=0) for phantom in (False, True)
+    )
     assert real[1].pushes == phantom[1].pushes
     assert real[0].simulation.clock.now() == phantom[0].simulation.clock.now()
     assert phantom[0].simulation.network.endpoints["replica 0"].arena.parameters == ()
@@ -242,24 +274,50 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
             {},
             "outage from 2.0 s until 1.0 s: it must begin at 0 or",
         ),
-        (Simulated(network=NetworkModel(outages=(Outage(-1.0, 1.0, ("replica 0",)),))), {}, "outage from -1.0 s until 1.0 s: it must begin"),
+        (
+            Simulated(network=NetworkModel(outages=(Outage(-1.0, 1.0, ("replica 0",)),))),
+            {},
+            "outage from -1.0 s until 1.0 s: it must begin",
+        ),
         (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
-        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ("replica 3",)),))), {}, "replica 3 cannot be cut off: there are the coordinator"),
-        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, EVERYBODY),))), {"evaluate_every": 0}, "has everybody on one side"),
+        (
+            Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ("replica 3",)),))),
+            {},
+            "replica 3 cannot be cut off: there are the coordinator",
+        ),
+        (
+            Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, EVERYBODY),))),
+            {"evaluate_every": 0},
+            "has everybody on one side",
+        ),
         (Simulated(compute=ComputeModel(spread="lognorml")), {}, "did you mean 'lognormal'"),
         (Simulated(compute=ComputeModel(step=-1.0)), {}, "a step of -1.0 s"),
         (Simulated(compute=ComputeModel(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
         (Simulated(compute=ComputeModel(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
         (Simulated(compute=ComputeModel(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
-        (Simulated(crashes=(Crash("replica 1", 0),)), {}, "replica 1 cannot crash at message 0: its messages are counted from 1"),
-        (Simulated(crashes=(Crash("replica 1", 5), Crash("replica 1", 9))), {"restarts": 0}, "replica 1 cannot crash 2 times: it comes back 0 times"),
+        (
+            Simulated(crashes=(Crash("replica 1", 0),)),
+            {},
+            "replica 1 cannot crash at message 0: its messages are counted from 1",
+        ),
+        (
+            Simulated(crashes=(Crash("replica 1", 5), Crash("replica 1", 9))),
+            {"restarts": 0},
+            "replica 1 cannot crash 2 times: it comes back 0 times",
+        ),
         (Simulated(restart_seconds=-1.0), {}, "restart_seconds -1.0: must be 0 or more"),
         (Simulated(phantom=True), {"target_accuracy": 0.5}, "--target-accuracy 0.5: --phantom computes nothing"),
-        (Simulated(crashes=(Crash("replica 3", 1),)), {}, "replica 3 cannot crash: there are the coordinator, the evaluator, replicas 0 to 2"),
+        (
+            Simulated(crashes=(Crash("replica 3", 1),)),
+            {},
+            "replica 3 cannot crash: there are the coordinator, the evaluator, replicas 0 to 2",
+        ),
         (Simulated(), {"read_in_place": True}, "--read-in-place is memory of one machine"),
     ],
 )
-def test_what_no_cluster_can_be_is_refused(plain: SimpleNamespace, cluster: Simulated, options: dict[str, Any], says: str) -> None:
+def test_what_no_cluster_can_be_is_refused(
+    plain: SimpleNamespace, cluster: Simulated, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         play(plain, cluster, **options)
 
@@ -317,7 +375,13 @@ class Interrupting(nn.Linear):
 
 def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamespace, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    job = Job(task=plain.classes(lambda: Interrupting(1), samples=40), strategy=Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path))
+    job = Job(
+        task=plain.classes(lambda: Interrupting(1), samples=40),
+        strategy=Downpour(replicas=1),
+        batch_size=4,
+        epochs=9,
+        out=str(tmp_path),
+    )
     result = Simulated().run(job)
     assert (result["outcome"], result["reason"]) == ended(tmp_path) == ("interrupted", "Ctrl-C")
     assert 0 < result["samples"] < 9 * 40
@@ -326,7 +390,13 @@ def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamesp
 
 
 def test_ctrl_c_twice_ends_a_simulation_at_once(plain: SimpleNamespace, tmp_path: Path) -> None:
-    job = Job(task=plain.classes(lambda: Interrupting(2), samples=40), strategy=Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path))
+    job = Job(
+        task=plain.classes(lambda: Interrupting(2), samples=40),
+        strategy=Downpour(replicas=1),
+        batch_size=4,
+        epochs=9,
+        out=str(tmp_path),
+    )
     with pytest.raises(JobFailed, match="interrupted twice: ended at once, without a checkpoint"):
         Simulated().run(job)
     told = "interrupted twice: ended at once, without a checkpoint; go on from checkpoint 1 with --resume"

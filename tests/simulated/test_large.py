@@ -1,4 +1,6 @@
-"""Large minibatches: LARS and LAMB are those of their papers, also where a layer is cut; accumulated gradients are the union's."""
+"""Large minibatches: LARS and LAMB are those of their papers, also where a layer is cut; accumulated gradients are the
+union's.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,26 @@ from distbelief.testing.tally import NAME, tallied
 from distbelief.testing.witness import Minibatch, Witness
 from distbelief.transport.virtual import NetworkModel
 
-CALM = Simulated(network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT)
+CALM = Simulated(
+    network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT
+)
 """Rounds take the minibatches in their order."""
 Update = Callable[[nn.Module, dict[str, dict[str, torch.Tensor]], float, int], None]
 
 
 def model() -> nn.Module:
     """163 parameters or so; over five shards, its first weight is cut three times."""
-    return nn.Sequential(nn.Linear(6, 14), nn.BatchNorm1d(14, track_running_stats=False), nn.Tanh(), nn.Linear(14, 3)).double()
+    return nn.Sequential(
+        nn.Linear(6, 14), nn.BatchNorm1d(14, track_running_stats=False), nn.Tanh(), nn.Linear(14, 3)
+    ).double()
 
 
-def lars(decay: float = 0.01, momentum: float = 0.9, trust: float = 0.001, correction: bool = True, exempt: bool = False) -> Update:
-    """Algorithm 1 of You, Gitman and Ginsburg (2017): v <- m v + rate * local * (g + decay w), w <- w - v; and Goyal's remark 2, which rescales v."""
+def lars(
+    decay: float = 0.01, momentum: float = 0.9, trust: float = 0.001, correction: bool = True, exempt: bool = False
+) -> Update:
+    """Algorithm 1 of You, Gitman and Ginsburg (2017): v <- m v + rate * local * (g + decay w), w <- w - v; and Goyal's
+    remark 2, which rescales v.
+    """
 
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
@@ -67,15 +77,23 @@ def lamb(decay: float = 0.01, eps: float = 1e-6, exempt: bool = False) -> Update
             assert w.grad is not None
             own["m"] = 0.9 * own["m"] + (1 - 0.9) * w.grad
             own["v"] = 0.999 * own["v"] + (1 - 0.999) * w.grad**2
-            r = (own["m"] / (1 - 0.9 ** (step + 1))) / ((own["v"] / (1 - 0.999 ** (step + 1))).sqrt() + eps) + decay * w.detach()
-            ratio = float(w.detach().norm() / r.norm()) if w.detach().norm() and r.norm() and not (exempt and w.ndim < 2) else 1.0
+            r = (own["m"] / (1 - 0.9 ** (step + 1))) / (
+                (own["v"] / (1 - 0.999 ** (step + 1))).sqrt() + eps
+            ) + decay * w.detach()
+            ratio = (
+                float(w.detach().norm() / r.norm())
+                if w.detach().norm() and r.norm() and not (exempt and w.ndim < 2)
+                else 1.0
+            )
             w.data -= rate * ratio * r
 
     return update
 
 
 def sgd(decay: float, momentum: float, exempt: bool, folded: bool = False, corrected: bool = True) -> Update:
-    """Momentum, torch's way or with the rate folded into it, as Goyal et al. write it; decay of all, or of what has two dimensions."""
+    """Momentum, torch's way or with the rate folded into it, as Goyal et al. write it; decay of all, or of what has two
+    dimensions.
+    """
 
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
@@ -106,9 +124,16 @@ def reference(
 
 
 def replayed(
-    plain: SimpleNamespace, task: Task, update: Update, rate: Callable[[int], float], made: Sequence[Iterable[Minibatch]], seed: int = 0
+    plain: SimpleNamespace,
+    task: Task,
+    update: Update,
+    rate: Callable[[int], float],
+    made: Sequence[Iterable[Minibatch]],
+    seed: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """A plain loop of three epochs whose updates are of the minibatches of four that are named: of the gradient of all their samples."""
+    """A plain loop of three epochs whose updates are of the minibatches of four that are named: of the gradient of all
+    their samples.
+    """
     torch.manual_seed(seed)
     net, data, state, applied = task.model().train(), task.train(), dict[str, dict[str, torch.Tensor]](), 0
     dealt = [*plain.minibatches(len(data), 4, 3, seed)]
@@ -151,7 +176,10 @@ def state_of(run: Observed) -> dict[str, torch.Tensor]:
 
 def entries(run: Observed, vector: torch.Tensor) -> dict[str, torch.Tensor]:
     layout = run.simulation.coordinator.plan.layout  # type: ignore[union-attr]
-    return {e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float64).view(e.tensor.shape) for e in layout.entries}
+    return {
+        e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float64).view(e.tensor.shape)
+        for e in layout.entries
+    }
 
 
 def train(task: Task, strategy: Any, cluster: Simulated = CALM, **options: Any) -> Observed:
@@ -166,8 +194,10 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 
 STRATEGIES = [
-    lambda o: Allreduce(2, o), lambda o: Allreduce(1, o, accumulate=2), lambda o: Synchronous(2, 1, o), lambda o: Synchronous(2, 2, o),
-    lambda o: Synchronous(2, 5, o), lambda o: Synchronous(1, 3, o, push_every=2), lambda o: Synchronous(2, 3, o, standby=1),
+    lambda o: Allreduce(2, o), lambda o: Allreduce(1, o, accumulate=2), lambda o: Synchronous(2, 1, o),
+    lambda o: Synchronous(2, 2, o),
+    lambda o: Synchronous(2, 5, o), lambda o: Synchronous(1, 3, o, push_every=2), lambda o: Synchronous(2, 3, o,
+        standby=1),
 ]  # fmt: skip
 NAMES = ["allreduce", "accumulated", "1 shard", "2 shards", "5 shards", "pushed seldom", "standby"]
 
@@ -196,18 +226,43 @@ def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *[("lars", own) for own in ({"trust": 0.01}, {"exempt": True}, {"correction": False}, {"momentum": 0.0}, {"weight_decay": 0.3})],
-        *[("lamb", own) for own in ({"betas": (0.5, 0.999)}, {"betas": (0.9, 0.9)}, {"eps": 0.1}, {"exempt": True}, {"weight_decay": 0.3})],
+        *[
+            ("lars", own)
+            for own in (
+                {"trust": 0.01},
+                {"exempt": True},
+                {"correction": False},
+                {"momentum": 0.0},
+                {"weight_decay": 0.3},
+            )
+        ],
+        *[
+            ("lamb", own)
+            for own in (
+                {"betas": (0.5, 0.999)},
+                {"betas": (0.9, 0.9)},
+                {"eps": 0.1},
+                {"exempt": True},
+                {"weight_decay": 0.3},
+            )
+        ],
     ],
     ids=str,
 )
-def test_an_option_of_lars_and_lamb_changes_what_is_trained(plain: SimpleNamespace, name: str, options: dict[str, Any]) -> None:
+def test_an_option_of_lars_and_lamb_changes_what_is_trained(
+    plain: SimpleNamespace, name: str, options: dict[str, Any]
+) -> None:
     task, lr = task_of(plain), 1.0 if name == "lars" else 0.01
-    with_it, without = (state_of(train(task, Allreduce(2, Optimizer(name, lr, own)), lr_schedule="step", lr_steps=(0.5,))) for own in (options, {}))
+    with_it, without = (
+        state_of(train(task, Allreduce(2, Optimizer(name, lr, own)), lr_schedule="step", lr_steps=(0.5,)))
+        for own in (options, {})
+    )
     assert apart(with_it, without) > 1e-6
 
 
-def test_a_cut_layer_whose_shards_told_each_other_nothing_would_be_another(plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_layer_whose_shards_told_each_other_nothing_would_be_another(
+    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, strategy = task_of(plain), Synchronous(2, 5, Optimizer("lars", 4.0))
     told = state_of(train(task, strategy))
     monkeypatch.setattr(norms, "cut_layers", lambda _plan: {})
@@ -230,8 +285,13 @@ class Told:
 
 
 @pytest.mark.parametrize(("name", "shards", "rounds"), [("lars", 5, 9), ("lars", 1, 0), ("momentum", 5, 0)])
-def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(plain: SimpleNamespace, name: str, shards: int, rounds: int) -> None:
-    run = Observed(Job(task_of(plain), Synchronous(2, shards, Optimizer(name, 0.1)), 3, 4, evaluate_every=0, checkpoint_every=0), CALM)
+def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(
+    plain: SimpleNamespace, name: str, shards: int, rounds: int
+) -> None:
+    run = Observed(
+        Job(task_of(plain), Synchronous(2, shards, Optimizer(name, 0.1)), 3, 4, evaluate_every=0, checkpoint_every=0),
+        CALM,
+    )
     told = Told(run)
     run.run()
     up = [(sender, of.round) for sender, to, of in told.sent_by if to == "shard 0"]
@@ -250,9 +310,15 @@ def made_of(name: str) -> Optimizer:
     return Optimizer(name, OWN[name][0], {"weight_decay": 0.01})
 
 
-def assert_as_in_the_paper(plain: SimpleNamespace, run: Observed, name: str, made: Sequence[Iterable[Minibatch]], seed: int = 0) -> None:
-    """What a job ends with is what a loop written from the paper makes of the same updates, and they hold every minibatch once."""
-    assert sorted(one for group in made for one in group) == [(epoch, index) for epoch in range(3) for index in range(6)]
+def assert_as_in_the_paper(
+    plain: SimpleNamespace, run: Observed, name: str, made: Sequence[Iterable[Minibatch]], seed: int = 0
+) -> None:
+    """What a job ends with is what a loop written from the paper makes of the same updates, and they hold every
+    minibatch once.
+    """
+    assert sorted(one for group in made for one in group) == [
+        (epoch, index) for epoch in range(3) for index in range(6)
+    ]
     lr, update = OWN[name]
     theirs = replayed(plain, run.simulation.task, update, lambda applied: lr * (1 - applied / 72), made, seed)
     assert apart(state_of(run), theirs) < 1e-11
@@ -260,14 +326,21 @@ def assert_as_in_the_paper(plain: SimpleNamespace, run: Observed, name: str, mad
 
 def rounds_of(witness: Witness) -> list[list[Minibatch]]:
     """The minibatches of each round that counts, the same at all shards."""
-    first, *others = ([sorted(witness.batches(group)) for _, group in sorted(witness.groups[shard].items())] for shard in witness.shards)
+    first, *others = (
+        [sorted(witness.batches(group)) for _, group in sorted(witness.groups[shard].items())]
+        for shard in witness.shards
+    )
     assert all(other == first for other in others)
     return first
 
 
-def strike(plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0) -> tuple[Observed, Witness]:
+def strike(
+    plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0
+) -> tuple[Observed, Witness]:
     """Run a job in which some die."""
-    job = Job(task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, snapshot_every="5", lr_schedule="linear", seed=seed)
+    job = Job(
+        task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, snapshot_every="5", lr_schedule="linear", seed=seed
+    )
     run = Observed(job, cluster)
     witness = Witness(run)
     run.simulation.run()
@@ -278,12 +351,22 @@ def strike(plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, se
 @pytest.mark.parametrize("which", ["shard 0", "shard 1", "shard 2"])
 @pytest.mark.parametrize("standby", [0, 1])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(plain: SimpleNamespace, name: str, standby: int, which: str) -> None:
-    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost. The parameters are those of the paper."""
+def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
+    plain: SimpleNamespace, name: str, standby: int, which: str
+) -> None:
+    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost. The
+    parameters are those of the paper.
+    """
     for moment in range(20, 62, 3):
-        run, witness = strike(plain, Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD))
+        run, witness = strike(
+            plain, Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD)
+        )
         assert run.outcome == "done", f"{which} at its message {moment}"
-        ways = Counter(type(record) for record in run.records if isinstance(record, records.Forgotten | records.Rewound | records.Succeeded))
+        ways = Counter(
+            type(record)
+            for record in run.records
+            if isinstance(record, records.Forgotten | records.Rewound | records.Succeeded)
+        )
         assert ways == ({records.Succeeded: 1} if standby else {records.Rewound: 1}), f"{which} at its message {moment}"
         if standby:
             assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 24
@@ -294,8 +377,15 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(plain: Simple
 def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, name: str) -> None:
     """What replicas had pushed to some shards only is made again: at least once."""
     for moment in range(4, 40, 2):
-        crashes = (Crash("replica 1", moment), Crash("replica 2", moment + 5), Crash("shard 0", 2 * moment), Crash("shard 2", 2 * moment + 1))
-        run, _ = strike(plain, Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2), Simulated(crashes=crashes, **WILD))
+        crashes = (
+            Crash("replica 1", moment),
+            Crash("replica 2", moment + 5),
+            Crash("shard 0", 2 * moment),
+            Crash("shard 2", 2 * moment + 1),
+        )
+        run, _ = strike(
+            plain, Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2), Simulated(crashes=crashes, **WILD)
+        )
         assert run.outcome == "done", f"at {moment}"
 
 
@@ -303,9 +393,13 @@ def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, 
 def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_for_norms(
     plain: SimpleNamespace, first: int, second: int, seed: int
 ) -> None:
-    """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told, for nobody will say his part again."""
+    """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told, for nobody
+    will say his part again.
+    """
     crashes, network = (Crash("shard 0", first), Crash("shard 1", second)), NetworkModel(jitter=3.0)
-    run, witness = strike(plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed)
+    run, witness = strike(
+        plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed
+    )
     assert run.outcome == "done"
     assert_as_in_the_paper(plain, run, "lars", rounds_of(witness), seed)
 
@@ -328,10 +422,19 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
     for moment in (2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28):
         made.clear()
         crashes = tuple(Crash(f"replica {i}", moment + i) for i in range(max(1, replicas - 1)))
-        job = Job(task, Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"), 3, 4, evaluate_every=0, lr_schedule="linear")
+        job = Job(
+            task,
+            Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"),
+            3,
+            4,
+            evaluate_every=0,
+            lr_schedule="linear",
+        )
         run = Observed(job, Simulated(crashes=crashes, restart_seconds=0.01))
         run.simulation.run()
-        assert (run.outcome, run.simulation.killed) == ("done", [crash.role for crash in crashes]), f"at message {moment}"
+        assert (run.outcome, run.simulation.killed) == ("done", [crash.role for crash in crashes]), (
+            f"at message {moment}"
+        )
         assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
 
 
@@ -347,7 +450,9 @@ def minibatches_in(whole: TorchWhole) -> list[Minibatch]:
 
 @pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 2), (3, 2), (2, 5)])
 def test_accumulated_gradients_are_those_of_the_union(plain: SimpleNamespace, replicas: int, accumulate: int) -> None:
-    """22 samples in minibatches of four: the last round of an epoch is short, uneven, and its last minibatch has two samples."""
+    """22 samples in minibatches of four: the last round of an epoch is short, uneven, and its last minibatch has two
+    samples.
+    """
     task = plain.classes(plainly, samples=22, dtype=torch.float64)
     whole = 4 * replicas * accumulate
     theirs = reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole)
@@ -356,12 +461,19 @@ def test_accumulated_gradients_are_those_of_the_union(plain: SimpleNamespace, re
         run = train(task, Allreduce(replicas, optimizer, accumulate=accumulate, bucket_mb=bucket_mb))
         assert apart(state_of(run), theirs) < 1e-12
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 66
-    assert apart(theirs, reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole // accumulate)) > 1e-3
+    assert (
+        apart(
+            theirs, reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole // accumulate)
+        )
+        > 1e-3
+    )
 
 
 @pytest.mark.parametrize("moment", range(6, 40, 3))
 def test_what_a_dead_replica_had_accumulated_is_dealt_again(plain: SimpleNamespace, moment: int) -> None:
-    run = train(task_of(plain), Allreduce(3, accumulate=2, restarts=1), Simulated(crashes=(Crash("replica 1", moment),), **WILD))
+    run = train(
+        task_of(plain), Allreduce(3, accumulate=2, restarts=1), Simulated(crashes=(Crash("replica 1", moment),), **WILD)
+    )
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 72
 
@@ -370,7 +482,9 @@ def test_what_a_dead_replica_had_accumulated_is_dealt_again(plain: SimpleNamespa
 
 
 def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: SimpleNamespace) -> None:
-    """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice; the first 1.5 epochs lead there, or stay at the base."""
+    """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice; the first 1.5 epochs lead
+    there, or stay at the base.
+    """
     task = plain.classes(plainly, samples=32, dtype=torch.float64)
 
     def rate(scale: float, gradual: bool) -> Callable[[int], float]:
@@ -379,7 +493,9 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
     seen = []
     for scaling, scale in (("linear", 4.0), ("sqrt", 2.0)):
         for warmup in ("gradual", "constant"):
-            theirs = reference(plain, task, sgd(0.0, 0.9, exempt=False), rate(scale, warmup == "gradual"), batch_size=16)
+            theirs = reference(
+                plain, task, sgd(0.0, 0.9, exempt=False), rate(scale, warmup == "gradual"), batch_size=16
+            )
             own = {"lr_scaling": scaling, "base_batch": 4}
             optimizer = Optimizer("momentum", 0.05)
             for strategy in (Allreduce(2, optimizer, accumulate=2, **own), Synchronous(4, 2, optimizer, **own)):
@@ -390,12 +506,20 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
 
 
 def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -> None:
-    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, not without."""
+    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, not
+    without.
+    """
     task = task_of(plain, plainly)
     strategy = Synchronous(2, 2, Optimizer("momentum", 0.02), lr_scaling="linear", base_batch=2)
     ours = state_of(train(task, strategy, warmup="constant", warmup_epochs=1.0))
     corrected, uncorrected = (
-        reference(plain, task, sgd(0.0, 0.9, False, folded=True, corrected=does), lambda applied: 0.02 if applied < 24 else 0.08, batch_size=8)
+        reference(
+            plain,
+            task,
+            sgd(0.0, 0.9, False, folded=True, corrected=does),
+            lambda applied: 0.02 if applied < 24 else 0.08,
+            batch_size=8,
+        )
         for does in (True, False)
     )
     assert apart(ours, corrected) < 1e-12
@@ -409,7 +533,9 @@ def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -
 def test_biases_and_normalisations_do_not_decay(plain: SimpleNamespace, strategy: Any) -> None:
     task = task_of(plain, plainly)
     options = {"weight_decay": 0.3, "momentum": 0.9}
-    theirs, all_decay = (reference(plain, task, sgd(0.3, 0.9, exempt), lambda _: 0.05, batch_size=8) for exempt in (True, False))
+    theirs, all_decay = (
+        reference(plain, task, sgd(0.3, 0.9, exempt), lambda _: 0.05, batch_size=8) for exempt in (True, False)
+    )
     assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options, decay_exempt=True)))), theirs) < 1e-12
     assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options)))), all_decay) < 1e-12
     assert apart(theirs, all_decay) > 1e-3
@@ -418,7 +544,9 @@ def test_biases_and_normalisations_do_not_decay(plain: SimpleNamespace, strategy
 def test_nor_do_they_where_replicas_update_one_mapping(plain: SimpleNamespace) -> None:
     """Hogwild steps parameters that torch may leave out of a step; a model with all of them, alone, is plain SGD."""
     task, options = task_of(plain, plainly), {"weight_decay": 0.3}
-    theirs, all_decay = (reference(plain, task, sgd(0.3, 0.0, exempt), lambda _: 0.05, batch_size=4) for exempt in (True, False))
+    theirs, all_decay = (
+        reference(plain, task, sgd(0.3, 0.0, exempt), lambda _: 0.05, batch_size=4) for exempt in (True, False)
+    )
     exempt, decays = (Optimizer("sgd", 0.05, options, decay_exempt=exempt) for exempt in (True, False))
     for strategy in (Hogwild(1, exempt), Locking(1, exempt, locks="shard")):
         assert apart(state_of(train(task, strategy)), theirs) < 1e-12
@@ -429,7 +557,8 @@ def test_nor_do_they_where_replicas_update_one_mapping(plain: SimpleNamespace) -
 def test_both_optimizers_refuse_what_they_cannot_have() -> None:
     parameter = [{"params": [nn.Parameter(torch.zeros(2, 2))]}]
     for name, options, says in (
-        ("lars", {"trust": -1.0}, "trust must be 0 or more"), ("lamb", {"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ("lars", {"trust": -1.0}, "trust must be 0 or more"), ("lamb", {"betas": (0.9, 1.0)},
+            "betas must be two numbers"),
         ("lars", {"betas": (0.9, 0.9)}, "unknown option of optimizer lars 'betas'"),
     ):  # fmt: skip
         with pytest.raises(optimizers.UsageError, match=says):

@@ -40,7 +40,9 @@ class Schedule:
             self.based.append(message.version.updates)
 
 
-def schedule(replicas: int, samples: int, cluster: Simulated, seed: int = 0, **options: int) -> tuple[list[int], Observed]:
+def schedule(
+    replicas: int, samples: int, cluster: Simulated, seed: int = 0, **options: int
+) -> tuple[list[int], Observed]:
     job = Job(task=points(samples), strategy=Downpour(replicas=replicas, shards=1, **options), batch_size=1, seed=seed)
     run, seen = Observed(job, cluster, limit=10**9), Schedule()
     attach(run.simulation.network, seen)
@@ -48,17 +50,27 @@ def schedule(replicas: int, samples: int, cluster: Simulated, seed: int = 0, **o
 
 
 @pytest.mark.parametrize(
-    "compute", [ComputeModel(), ComputeModel(spread="exponential"), ComputeModel(slow={0: 4.0})], ids=["lognormal", "exponential", "one slow replica"]
+    "compute",
+    [ComputeModel(), ComputeModel(spread="exponential"), ComputeModel(slow={0: 4.0})],
+    ids=["lognormal", "exponential", "one slow replica"],
 )
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16, 32])
-def test_mean_staleness_is_the_number_of_other_replicas_whatever_their_speeds(replicas: int, compute: ComputeModel) -> None:
-    based, _ = schedule(replicas, 300 * replicas, Simulated(handling=INSTANT, network=AT_ONCE, compute=compute, phantom=True))
+def test_mean_staleness_is_the_number_of_other_replicas_whatever_their_speeds(
+    replicas: int, compute: ComputeModel
+) -> None:
+    based, _ = schedule(
+        replicas, 300 * replicas, Simulated(handling=INSTANT, network=AT_ONCE, compute=compute, phantom=True)
+    )
     # while all of them have work; exact up to the steps that are under way at the end
     settled = [update - version for update, version in enumerate(based)][replicas : len(based) // 2]
     assert sum(settled) / len(settled) == pytest.approx(replicas - 1, abs=0.02 * replicas)
 
 
-@pytest.mark.parametrize(("options", "expected"), [({}, 0.0), ({"prefetch": 1}, 1.0), ({"fetch_every": 3}, 1.0), ({"push_every": 2}, 0.0)], ids=str)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 0.0), ({"prefetch": 1}, 1.0), ({"fetch_every": 3}, 1.0), ({"push_every": 2}, 0.0)],
+    ids=str,
+)
 def test_one_replica_sees_only_the_staleness_that_its_settings_make(options: dict[str, int], expected: float) -> None:
     """With prefetch, one more step, exactly: not less because the next parameters arrived before the push left."""
     _, run = schedule(1, 600, Simulated(handling=INSTANT, network=AT_ONCE, phantom=True), **options)
@@ -67,12 +79,16 @@ def test_one_replica_sees_only_the_staleness_that_its_settings_make(options: dic
 
 
 def test_a_slow_replicas_own_gradients_are_much_staler() -> None:
-    _, run = schedule(8, 800, Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(slow={0: 4.0}), phantom=True))
+    _, run = schedule(
+        8, 800, Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(slow={0: 4.0}), phantom=True)
+    )
     assert max(run.simulation.shards[0].staleness) > 20
 
 
 def windows(based: list[int], first: int, last: int, rate: float, steps: int) -> torch.Tensor:
-    """SGD on w^2/2 from w = 1, with the gradients as old as in a stretch of the schedule; older ones are of the start. Rows are stretches."""
+    """SGD on w^2/2 from w = 1, with the gradients as old as in a stretch of the schedule; older ones are of the start.
+    Rows are stretches.
+    """
     starts = torch.arange(first, last - steps, 2)
     versions = torch.tensor(based)
     w = torch.ones(len(starts), steps + 1, dtype=torch.float64)
@@ -84,18 +100,25 @@ def windows(based: list[int], first: int, last: int, rate: float, steps: int) ->
 
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16])
 def test_asynchrony_is_momentum(replicas: int) -> None:
-    """M workers with exponential compute times act in expectation as momentum 1 - 1/M with step lr/M (Mitliagkas et al. 2016).
+    """M workers with exponential compute times act in expectation as momentum 1 - 1/M with step lr/M (Mitliagkas et al.
+    2016).
 
-    Fitted on the mean of some 7,000 runs of SGD on a quadratic, whose gradients are as old as a simulation says: tolerance 0.01 and 2 %.
+    Fitted on the mean of some 7,000 runs of SGD on a quadratic, whose gradients are as old as a simulation says:
+    tolerance 0.01 and 2 %.
     """
     rate, steps, means = 0.2, 4 * replicas + 20, []
     for seed in range(2):
         based, _ = schedule(
-            replicas, 8_000, Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(spread="exponential"), phantom=True), seed
+            replicas,
+            8_000,
+            Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(spread="exponential"), phantom=True),
+            seed,
         )
         means.append(windows(based, 8 * replicas, len(based) - 100 * replicas, rate, steps).mean(0))
     w = torch.stack(means).mean(0)
     moves = w.diff()
-    momentum, step = torch.linalg.lstsq(torch.stack([moves[:-1], -w[1:-1]], 1), moves[1:].unsqueeze(1)).solution.flatten().tolist()
+    momentum, step = (
+        torch.linalg.lstsq(torch.stack([moves[:-1], -w[1:-1]], 1), moves[1:].unsqueeze(1)).solution.flatten().tolist()
+    )
     assert momentum == pytest.approx(1 - 1 / replicas, abs=0.01)
     assert step == pytest.approx(rate / replicas, rel=0.02)

@@ -1,7 +1,8 @@
-"""No option is dead: each of every strategy, as its dataclasses have them, is played with another value, and something must come out otherwise.
+"""No option is dead: each of every strategy, as its dataclasses have them, is played with another value, and something
+must come out otherwise.
 
-An option that is added has no case here, and fails until it has one. What exactly an option does is tested where it is at home: this only holds that
-none does nothing, in no strategy that offers it.
+An option that is added has no case here, and fails until it has one. What exactly an option does is tested where it is
+at home: this only holds that none does nothing, in no strategy that offers it.
 """
 
 from __future__ import annotations
@@ -111,7 +112,13 @@ def made(plain: SimpleNamespace, kind: type[Strategy], options: Mapping[str, Any
     own = {f.name for f in dataclasses.fields(kind)}
     usual: dict[str, Any] = {"task": task(plain), "batch_size": 4, "evaluate_every": 0, "snapshot_every": "0"}
     if kind.name == "sandblaster":
-        usual |= {"task": task(plain, normed=False), "iterations": 6, "portion_size": 4, "send_every": 2, "deterministic": True}
+        usual |= {
+            "task": task(plain, normed=False),
+            "iterations": 6,
+            "portion_size": 4,
+            "send_every": 2,
+            "deterministic": True,
+        }
         usual.pop("batch_size")
         options = {"iterations" if name == "epochs" else name: value for name, value in options.items()}
     options = {**usual, **options}
@@ -153,7 +160,9 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
             seen.told.append(f"{type(error).__name__}: {error}")
     seen.weights = [one for simulation in simulations for one in held(simulation)]
     seen.weights += [value.numpy().tobytes() for one in loops for value in one._loop.model.state_dict().values()]
-    seen.files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith("events.out"))
+    seen.files = sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith("events.out")
+    )
     return seen
 
 
@@ -210,7 +219,8 @@ ALL: dict[str, Cases] = {
     "local_lr": Case(0.1, beside={"fetch_every": 2}),
     "prefetch": Case(1),
     "warm_start_steps": Case(5),
-    "staleness_scaling": (Case("inverse", beside={"replicas": 3}), Case("exponential", beside={"replicas": 3, "staleness_scaling": "inverse"})),
+    "staleness_scaling": (Case("inverse", beside={"replicas": 3}), Case("exponential", beside={"replicas": 3,
+        "staleness_scaling": "inverse"})),
     "read_in_place": Elsewhere("processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them"),
     "backup_workers": Case(1, beside={"replicas": 3}),
     "n": Case(2, beside={"replicas": 4}),
@@ -235,7 +245,8 @@ ALL: dict[str, Cases] = {
         *(Case(name) for name in ("linear", "polynomial", "cosine", "step")),
         Case("backoff", beside={"epochs": 3}),
     ),
-    "lr_steps": (Case((0.25,), beside={"lr_schedule": "step"}), Case((0.5,), beside={"lr_schedule": "backoff", "epochs": 3})),
+    "lr_steps": (Case((0.25,), beside={"lr_schedule": "step"}), Case((0.5,), beside={"lr_schedule": "backoff",
+        "epochs": 3})),
     "lr_gamma": (Case(0.5, beside={"lr_schedule": "step"}), Case(0.5, beside={"lr_schedule": "backoff", "epochs": 3})),
     "lr_power": Case(3.0, beside={"lr_schedule": "polynomial"}),
     "warmup_epochs": Case(0.5),
@@ -266,7 +277,10 @@ OWN: dict[str, dict[str, Cases]] = {
     "synchronous": {"warmup": SINGLE["warmup"]},
     "allreduce": {
         "warmup": SINGLE["warmup"],
-        "snapshot_every": (Case("3", "told"), Case("100ms", "told", {"epochs": 12, "checkpoint_every": 0}, {"compute": ComputeModel(step=0.05)})),
+        "snapshot_every": (
+            Case("3", "told"),
+            Case("100ms", "told", {"epochs": 12, "checkpoint_every": 0}, {"compute": ComputeModel(step=0.05)}),
+        ),
         "restarts": (*ALL["restarts"], Case(0, "told", {"epochs": 3, "on_death": "stop"}, dying("coordinator"))),  # type: ignore[misc]
     },
     "softsync": {"staleness_scaling": Case("inverse", beside={"replicas": 4, "n": 4})},
@@ -281,7 +295,11 @@ OWN: dict[str, dict[str, Cases]] = {
         "method": (Case("cg"), Case("gradient")),
         "history": Case(2, beside={"epochs": 6}),
         "line_search": (Case("backtracking", beside={"step": 9.0}), Case("none")),
-        "step": (Case(0.1, beside={"line_search": "none"}), Case(9.0, beside={"method": "cg"}), Case(9.0, beside={"method": "gradient"})),
+        "step": (
+            Case(0.1, beside={"line_search": "none"}),
+            Case(9.0, beside={"method": "cg"}),
+            Case(9.0, beside={"method": "gradient"}),
+        ),
         "damping": Case(True, beside={"line_search": "none", "step": 10.0}),
         "weight_decay": Case(0.1),
         "tolerance": Case(1.0),
@@ -294,7 +312,12 @@ OWN: dict[str, dict[str, Cases]] = {
 def options_of(kind: type[Strategy]) -> list[str]:
     """Every option that a job of a strategy has."""
     without = {"task", "strategy", *kind.meaningless} - {f.name for f in dataclasses.fields(kind)}
-    return [f.name for part in (kind, Job) for f in dataclasses.fields(part) if f.name not in without and f.name not in ("task", "strategy")]
+    return [
+        f.name
+        for part in (kind, Job)
+        for f in dataclasses.fields(part)
+        if f.name not in without and f.name not in ("task", "strategy")
+    ]
 
 
 def cases_of(strategy: str, option: str) -> tuple[Case | Elsewhere | None, ...]:
@@ -313,7 +336,12 @@ EVERY = [
 
 @pytest.mark.parametrize(("strategy", "option", "case"), EVERY)
 def test_no_option_of_a_strategy_is_dead(
-    plain: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, option: str, case: Case | Elsewhere | None
+    plain: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    option: str,
+    case: Case | Elsewhere | None,
 ) -> None:
     assert case, f"{strategy} has an option {option!r} without a case here: what does it change?"
     if isinstance(case, Elsewhere):
@@ -341,7 +369,9 @@ PLAYED: dict[tuple[str, ...], Seen] = {}
 
 
 def assert_differ(came: list[Seen], sees: str) -> None:
-    """That what is looked at came out otherwise, of two jobs that were both to be trained to their end, unless it is how they ended."""
+    """That what is looked at came out otherwise, of two jobs that were both to be trained to their end, unless it is
+    how they ended.
+    """
     assert getattr(came[0], sees) != getattr(came[1], sees)
     assert sees == "told" or all(one.told[-1] == "done" for one in came), came[1].told[-1]
 
@@ -398,15 +428,21 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "hosts": ((Hosts(cores=2), "course", {}, Downpour()),),
     },
 }
-"""Of each option: another value, what must come out otherwise, other options beside it, and the strategy that is played."""
+"""Of each option: another value, what must come out otherwise, other options beside it, and the strategy that is
+played.
+"""
 
 
 def names_of(part: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else list(part.__struct_fields__)  # type: ignore[attr-defined]
+    return (
+        [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else list(part.__struct_fields__)
+    )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("part", "option"), [(part, option) for part in PLACES for option in names_of(part)])
-def test_no_option_of_the_virtual_cluster_is_dead(plain: SimpleNamespace, tmp_path: Path, part: type, option: str) -> None:
+def test_no_option_of_the_virtual_cluster_is_dead(
+    plain: SimpleNamespace, tmp_path: Path, part: type, option: str
+) -> None:
     assert option in PLACES[part], f"{part.__name__} has an option {option!r} without a case here: what does it change?"
     for number, (value, sees, beside, strategy) in enumerate(PLACES[part][option]):
         came = []
@@ -414,6 +450,10 @@ def test_no_option_of_the_virtual_cluster_is_dead(plain: SimpleNamespace, tmp_pa
             folder = tmp_path / f"{number} {len(more)}"
             folder.mkdir()
             made_part = part(**{**beside, **more})
-            place = made_part if isinstance(made_part, Simulated) else Simulated(**{part.__name__.removesuffix("Model").lower(): made_part})
+            place = (
+                made_part
+                if isinstance(made_part, Simulated)
+                else Simulated(**{part.__name__.removesuffix("Model").lower(): made_part})
+            )
             came.append(play(Job(task(plain), strategy, batch_size=4, evaluate_every=0, epochs=2), place, folder))
         assert_differ(came, sees)

@@ -1,4 +1,6 @@
-"""Downpour with one replica is a sequential loop of plain PyTorch, bit for bit, whatever the optimizer, the shards and the model."""
+"""Downpour with one replica is a sequential loop of plain PyTorch, bit for bit, whatever the optimizer, the shards and
+the model.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,14 @@ def server(run: Observed) -> dict[str, torch.Tensor]:
     return state | {alias: state[name] for alias, name in plan.layout.aliases.items()}
 
 
-def train(task: Task, cluster: Simulated | None = None, *, optimizer: Optimizer, epochs: int = 1, **options: Any) -> dict[str, torch.Tensor]:
+def train(
+    task: Task, cluster: Simulated | None = None, *, optimizer: Optimizer, epochs: int = 1, **options: Any
+) -> dict[str, torch.Tensor]:
     shared = {name: options.pop(name) for name in ("lr_schedule", "clip_norm", "batch_size", "seed") if name in options}
     strategy = Downpour(replicas=1, optimizer=optimizer, **options)
-    job = Job(task=task, strategy=strategy, epochs=epochs, evaluate_every=0, checkpoint_every=0, **{"batch_size": 4, **shared})
+    job = Job(
+        task=task, strategy=strategy, epochs=epochs, evaluate_every=0, checkpoint_every=0, **{"batch_size": 4, **shared}
+    )
     return server(Observed(job, cluster).run())
 
 
@@ -52,12 +58,15 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         assert ours[name].dtype == value.dtype
-        assert torch.equal(ours[name], value), f"{name} differs by up to {(ours[name].double() - value.double()).abs().max()}"
+        assert torch.equal(ours[name], value), (
+            f"{name} differs by up to {(ours[name].double() - value.double()).abs().max()}"
+        )
 
 
 def test_every_optimizer_has_an_oracle_and_every_schedule(plain: SimpleNamespace) -> None:
     assert plain.optimizers.keys() | set(LAYERWISE) == OPTIMIZERS.keys() == LEARNING_RATES.keys()
-    assert plain.schedules.keys() | {"backoff"} == learning_rate.SCHEDULES.keys()  # which counts epochs: test_hogwild.py has its oracle
+    # which counts epochs: test_hogwild.py has its oracle
+    assert plain.schedules.keys() | {"backoff"} == learning_rate.SCHEDULES.keys()
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -70,14 +79,18 @@ def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, name: str, shards
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "step", "polynomial"])
 @pytest.mark.parametrize("name", FLAT)
-def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(plain: SimpleNamespace, name: str, schedule: str) -> None:
+def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
+    plain: SimpleNamespace, name: str, schedule: str
+) -> None:
     task, lr = plain.classes(plain.mlp), LEARNING_RATES[name]
     options = Optimizer(name, lr, {"weight_decay": 0.03})
     ours = train(task, optimizer=options, shards=2, epochs=2, lr_schedule=schedule, clip_norm=0.3)
     theirs = plain.sequential(task, name, lr=lr, epochs=2, schedule=schedule, clip_norm=0.3, weight_decay=0.03)
     assert_same(ours, theirs)
     for less in ({"weight_decay": 0.0}, {"schedule": "constant"}, {"clip_norm": 0.0}):
-        other = plain.sequential(task, name, lr=lr, epochs=2, **{"schedule": schedule, "clip_norm": 0.3, "weight_decay": 0.03, **less})
+        other = plain.sequential(
+            task, name, lr=lr, epochs=2, **{"schedule": schedule, "clip_norm": 0.3, "weight_decay": 0.03, **less}
+        )
         assert any(not torch.equal(ours[key], other[key]) for key in ours), f"{less} makes no difference"
 
 
@@ -90,7 +103,9 @@ def test_any_number_of_shards_gives_the_parameters_of_one(plain: SimpleNamespace
 
 @pytest.mark.parametrize("name", FLAT)
 def test_a_cut_across_large_tensors_gives_the_parameters_of_one_shard(plain: SimpleNamespace, name: str) -> None:
-    task = plain.classes(lambda: nn.Sequential(nn.Linear(300, 301), nn.ReLU(), nn.Linear(301, 3)), samples=12, features=300)
+    task = plain.classes(
+        lambda: nn.Sequential(nn.Linear(300, 301), nn.ReLU(), nn.Linear(301, 3)), samples=12, features=300
+    )
     optimizer = Optimizer(name, LEARNING_RATES[name])
     assert_same(train(task, optimizer=optimizer, shards=7), train(task, optimizer=optimizer, shards=1))
 
@@ -112,13 +127,24 @@ def test_a_cut_across_large_tensors_gives_the_parameters_of_one_shard(plain: Sim
     ],
     ids=str,
 )
-def test_pushes_are_sums_and_parameters_are_as_old_as_the_settings_say(plain: SimpleNamespace, options: dict[str, Any], shards: int) -> None:
+def test_pushes_are_sums_and_parameters_are_as_old_as_the_settings_say(
+    plain: SimpleNamespace, options: dict[str, Any], shards: int
+) -> None:
     task = plain.classes(plain.mlp)
     settings = {"push_every": 1, "fetch_every": 1, "local_lr": 0.0, "prefetch": 0, **options}
 
     def oracle(push_every: int, fetch_every: int, local_lr: float, prefetch: int) -> dict[str, torch.Tensor]:
         lag = bool(prefetch)
-        return plain.sequential(task, "momentum", lr=0.05, epochs=2, push_every=push_every, fetch_every=fetch_every, local_lr=local_lr, lag=lag)
+        return plain.sequential(
+            task,
+            "momentum",
+            lr=0.05,
+            epochs=2,
+            push_every=push_every,
+            fetch_every=fetch_every,
+            local_lr=local_lr,
+            lag=lag,
+        )
 
     ours = train(task, SLOW_LINK, optimizer=Optimizer("momentum", 0.05), shards=shards, epochs=2, **settings)
     assert_same(ours, oracle(**settings))
@@ -187,7 +213,10 @@ class Mixed(nn.Module):
         self.empty = nn.Parameter(torch.empty(0, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.third(torch.tanh(self.second(torch.tanh(self.first(x.double())).float())).bfloat16()).float() + self.empty.sum()
+        return (
+            self.third(torch.tanh(self.second(torch.tanh(self.first(x.double())).float())).bfloat16()).float()
+            + self.empty.sum()
+        )
 
 
 def cast(dtype: torch.dtype) -> type[nn.Module]:
@@ -210,10 +239,14 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"push_every": 2}, {"prefetch": 1}, {"prefetch": 1, "fetch_every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"push_every": 2}, {"prefetch": 1}, {"prefetch": 1, "fetch_every": 2}], ids=str
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("model", MODELS)
-def test_every_kind_of_model_trains_as_in_a_plain_loop(plain: SimpleNamespace, model: str, optimizer: str, options: dict[str, int]) -> None:
+def test_every_kind_of_model_trains_as_in_a_plain_loop(
+    plain: SimpleNamespace, model: str, optimizer: str, options: dict[str, int]
+) -> None:
     task, lr = plain.classes(MODELS[model]), LEARNING_RATES[optimizer]
     ours = train(task, optimizer=Optimizer(optimizer, lr), shards=3, epochs=2, **options)
     lag = {"lag": bool(options.get("prefetch")), **{key: value for key, value in options.items() if key != "prefetch"}}
@@ -241,7 +274,10 @@ def tied_by_data() -> nn.Module:
     [
         (tied_by_data, "'1.weight' and '0.weight' are two tensors on one memory"),
         (lambda: nn.Linear(6, 3, dtype=torch.complex64), r"'weight' is torch.strided torch.complex64"),
-        (lambda: nn.Linear(6, 3, device="meta"), "cannot be built: NotImplementedError: Cannot copy out of meta tensor"),
+        (
+            lambda: nn.Linear(6, 3, device="meta"),
+            "cannot be built: NotImplementedError: Cannot copy out of meta tensor",
+        ),
         (lambda: nn.Linear(6, 3).requires_grad_(False), "no parameter with requires_grad=True"),
         (lambda: nn.Linear(6, 3).to(torch.float8_e4m3fn), "float8_e4m3fn"),
     ],

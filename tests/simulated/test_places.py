@@ -46,7 +46,9 @@ class Fake:
     def end(self, role: str, incarnation: int) -> None:
         if self._flaw == "ends any life of a role":
             incarnation = max((life for one, life in self.lives if one == role), default=incarnation)
-        if self._flaw == "an end is told of again" or ((role, incarnation) in self.lives and self._flaw != "ends nobody"):
+        if self._flaw == "an end is told of again" or (
+            (role, incarnation) in self.lives and self._flaw != "ends nobody"
+        ):
             self.strike(role, incarnation)
         if self._flaw == "ends all":
             self.lives.clear()
@@ -127,7 +129,9 @@ def test_the_simulation_is_a_place(plain: SimpleNamespace, kind: str) -> None:
         endpoints: Any = simulation.network.endpoints
 
         def there() -> list[tuple[str, int]]:
-            return [(role, endpoints[role].incarnation) for role in both if role in endpoints and not endpoints[role].closed]
+            return [
+                (role, endpoints[role].incarnation) for role in both if role in endpoints and not endpoints[role].closed
+            ]
 
         def strike(role: str, incarnation: int) -> None:
             assert endpoints[role].incarnation == incarnation

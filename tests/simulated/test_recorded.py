@@ -1,12 +1,14 @@
 """What a change of the house must not change: every message of every way to train, in simulation, and what was learned.
 
-For each job of the table: the virtual moment, sender, receiver, kind and payload of each message that was delivered, and the parameters at the end.
-What was recorded is kept as two hexadecimal digits for each message, one digest of all and one of the parameters. A change that is meant to change
+For each job of the table: the virtual moment, sender, receiver, kind and payload of each message that was delivered,
+and the parameters at the end. What was recorded is kept as two hexadecimal digits for each message, one digest of all
+and one of the parameters. A change that is meant to change
 what is sent, when, or what is learned records anew, in a commit of its own that says why:
 
     DISTBELIEF_RENEW=1 python -m pytest tests/simulated/test_recorded.py
 
-Payloads and parameters are compared where the processor rounds as the one of the recording does; moments and kinds everywhere.
+Payloads and parameters are compared where the processor rounds as the one of the recording does; moments and kinds
+everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +35,17 @@ from distbelief.core.optimizer import optim
 from distbelief.core.protocol import CONVERSATIONS
 from distbelief.job import Job
 from distbelief.server.machine import Answering
-from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Locking, Sandblaster, Single, Softsync, Synchronous
+from distbelief.strategies import (
+    Allreduce,
+    Bounded,
+    Downpour,
+    Hogwild,
+    Locking,
+    Sandblaster,
+    Single,
+    Softsync,
+    Synchronous,
+)
 from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
 
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -48,7 +60,9 @@ STEADY = ComputeModel(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
 UNSTEADY = NetworkModel(jitter=2.0, delay_chance=0.05, delay=1e-3)
 WAYS: dict[str, Any] = {
     "downpour": Downpour(3, 2, push_every=2),
-    "downpour, adam": Downpour(3, 3, optim("adam", lr=0.01), prefetch=1, fetch_every=2, push_every=3, local_lr=0.01, warm_start_steps=6),
+    "downpour, adam": Downpour(
+        3, 3, optim("adam", lr=0.01), prefetch=1, fetch_every=2, push_every=3, local_lr=0.01, warm_start_steps=6
+    ),
     "downpour with standbys": Downpour(3, 2, optim("momentum", lr=0.05), standby=1),
     "downpour, scaled": Downpour(3, 2, staleness_scaling="inverse"),
     "bounded": Bounded(3, 2, staleness=1),
@@ -99,7 +113,11 @@ JOBS = [
 
 def digest(payload: Any) -> bytes:
     """Of a tensor, or of whatever stands for one."""
-    held = bytes(payload.detach().contiguous().view(-1).view(torch.uint8).numpy()) if isinstance(payload, torch.Tensor) else repr(payload).encode()
+    held = (
+        bytes(payload.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        if isinstance(payload, torch.Tensor)
+        else repr(payload).encode()
+    )
     return blake2b(held, digest_size=8).digest()
 
 
@@ -114,8 +132,12 @@ class Recording:
         """Take down what arrives."""
         if isinstance(arrival.event, Message):
             kind = type(arrival.event).__name__
-            assert (type(arrival.event), roles.kind(arrival.sender), roles.kind(endpoint.role)) in SAID, f"{arrival} to {endpoint.role}: in no table"
-            self.lines.append((f"{endpoint.network.clock.time:.9f}", arrival.sender, endpoint.role, RENAMED.get(kind, kind)))
+            assert (type(arrival.event), roles.kind(arrival.sender), roles.kind(endpoint.role)) in SAID, (
+                f"{arrival} to {endpoint.role}: in no table"
+            )
+            self.lines.append(
+                (f"{endpoint.network.clock.time:.9f}", arrival.sender, endpoint.role, RENAMED.get(kind, kind))
+            )
             self.payloads.append(digest(arrival.payload))
 
     def facts(self, model: Path) -> dict[str, Any]:
@@ -149,7 +171,9 @@ def check_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(States, "move", lambda states, before, after: move(states, before, after, told[-1]))
 
 
-def recording(plain: SimpleNamespace, way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recording, dict[str, Any]]:
+def recording(
+    plain: SimpleNamespace, way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Recording, dict[str, Any]]:
     """Play a job of the table."""
     found, tell = Recording(), VirtualEndpoint._tell
 
@@ -162,7 +186,14 @@ def recording(plain: SimpleNamespace, way: str, fault: str, folder: Path, monkey
     fit = {} if way.startswith("sandblaster") else {"batch_size": 4, "epochs": 2}
     network = {} if way == "single" else {"network": UNSTEADY, "crashes": FAULTS[fault], "restart_seconds": 0.02}
     cluster = Simulated(compute=ComputeModel(spread="constant") if way == "single" else STEADY, keep=True, **network)
-    job = Job(task=plain.classes(plain.mlp, samples=43), strategy=WAYS[way], seed=3, snapshot_every="5", out=str(folder / "run"), **fit)
+    job = Job(
+        task=plain.classes(plain.mlp, samples=43),
+        strategy=WAYS[way],
+        seed=3,
+        snapshot_every="5",
+        out=str(folder / "run"),
+        **fit,
+    )
     try:
         cluster.run(job)
         how = "done"
@@ -172,7 +203,9 @@ def recording(plain: SimpleNamespace, way: str, fault: str, folder: Path, monkey
 
 
 @pytest.mark.parametrize(("way", "fault"), JOBS, ids=[f"{way}: {fault}" for way, fault in JOBS])
-def test_what_was_recorded_is_played_again(plain: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, fault: str) -> None:
+def test_what_was_recorded_is_played_again(
+    plain: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, fault: str
+) -> None:
     found, facts = recording(plain, way, fault, tmp_path, monkeypatch)
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"jobs": {}}
     if os.environ.get("DISTBELIEF_RENEW"):

@@ -1,4 +1,6 @@
-"""A coordinator that dies at any message comes again, and nobody can tell: nothing is lost, made twice, or begun anew."""
+"""A coordinator that dies at any message comes again, and nobody can tell: nothing is lost, made twice, or begun
+anew.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,20 @@ from distbelief.transport.virtual import VirtualNetwork
 
 SAMPLES = 43
 STRATEGIES: dict[str, Strategy] = {
-    "downpour": Downpour(3, 2, push_every=2), "bounded": Bounded(3, 2, staleness=0), "softsync": Softsync(3, 2), "synchronous": Synchronous(3, 2),
-    "backup workers": Synchronous(3, 2, backup_workers=1), "standby": Synchronous(2, 2, standby=1), "allreduce": Allreduce(3), "hogwild": Hogwild(3),
-    "sandblaster": Sandblaster(2, 2, 3, portion_size=8), "sandblaster with standbys": Sandblaster(2, 2, 3, portion_size=8, standby=1),
+    "downpour": Downpour(3, 2, push_every=2), "bounded": Bounded(3, 2, staleness=0), "softsync": Softsync(3, 2),
+    "synchronous": Synchronous(3, 2),
+    "backup workers": Synchronous(3, 2, backup_workers=1), "standby": Synchronous(2, 2, standby=1),
+    "allreduce": Allreduce(3), "hogwild": Hogwild(3),
+    "sandblaster": Sandblaster(2, 2, 3, portion_size=8), "sandblaster with standbys": Sandblaster(2, 2, 3,
+        portion_size=8, standby=1),
 }  # fmt: skip
 
 
 @pytest.fixture(params=["told again", "remembers"])
 def _memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How a coordinator becomes what it was: told everything since it was made, or what it held at its last message and what it was told since."""
+    """How a coordinator becomes what it was: told everything since it was made, or what it held at its last message and
+    what it was told since.
+    """
     if request.param == "remembers":
         monkeypatch.setattr(Journal, "long", True)
 
@@ -85,33 +92,51 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
         if witness is not None:
             witness.finish(run.outcome, [])  # each minibatch was applied once at each shard
         assert run.simulation.killed == [roles.COORDINATOR], f"message {message}: another had to die"
-        stops = message > count.said - len(run.simulation.network.endpoints)  # once it has said how the job ended, it need not come again
-        assert run.simulation.network.endpoints[roles.COORDINATOR].incarnation == 1 or stops, f"message {message}: none came again"
+        # once it has said how the job ended, it need not come again
+        stops = message > count.said - len(run.simulation.network.endpoints)
+        assert run.simulation.network.endpoints[roles.COORDINATOR].incarnation == 1 or stops, (
+            f"message {message}: none came again"
+        )
         assert run.outcome == "done", f"message {message}"
-        assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], f"message {message}"
-        samples = {sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped) for one in (run, calm)}
+        assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], (
+            f"message {message}"
+        )
+        samples = {
+            sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped)
+            for one in (run, calm)
+        }
         if not getattr(strategy, "backup_workers", 0) and strategy.name != "sandblaster":
             assert samples == {2 * SAMPLES}, f"message {message}"
         assert told(run) == told(calm), f"message {message}"
-        assert not [record for record in run.records if isinstance(record, records.Checkpointed) and record.error], f"message {message}"
+        assert not [record for record in run.records if isinstance(record, records.Checkpointed) and record.error], (
+            f"message {message}"
+        )
 
 
 @pytest.mark.usefixtures("_memory")
 @pytest.mark.parametrize("strategy", [Downpour(2, 2, standby=1), Synchronous(2, 2, standby=1)], ids=lambda s: s.name)
-def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(plain: SimpleNamespace, strategy: Strategy) -> None:
-    """Also where its word to succeed is on its way; all go back only where the shard died before its standby held everything."""
+def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
+    plain: SimpleNamespace, strategy: Strategy
+) -> None:
+    """Also where its word to succeed is on its way; all go back only where the shard died before its standby held
+    everything.
+    """
     shard, count = Crash("shard 0", 30), Count()
     calm = observe(plain, strategy, Simulated(crashes=(shard,), restart_seconds=0.3))
     calm.watch(count)
     assert calm.run().outcome == "done"
     taken_over = 0
     for message in range(1, count.said + 1):
-        run = observe(plain, strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3))
+        run = observe(
+            plain, strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3)
+        )
         witness = Witness(run)
         run.run()
         witness.finish(run.outcome, ["shard 0"])
         assert run.outcome == "done", f"message {message}"
-        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES, f"message {message}"
+        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES, (
+            f"message {message}"
+        )
         notes = [record.text for record in run.records if isinstance(record, records.Note) and "shard 0" in record.text]
         succeeded = any("its standby takes its place" in note for note in notes)
         assert succeeded or not notes[0].startswith("standby 0 holds all"), f"message {message}: {notes}"
@@ -131,7 +156,9 @@ def test_it_may_die_again_and_again(plain: SimpleNamespace) -> None:
 def test_training_goes_on_while_it_is_away(plain: SimpleNamespace) -> None:
     """The portions that were dealt are made, and reported when it is back."""
     pushed: list[float] = []
-    run = observe(plain, Downpour(1, 1), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=5.0), epochs=40)
+    run = observe(
+        plain, Downpour(1, 1), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=5.0), epochs=40
+    )
 
     class Pushes:
         def sent(self, sender: str, to: str, message: Message) -> None:
@@ -156,7 +183,11 @@ def test_who_dies_while_it_is_away_is_told_of(plain: SimpleNamespace) -> None:
 
 
 def test_one_that_does_not_come_again_is_given_up(plain: SimpleNamespace) -> None:
-    run = observe(plain, Downpour(2, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=lasting.AWAY_SECONDS + 1))
+    run = observe(
+        plain,
+        Downpour(2, 2),
+        Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=lasting.AWAY_SECONDS + 1),
+    )
     with pytest.raises(JobFailed, match=r"replica \d: coordinator is gone"):
         run.run()
     assert run.simulation.clock.now() < lasting.AWAY_SECONDS + 1
@@ -184,7 +215,9 @@ def test_the_next_life_of_a_guest_says_that_the_one_before_is_gone(
 ) -> None:
     """It dies while the coordinator is away, and nobody tells of it; what it held is dealt again."""
     monkeypatch.setattr(Simulation, "tell", lambda *_: None)
-    run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, 14),), restart_seconds=0.3), snapshot_every="0")
+    run = observe(
+        plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, 14),), restart_seconds=0.3), snapshot_every="0"
+    )
     simulation = run.simulation
     kill = simulation.kill
 
@@ -235,7 +268,10 @@ def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
 
 @pytest.mark.parametrize(
     ("restarts", "deaths", "says"),
-    [(0, 1, "the coordinator cannot crash 1 times: it comes back 0 times"), (1, 2, "the coordinator cannot crash 2 times: it comes back 1 times")],
+    [
+        (0, 1, "the coordinator cannot crash 1 times: it comes back 0 times"),
+        (1, 2, "the coordinator cannot crash 2 times: it comes back 1 times"),
+    ],
 )
 def test_more_deaths_than_lives_are_refused(plain: SimpleNamespace, restarts: int, deaths: int, says: str) -> None:
     crashes = tuple(Crash(roles.COORDINATOR, 3) for _ in range(deaths))
@@ -248,4 +284,7 @@ def test_the_model_is_that_of_a_calm_run(plain: SimpleNamespace) -> None:
     """One replica: what it computes depends on nobody's time."""
     calm = observe(plain, Downpour(1, 2)).run().vector()
     run = observe(plain, Downpour(1, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 11),))).run()
-    assert torch.equal(torch.frombuffer(bytearray(calm), dtype=torch.uint8), torch.frombuffer(bytearray(run.vector()), dtype=torch.uint8))
+    assert torch.equal(
+        torch.frombuffer(bytearray(calm), dtype=torch.uint8),
+        torch.frombuffer(bytearray(run.vector()), dtype=torch.uint8),
+    )

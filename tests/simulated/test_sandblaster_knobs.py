@@ -34,7 +34,9 @@ INSTANT = NetworkModel(latency=0.0, bandwidth=1e15)
 
 def task(samples: int = 83, dropout: float = 0.0) -> Task:
     chance = torch.Generator().manual_seed(7)
-    data = TensorData(torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance))
+    data = TensorData(
+        torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance)
+    )
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Dropout(dropout), nn.Linear(10, 3)).double()
@@ -63,13 +65,22 @@ class Course:
 
     def lasted(self, evaluation: int) -> float:
         """Seconds from dealing the first bundle of an evaluation to dealing the first of the next."""
-        first = {number: min(when for when, _, one in self.dealt if one.evaluation == number) for number in (evaluation, evaluation + 1)}
+        first = {
+            number: min(when for when, _, one in self.dealt if one.evaluation == number)
+            for number in (evaluation, evaluation + 1)
+        }
         return first[evaluation + 1] - first[evaluation]
 
 
-def play(cluster: Simulated | None = None, task: Task | None = None, shared: dict[str, Any] | None = None, **options: Any) -> tuple[Observed, Course]:
+def play(
+    cluster: Simulated | None = None, task: Task | None = None, shared: dict[str, Any] | None = None, **options: Any
+) -> tuple[Observed, Course]:
     strategy = Sandblaster(**{"iterations": 6, "portion_size": 4, "send_every": 2, "deterministic": True, **options})
-    job = Job(task=task or globals()["task"](), strategy=strategy, **{"evaluate_every": 0, "checkpoint_every": 0, **(shared or {})})
+    job = Job(
+        task=task or globals()["task"](),
+        strategy=strategy,
+        **{"evaluate_every": 0, "checkpoint_every": 0, **(shared or {})},
+    )
     run = Observed(job, cluster)
     course = Course(run)
     run.simulation.run()
@@ -90,7 +101,11 @@ def test_a_batch_is_cut_into_portions_and_these_into_bundles() -> None:
     _, course = play(replicas=1, portion_size=10, send_every=3)
     first = [one.bundle.portion for _, _, one in course.dealt if one.evaluation == 1]
     assert [(portion.first, portion.count) for portion in first] == [(0, 3), (3, 3), (6, 3)]
-    steps = [record for record in play(replicas=1, portion_size=10, send_every=3)[0].records if isinstance(record, records.Stepped)]
+    steps = [
+        record
+        for record in play(replicas=1, portion_size=10, send_every=3)[0].records
+        if isinstance(record, records.Stepped)
+    ]
     assert [(step.steps, step.samples) for step in steps[:3]] == [(3, 30), (3, 30), (3, 23)]
 
 
@@ -102,7 +117,12 @@ def test_parameters_are_fetched_once_for_an_evaluation() -> None:
 
 
 def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:
-    _, course = play(Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), task=task(160), replicas=2, backup_portions=0)
+    _, course = play(
+        Simulated(network=INSTANT, compute=ComputeModel(spread="constant")),
+        task=task(160),
+        replicas=2,
+        backup_portions=0,
+    )
     later = [(to, one.number) for _, to, one in course.dealt if one.evaluation == 3]
     numbers = {who: [number for to, number in later if to == who] for who in ("replica 0", "replica 1")}
     assert numbers == {"replica 0": list(range(10)), "replica 1": list(range(10, 20))}
@@ -114,7 +134,9 @@ def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() 
 
 
 def test_a_fast_replica_takes_more() -> None:
-    _, course = play(Simulated(compute=ComputeModel(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0)
+    _, course = play(
+        Simulated(compute=ComputeModel(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0
+    )
     shares = Counter(to for _, to, one in course.dealt if one.evaluation == 3)
     assert 3 < shares["replica 1"] / shares["replica 0"] < 5
 
@@ -124,7 +146,10 @@ def test_backup_portions_save_a_batch_from_a_straggler() -> None:
     with_backup, without = (play(slow, task=task(160), replicas=4, backup_portions=count) for count in (1, 0))
     assert with_backup[1].lasted(3) < 0.2 * without[1].lasted(3)
     assert with_backup[0].vector() == without[0].vector()
-    copies = [sum(record.copies for record in run.records if isinstance(record, records.Iterated)) for run, _ in (with_backup, without)]
+    copies = [
+        sum(record.copies for record in run.records if isinstance(record, records.Iterated))
+        for run, _ in (with_backup, without)
+    ]
     assert copies[0] > 0
     assert copies[1] == 0
 
@@ -137,7 +162,9 @@ def test_restarts_are_as_many_as_asked() -> None:
 
 def test_a_standby_takes_its_shards_place() -> None:
     crashes = Simulated(crashes=(Crash("shard 0", 60),), restart_seconds=0.0)
-    stood, fallen, calm = (play(crashes if dies else None, standby=there)[0] for dies, there in ((True, 1), (True, 0), (False, 0)))
+    stood, fallen, calm = (
+        play(crashes if dies else None, standby=there)[0] for dies, there in ((True, 1), (True, 0), (False, 0))
+    )
     assert [isinstance(record, records.Succeeded) for record in stood.records].count(True) == 1
     assert not [record for record in stood.records if isinstance(record, records.Rewound)]
     assert [isinstance(record, records.Rewound) for record in fallen.records].count(True) == 1
@@ -161,9 +188,14 @@ def rounded() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_one_round_of_dot_products_is_6m_and_a_direction_2m_and_one_coefficients() -> None:
     _, course = play(iterations=30, history=5)
-    learnt = [command for message in course.operations for command in message.commands if isinstance(command, operations.Dots)]
+    learnt = [
+        command for message in course.operations for command in message.commands if isinstance(command, operations.Dots)
+    ]
     made = [
-        command for message in course.operations for command in message.commands if isinstance(command, operations.Combine) and command.into == "d"
+        command
+        for message in course.operations
+        for command in message.commands
+        if isinstance(command, operations.Combine) and command.into == "d"
     ]
     assert statistics.mode(len(dots.pairs) for dots in learnt if len(dots.pairs) > 1) == 6 * 5
     assert statistics.mode(len(combine.terms) for combine in made) == 2 * 5 + 1

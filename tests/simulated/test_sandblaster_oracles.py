@@ -26,7 +26,10 @@ from distbelief.tasks.task import TensorData, as_data
 from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
 
-SHAKY = Simulated(network=NetworkModel(jitter=5.0, delay_chance=0.1, delay=3e-3), compute=ComputeModel(spread="exponential", slow={1: 7.0}))
+SHAKY = Simulated(
+    network=NetworkModel(jitter=5.0, delay_chance=0.1, delay=3e-3),
+    compute=ComputeModel(spread="exponential", slow={1: 7.0}),
+)
 
 
 class Point(nn.Module):
@@ -54,7 +57,9 @@ def valley(size: int = 40) -> Task:
 
 def classes(model: Callable[[], nn.Module], samples: int = 203) -> Task:
     chance = torch.Generator().manual_seed(7)
-    data = TensorData(torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance))
+    data = TensorData(
+        torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance)
+    )
     return Task(model=model, train=lambda: data)
 
 
@@ -67,7 +72,12 @@ CASES = {
 
 def job(task: Task, iterations: int, **options: Any) -> Job:
     shared = {"portion_size": 5, "send_every": 3, "tolerance": 0.0, "replicas": 3, "shards": 2}
-    return Job(task=task, strategy=Sandblaster(iterations=iterations, **{**shared, **options}), evaluate_every=0, checkpoint_every=0)
+    return Job(
+        task=task,
+        strategy=Sandblaster(iterations=iterations, **{**shared, **options}),
+        evaluate_every=0,
+        checkpoint_every=0,
+    )
 
 
 def train(task: Task, iterations: int, cluster: Simulated | None = None, **options: Any) -> Tensor:
@@ -86,7 +96,14 @@ def torchs(task: Task, iterations: int, history: int = 10) -> Tensor:
     model, data = task.model(), as_data(task.train())
     inputs, targets = data.batch(torch.arange(len(data)))
     optimizer = torch.optim.LBFGS(
-        model.parameters(), 1.0, iterations, 10**6, tolerance_grad=0.0, tolerance_change=0.0, history_size=history, line_search_fn="strong_wolfe"
+        model.parameters(),
+        1.0,
+        iterations,
+        10**6,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=history,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -110,7 +127,9 @@ def test_the_iterates_are_those_of_torchs_lbfgs(case: str, iterations: int, tole
     task = CASES[case]()
     theirs = torchs(task, iterations)
     assert distance(train(task, iterations), theirs) < tolerance
-    assert distance(train(task, iterations, SHAKY, portion_size=7, send_every=1, replicas=4, shards=3), theirs) < tolerance
+    assert (
+        distance(train(task, iterations, SHAKY, portion_size=7, send_every=1, replicas=4, shards=3), theirs) < tolerance
+    )
 
 
 def test_a_convex_problem_ends_where_scipys_does() -> None:
@@ -124,10 +143,14 @@ def test_a_convex_problem_ends_where_scipys_does() -> None:
         loss.backward()
         return loss.item(), x.grad.numpy()
 
-    theirs = optimize.minimize(value, [0.0] * 21, jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000})
+    theirs = optimize.minimize(
+        value, [0.0] * 21, jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000}
+    )
     run = Observed(job(task, 200, weight_decay=0.01, tolerance=1e-10)).run()
     assert distance(torch.frombuffer(bytearray(run.vector()), dtype=torch.float64), torch.tensor(theirs.x)) < 1e-8
-    assert sum(isinstance(record, records.Iterated) for record in run.records) < 100, "it ends when the gradient is small enough"
+    assert sum(isinstance(record, records.Iterated) for record in run.records) < 100, (
+        "it ends when the gradient is small enough"
+    )
 
 
 def two_loop(pairs: list[tuple[Tensor, Tensor]], g: Tensor) -> Tensor:
@@ -189,7 +212,9 @@ class Plain:
         return self.x
 
     def windows(self, iterations: int, size: int, shared: int, portion: int, step: float) -> Tensor:
-        """Multi-batch L-BFGS: batch k is portions k (size - shared) and on; only what two batches share shows the curvature."""
+        """Multi-batch L-BFGS: batch k is portions k (size - shared) and on; only what two batches share shows the
+        curvature.
+        """
         order = Order(len(self.data), portion, 0)
 
         def numbers(first: int, count: int) -> Tensor:
@@ -229,7 +254,9 @@ class Plain:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("history", [1, 3])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method(case: str, history: int, decay: float) -> None:
+def test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method(
+    case: str, history: int, decay: float
+) -> None:
     task = CASES[case]()
     theirs = Plain(task, decay).lbfgs(7, history, search=True, first=1.0)
     assert distance(train(task, 7, history=history, weight_decay=decay, line_search="backtracking"), theirs) < 1e-8
@@ -269,7 +296,9 @@ def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vect
     checked = []
 
     def sent(_sender: str, to: str, message: Message) -> None:
-        made = isinstance(message, operations.Operate) and [c for c in message.commands if isinstance(c, operations.Combine) and c.into == "d"]
+        made = isinstance(message, operations.Operate) and [
+            c for c in message.commands if isinstance(c, operations.Combine) and c.into == "d"
+        ]
         if not made or to != "shard 0" or len(made[0].terms) != 2 * pairs + 1:
             return
         shards: list[Any] = run.simulation.shards
@@ -287,7 +316,9 @@ def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vect
         assert count == 2 * pairs + 1
         for shard in shards:
             shard.vectors.operate(operations.Combine(made[0].terms, "f"))
-        ours, theirs = (torch.cat([piece for shard in shards for piece in shard.vectors.vector(name)]) for name in ("f", "e"))
+        ours, theirs = (
+            torch.cat([piece for shard in shards for piece in shard.vectors.vector(name)]) for name in ("f", "e")
+        )
         checked.append(distance(ours, theirs))
 
     run.simulation.network.before_send = sent
@@ -305,7 +336,9 @@ def test_nonlinear_conjugate_gradient_is_the_plain_method(case: str) -> None:
 
 def test_gradient_descent_is_the_plain_method() -> None:
     task = CASES["mlp"]()
-    assert distance(train(task, 9, method="gradient", line_search="none", step=0.3), Plain(task).steepest(9, 0.3)) < 1e-12
+    assert (
+        distance(train(task, 9, method="gradient", line_search="none", step=0.3), Plain(task).steepest(9, 0.3)) < 1e-12
+    )
 
 
 @pytest.mark.parametrize("method", ["lbfgs", "cg", "gradient"])
@@ -322,7 +355,9 @@ def test_the_result_is_independent_of_the_shards() -> None:
         assert distance(train(task, 6, shards=shards, deterministic=True), one) < 1e-12
 
 
-def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And a hundred times the parameters are no more for the coordinator to say and hear, payloads counted."""
     send, carried, said = VirtualEndpoint.send, set[tuple[str, type, str]](), {10: 0, 1000: 0}
 
@@ -335,7 +370,9 @@ def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_fro
 
     monkeypatch.setattr(VirtualEndpoint, "send", sees)
     for size in said:
-        Simulated(phantom=True).run(Job(valley(size), Sandblaster(2, 2, iterations=6, portion_size=1000), snapshot_every="0"))
+        Simulated(phantom=True).run(
+            Job(valley(size), Sandblaster(2, 2, iterations=6, portion_size=1000), snapshot_every="0")
+        )
     assert carried == {
         ("replica", initialising.Initialise, "shard"),
         ("replica", operations.Contribute, "shard"),
@@ -348,7 +385,12 @@ def test_in_order_the_result_has_the_same_bits_whoever_computes_what_and_when() 
     task = CASES["mlp"]()
     runs = [
         train(task, 6, cluster, deterministic=True, **options)
-        for cluster, options in ((None, {"replicas": 1}), (None, {"replicas": 5}), (SHAKY, {}), (SHAKY, {"backup_portions": 0, "replicas": 2}))
+        for cluster, options in (
+            (None, {"replicas": 1}),
+            (None, {"replicas": 5}),
+            (SHAKY, {}),
+            (SHAKY, {"backup_portions": 0, "replicas": 2}),
+        )
     ]
     assert all(torch.equal(run, runs[0]) for run in runs)
     loose = [train(task, 6, cluster) for cluster in (None, SHAKY)]

@@ -1,4 +1,6 @@
-"""Standbys of shards that descend: what they hold, and that a shard's death costs a job with one nothing, whenever it dies."""
+"""Standbys of shards that descend: what they hold, and that a shard's death costs a job with one nothing, whenever it
+dies.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,34 @@ from distbelief.transport.virtual import NetworkModel
 
 SAMPLES, ITERATIONS = 83, 5
 KINDS: list[dict[str, Any]] = [
-    {"deterministic": True}, {"deterministic": True, "batch_size": 40}, {"deterministic": True, "method": "cg", "line_search": "backtracking"},
-    {"deterministic": True, "method": "gradient", "line_search": "none", "step": 0.1}, {"deterministic": True, "backup_portions": 0},
+    {"deterministic": True}, {"deterministic": True, "batch_size": 40}, {"deterministic": True, "method": "cg",
+        "line_search": "backtracking"},
+    {"deterministic": True, "method": "gradient", "line_search": "none", "step": 0.1}, {"deterministic": True,
+        "backup_portions": 0},
 ]  # fmt: skip
 
 
 def task(dtype: torch.dtype = torch.float64) -> Task:
     chance = torch.Generator().manual_seed(7)
-    data = TensorData(torch.randn(SAMPLES, 6, generator=chance).to(dtype), torch.randint(0, 3, (SAMPLES,), generator=chance))
-    return Task(model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype), train=lambda: data)
+    data = TensorData(
+        torch.randn(SAMPLES, 6, generator=chance).to(dtype), torch.randint(0, 3, (SAMPLES,), generator=chance)
+    )
+    return Task(
+        model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype), train=lambda: data
+    )
 
 
 def stage(*crashes: Crash, task: Task | None = None, **options: Any) -> Observed:
     strategy = Sandblaster(3, 2, ITERATIONS, portion_size=4, send_every=2, tolerance=0.0, **{"standby": 1, **options})
-    cluster = Simulated(crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"), restart_seconds=1e-3)
-    return Observed(Job(task=task or globals()["task"](), strategy=strategy, evaluate_every=0, checkpoint_every=0), cluster)
+    cluster = Simulated(
+        crashes=crashes,
+        network=NetworkModel(jitter=3.0),
+        compute=ComputeModel(spread="exponential"),
+        restart_seconds=1e-3,
+    )
+    return Observed(
+        Job(task=task or globals()["task"](), strategy=strategy, evaluate_every=0, checkpoint_every=0), cluster
+    )
 
 
 def play(*crashes: Crash, **options: Any) -> Observed:
@@ -82,7 +97,9 @@ class Last:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [*KINDS, {}, {"damping": True, "line_search": "none", "step": 3.0, "deterministic": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [*KINDS, {}, {"damping": True, "line_search": "none", "step": 3.0, "deterministic": False}], ids=str
+)
 def test_a_standby_holds_every_vector_of_its_shard_bit_for_bit(options: dict[str, Any], dtype: torch.dtype) -> None:
     run = stage(task=task(dtype), **options)
     last = Last(run)
@@ -100,7 +117,9 @@ def test_a_standby_holds_every_vector_of_its_shard_bit_for_bit(options: dict[str
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=lambda kind: str(KINDS[kind]))
 def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(kind: int) -> None:
-    """The messages with which it sends its standby what it holds are some of those at which it dies: then there is a checkpoint to go back to."""
+    """The messages with which it sends its standby what it holds are some of those at which it dies: then there is a
+    checkpoint to go back to.
+    """
     bits, count = calm(kind)
     stood = 0
     for moment in range(1, count, 7):
@@ -126,7 +145,9 @@ def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(k
 
 
 def test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn() -> None:
-    """A second death, right after the first: the standby of the heir has begun to follow while bundles were summed in order."""
+    """A second death, right after the first: the standby of the heir has begun to follow while bundles were summed in
+    order.
+    """
     bits, count = calm(0)
     twice = 0
     for first in range(20, count, 13):
@@ -143,7 +164,9 @@ def test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_f
 def test_a_standby_that_dies_costs_nothing_and_another_comes() -> None:
     run = play(Crash("standby 0", 30), Crash("shard 0", 90), deterministic=True)
     assert run.vector() == calm(0)[0]
-    assert ("standby 0", 1) in [(record.role, record.incarnation) for record in run.records if isinstance(record, records.Vacant)]
+    assert ("standby 0", 1) in [
+        (record.role, record.incarnation) for record in run.records if isinstance(record, records.Vacant)
+    ]
     assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 0"]
 
 

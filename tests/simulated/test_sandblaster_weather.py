@@ -1,4 +1,5 @@
-"""In any network, whoever dies: every portion counts exactly once at every shard, and the job ends with the bits that it ends with in calm.
+"""In any network, whoever dies: every portion counts exactly once at every shard, and the job ends with the bits that
+it ends with in calm.
 
 What is held against the shards is plain autograd on the whole batch, at the parameters that the shards hold.
 """
@@ -36,7 +37,8 @@ from distbelief.testing.simulations import Observed, draw_compute, draw_network,
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "120")), 60
 FLOORS = {
-    "EPOCHS_DONE": 20, "REPLICAS_DIED": 3, "SHARD_SPENT": 6, "SHARD_UNSAVED": 2, "done, and nobody died": 2, "done after a replica died": 8,
+    "EPOCHS_DONE": 20, "REPLICAS_DIED": 3, "SHARD_SPENT": 6, "SHARD_UNSAVED": 2, "done, and nobody died": 2,
+    "done after a replica died": 8,
     "done after the coordinator died": 6, "done after all went back": 3, "done after a standby succeeded": 6,
 }  # fmt: skip
 """How many of `CHUNK` seeds end in each way, at least."""
@@ -44,7 +46,9 @@ FLOORS = {
 
 def task() -> Task:
     chance = torch.Generator().manual_seed(7)
-    data = TensorData(torch.randn(SAMPLES, 6, generator=chance).double(), torch.randint(0, 3, (SAMPLES,), generator=chance))
+    data = TensorData(
+        torch.randn(SAMPLES, 6, generator=chance).double(), torch.randint(0, 3, (SAMPLES,), generator=chance)
+    )
     return Task(model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).double(), train=lambda: data)
 
 
@@ -58,7 +62,9 @@ def whole_gradient(x: Tensor, numbers: Tensor) -> Tensor:
 
 
 class Accounts:
-    """Stands at every shard as it is told that an evaluation is complete, and holds its sums against the gradient of the whole batch."""
+    """Stands at every shard as it is told that an evaluation is complete, and holds its sums against the gradient of
+    the whole batch.
+    """
 
     def __init__(self, run: Observed, batch: int = 0) -> None:
         self._run, self._batch = run, batch
@@ -100,7 +106,9 @@ class Accounts:
             sums, windows = ["g"], [list(range(SAMPLES))]
         else:
             evaluation = self._run.simulation.coordinator.data.evaluation  # type: ignore[union-attr]
-            windows = [[number for numbers in part.values() for number in numbers] for part in self._windows[str(evaluation)]]
+            windows = [
+                [number for numbers in part.values() for number in numbers] for part in self._windows[str(evaluation)]
+            ]
             sums = ["g.head", "g.middle", "g.tail"]
             assert sum(map(len, windows)) <= self._batch
         for name, numbers in zip(sums, windows, strict=True):
@@ -131,8 +139,10 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
     pick = chance.choice
     replicas, shards = chance.randint(1, 5), chance.randint(1, 3)
     strategy = Sandblaster(
-        replicas, shards, ITERATIONS, portion_size=SIZE, send_every=pick((1, 2, 4)), backup_portions=pick((0, 1, 1, 2)), tolerance=0.0,
-        batch_size=pick((0, 0, 40)), method=pick(("lbfgs", "lbfgs", "cg")), line_search=pick(("wolfe", "wolfe", "backtracking")),
+        replicas, shards, ITERATIONS, portion_size=SIZE, send_every=pick((1, 2, 4)), backup_portions=pick((0, 1, 1, 2)),
+        tolerance=0.0,
+        batch_size=pick((0, 0, 40)), method=pick(("lbfgs", "lbfgs", "cg")), line_search=pick(("wolfe", "wolfe",
+            "backtracking")),
         deterministic=True, restarts=pick((0, 1, 3, 3)),
     )  # fmt: skip
     network, compute = draw_network(chance), draw_compute(chance, slow=0.3)
@@ -141,22 +151,34 @@ def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((6, 40)))) for i in lives)
     if chance.random() < 0.5:
         fallen = chance.choices(range(shards), k=chance.randint(1, 3))
-        crashes += tuple(Crash(f"shard {i}", chance.randint(1, 80)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts)
+        crashes += tuple(
+            Crash(f"shard {i}", chance.randint(1, 80)) for i in fallen if fallen.count(i) <= 1 + strategy.restarts
+        )
     if (more := random.Random(f"standby {seed}")).random() < 0.5:
         strategy = dataclasses.replace(strategy, standby=1)
         fallen_roles = [crash.role for crash in crashes]
-        for role in more.choices([f"{kind} {i}" for kind in ("shard", "standby") for i in range(shards)], k=more.randint(1, 4)):
+        for role in more.choices(
+            [f"{kind} {i}" for kind in ("shard", "standby") for i in range(shards)], k=more.randint(1, 4)
+        ):
             if fallen_roles.count(role) <= strategy.restarts:
                 fallen_roles.append(role)
                 crashes += (Crash(role, more.randint(1, more.choice((30, 120)))),)
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     options = {"snapshot_every": pick(("0", "3", "10ms", "1s")), "checkpoint_every": pick((0, 1, 2))}
-    network = msgspec.structs.replace(network, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes]))
-    return strategy, options, Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0)))
+    network = msgspec.structs.replace(
+        network, outages=draw_outages(chance, replicas, shards, [crash.role for crash in crashes])
+    )
+    return (
+        strategy,
+        options,
+        Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=pick((0.0, 1e-3, 0.05, 2.0))),
+    )
 
 
 def hold(seed: int) -> Counter[str]:
-    """Run a seed, and hold everything that must hold; returns the ways in which it ended, and the `copies` that were contributed."""
+    """Run a seed, and hold everything that must hold; returns the ways in which it ended, and the `copies` that were
+    contributed.
+    """
     strategy, options, cluster = draw(seed)
     run, accounts, cause = play(strategy, cluster, **options)
     if run.outcome == "done":
@@ -172,7 +194,9 @@ def test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits(fi
         try:
             found += hold(seed)
         except BaseException as error:
-            error.add_note(f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s")
+            error.add_note(
+                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
+            )
             raise
     if len(seeds) == CHUNK:
         hold_floors(found, FLOORS | {"copies": CHUNK})
@@ -185,11 +209,19 @@ def test_replay() -> None:
     print(hold(seed))
 
 
-@pytest.mark.parametrize(("standby", "crashes"), [(0, (Crash("shard 0", 14),)), (1, (Crash("shard 0", 22), Crash("shard 0", 8)))])
-def test_a_replica_in_the_midst_of_a_bundle_is_told_at_once_to_begin_anew_and_to_end(standby: int, crashes: tuple[Crash, ...]) -> None:
-    """What comes behind the welcome is for the replica that begins anew: it forgot that the job ends, and waited for work for ever."""
+@pytest.mark.parametrize(
+    ("standby", "crashes"), [(0, (Crash("shard 0", 14),)), (1, (Crash("shard 0", 22), Crash("shard 0", 8)))]
+)
+def test_a_replica_in_the_midst_of_a_bundle_is_told_at_once_to_begin_anew_and_to_end(
+    standby: int, crashes: tuple[Crash, ...]
+) -> None:
+    """What comes behind the welcome is for the replica that begins anew: it forgot that the job ends, and waited for
+    work for ever.
+    """
     strategy = Sandblaster(3, 1, 6, portion_size=4, send_every=4, tolerance=0.0, standby=standby)
     slow = Simulated(crashes=crashes, compute=ComputeModel(step=1e-3, slow={0: 300.0}), restart_seconds=1e-3)
-    run = Observed(Job(task=task(), strategy=strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3"), slow).run()
+    run = Observed(
+        Job(task=task(), strategy=strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3"), slow
+    ).run()
     assert run.outcome == "done"
     assert [record for record in run.records if isinstance(record, records.Rewound)]

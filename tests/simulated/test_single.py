@@ -1,4 +1,6 @@
-"""Every option of the plain loop does something; and what it leaves, a job with shards goes on with, and the other way round."""
+"""Every option of the plain loop does something; and what it leaves, a job with shards goes on with, and the other way
+round.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def play(plain: SimpleNamespace, out: str = "", **options: Any) -> tuple[list[Re
 
 CHANGES: list[dict[str, Any]] = [
     {"optimizer": optim("adam")}, {"optimizer": optim("sgd", lr=0.01)}, {"optimizer": optim("sgd", weight_decay=0.5)},
-    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1}, {"warmup_epochs": 0.5},
+    {"epochs": 2}, {"batch_size": 5}, {"lr_schedule": "linear"}, {"clip_norm": 0.1}, {"seed": 1},
+    {"warmup_epochs": 0.5},
     {"lr_scaling": "linear", "base_batch": 2}, {"lr_scaling": "sqrt", "base_batch": 2},
 ]  # fmt: skip
 
@@ -53,14 +56,18 @@ SCALED = {"lr_scaling": "linear", "base_batch": 2}
 WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"lr_schedule": "step"}, {"lr_steps": (0.25,)}), ({"lr_schedule": "step"}, {"lr_gamma": 0.5}),
     ({"lr_schedule": "polynomial"}, {"lr_power": 3.0}),
-    ({"lr_schedule": "backoff", "epochs": 2}, {"lr_steps": (0.5,)}), ({"lr_schedule": "backoff", "epochs": 2}, {"lr_gamma": 0.5}),
-    ({**SCALED, "warmup_epochs": 0.5}, {"warmup": "constant"}), (SCALED, {"base_batch": 1}), (SCALED, {"lr_scaling": "sqrt"}),
+    ({"lr_schedule": "backoff", "epochs": 2}, {"lr_steps": (0.5,)}), ({"lr_schedule": "backoff", "epochs": 2},
+        {"lr_gamma": 0.5}),
+    ({**SCALED, "warmup_epochs": 0.5}, {"warmup": "constant"}), (SCALED, {"base_batch": 1}), (SCALED,
+        {"lr_scaling": "sqrt"}),
     ({"optimizer": optim("sgd", weight_decay=0.5)}, {"optimizer": optim("sgd", weight_decay=0.5, decay_exempt=True)}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("beside", "change"), WITHIN, ids=str)
-def test_an_option_that_belongs_to_another_changes_what_is_trained(plain: SimpleNamespace, beside: dict[str, Any], change: dict[str, Any]) -> None:
+def test_an_option_that_belongs_to_another_changes_what_is_trained(
+    plain: SimpleNamespace, beside: dict[str, Any], change: dict[str, Any]
+) -> None:
     assert not torch.equal(play(plain, **{**beside, **change})[1], play(plain, **beside)[1])
 
 
@@ -80,7 +87,11 @@ def test_a_step_is_of_so_many_samples(plain: SimpleNamespace, batch_size: int) -
 @pytest.mark.parametrize("target", [0.0, 1e-9])
 def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: float) -> None:
     def tested(**options: Any) -> list[int]:
-        return [record.epoch for record in play(plain, target_accuracy=target, **options)[0] if isinstance(record, records.Tested)]
+        return [
+            record.epoch
+            for record in play(plain, target_accuracy=target, **options)[0]
+            if isinstance(record, records.Tested)
+        ]
 
     assert tested(epochs=4) == ([1] if target else [1, 2, 3, 4])
     assert tested(epochs=4, evaluate_every=2) == ([2] if target else [2, 4])
@@ -91,7 +102,9 @@ def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: floa
 
 @pytest.mark.parametrize(("every", "count"), [(1, 4), (2, 2), (0, 1)])
 @pytest.mark.parametrize("keep", [1, 3])
-def test_checkpoint_every_and_keep_checkpoints(plain: SimpleNamespace, tmp_path: Path, every: int, count: int, keep: int) -> None:
+def test_checkpoint_every_and_keep_checkpoints(
+    plain: SimpleNamespace, tmp_path: Path, every: int, count: int, keep: int
+) -> None:
     told, _ = play(plain, str(tmp_path), epochs=4, checkpoint_every=every, keep_checkpoints=keep)
     assert sum(isinstance(record, records.Checkpointed) for record in told) == count
     assert len(list((tmp_path / "checkpoints").iterdir())) == min(count, keep)
@@ -106,8 +119,12 @@ def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
     return latest, manifest, load_part(latest, whole, 0)[0]
 
 
-def oracle(plain: SimpleNamespace, task: Task, arrays: dict[str, torch.Tensor], optimizer: str, epoch: int, masters: bool) -> dict[str, torch.Tensor]:
-    """What a plain loop, with float32 masters or without, makes of the parameters and states of a checkpoint in one epoch more."""
+def oracle(
+    plain: SimpleNamespace, task: Task, arrays: dict[str, torch.Tensor], optimizer: str, epoch: int, masters: bool
+) -> dict[str, torch.Tensor]:
+    """What a plain loop, with float32 masters or without, makes of the parameters and states of a checkpoint in one
+    epoch more.
+    """
     [parameter] = task.model().parameters()
     model, dtype, shape = task.model(), parameter.dtype, parameter.shape
     values = arrays["vector.moving"].view(dtype)[: parameter.numel()]
@@ -127,7 +144,10 @@ def oracle(plain: SimpleNamespace, task: Task, arrays: dict[str, torch.Tensor], 
             task.loss(model(inputs), targets).backward()
             flat.grad = parameter.grad.flatten().to(flat.dtype)
             stepper.step()
-    return {"vector.moving": flat.detach().to(dtype), **{f"state.0.{name}": value for name, value in stepper.state[flat].items()}}
+    return {
+        "vector.moving": flat.detach().to(dtype),
+        **{f"state.0.{name}": value for name, value in stepper.state[flat].items()},
+    }
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -150,7 +170,9 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
             Simulated().run(job)
         else:
             latest, manifest, _ = held(tmp_path)
-            loop = SingleLoop(task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path))
+            loop = SingleLoop(
+                task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path)
+            )
             loop.run(str(latest), manifest.position, manifest.samples, manifest.number + 1)
         _, manifest, arrays = held(tmp_path)
         assert manifest.samples == 40 * (epoch + 1)

@@ -29,7 +29,8 @@ from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import NetworkModel
 
 STRATEGIES = [
-    Downpour(3, 2, standby=1), Downpour(3, 2, push_every=2, fetch_every=2, prefetch=1, standby=1), Softsync(4, 2, n=2, standby=1),
+    Downpour(3, 2, standby=1), Downpour(3, 2, push_every=2, fetch_every=2, prefetch=1, standby=1), Softsync(4, 2, n=2,
+        standby=1),
     Bounded(3, 2, staleness=1, standby=1), Synchronous(3, 2, standby=1), Synchronous(4, 2, backup_workers=1, standby=1),
 ]  # fmt: skip
 
@@ -40,8 +41,14 @@ def name(strategy: Any) -> str:
 
 def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Witness]:
     model = options.pop("model", lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
-    cluster = options.pop("cluster", None) or Simulated(crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"))
-    job = Job(task=plain.classes(model, samples=83), strategy=strategy, **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options})
+    cluster = options.pop("cluster", None) or Simulated(
+        crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential")
+    )
+    job = Job(
+        task=plain.classes(model, samples=83),
+        strategy=strategy,
+        **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options},
+    )
     run = Observed(job, cluster)
     witness = Witness(run)
     run.simulation.run()
@@ -79,9 +86,13 @@ IN_ROUNDS = [strategy for strategy in STRATEGIES if strategy.name == "synchronou
     [(s, o) for s in STRATEGIES for o in OPTIMIZERS] + [(s, optim(own)) for s in IN_ROUNDS for own in LAYERWISE],
     ids=lambda one: one.name,
 )
-def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace, strategy: Served, optimizer: Optimizer) -> None:
-    for model, dtype in [(plain.mlp, torch.float32), (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.float32),
-                         (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(), torch.bfloat16)]:  # fmt: skip
+def test_a_standby_holds_what_its_shard_holds_bit_for_bit(
+    plain: SimpleNamespace, strategy: Served, optimizer: Optimizer
+) -> None:
+    for model, dtype in [(plain.mlp, torch.float32), (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8),
+        nn.Linear(8, 3)), torch.float32),
+                         (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(),
+                             torch.bfloat16)]:  # fmt: skip
         task = plain.classes(model, samples=83, dtype=dtype)
         cluster = Simulated(network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"))
         strategy = dataclasses.replace(strategy, optimizer=optimizer)
@@ -98,8 +109,12 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
 @pytest.mark.parametrize("moment", range(20, 62, 3))
-def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(plain: SimpleNamespace, strategy: Served, moment: int) -> None:
-    """The witness holds that every update which was acknowledged is in what the standby goes on from, and every minibatch is applied once."""
+def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(
+    plain: SimpleNamespace, strategy: Served, moment: int
+) -> None:
+    """The witness holds that every update which was acknowledged is in what the standby goes on from, and every
+    minibatch is applied once.
+    """
     run, _ = play(plain, strategy, Crash("shard 1", moment))
     assert run.outcome == "done"
     assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]
@@ -132,8 +147,12 @@ def test_one_death_after_another_in_one_place(plain: SimpleNamespace) -> None:
 
 
 def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: SimpleNamespace) -> None:
-    """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed before it was told."""
-    job = Job(task=plain.classes(plain.mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0)
+    """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed
+    before it was told.
+    """
+    job = Job(
+        task=plain.classes(plain.mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0
+    )
     run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     copied: dict[tuple[str, int], int] = {}
     kept, told = [0], list[bool]()
@@ -169,7 +188,9 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamesp
                 floors[message.number] = message.floor
             elif isinstance(message, pushing.Fetched) and floors and message.floor:
                 confirmed = max((floor for number, floor in floors.items() if number <= kept[0]), default=-1)
-                assert kept[0] < min(floors) or message.floor <= confirmed, f"{to} is told of {message.floor}, the standby of {confirmed}"
+                assert kept[0] < min(floors) or message.floor <= confirmed, (
+                    f"{to} is told of {message.floor}, the standby of {confirmed}"
+                )
                 told += 1
 
         def delivered(self, sender: str, to: str, message: Message) -> None:
@@ -184,16 +205,22 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamesp
 
 @pytest.mark.parametrize("lost", [8, 14])
 def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(plain: SimpleNamespace, lost: int) -> None:
-    """A standby that comes in the midst of a round is not sent the pushes that are held for it; when it is the shard, they come again."""
+    """A standby that comes in the midst of a round is not sent the pushes that are held for it; when it is the shard,
+    they come again.
+    """
     slow = ComputeModel(spread="constant", slow={2: 50.0})  # so that two pushes are held nearly always
     for fallen in range(20, 50):
-        cluster = Simulated(crashes=(Crash("standby 0", lost), Crash("shard 0", fallen)), compute=slow, restart_seconds=1e-3)
+        cluster = Simulated(
+            crashes=(Crash("standby 0", lost), Crash("shard 0", fallen)), compute=slow, restart_seconds=1e-3
+        )
         run, _ = play(plain, Synchronous(3, 1, standby=1), cluster=cluster, epochs=1)
         assert run.outcome == "done"
 
 
 def test_a_round_is_sent_to_the_standby_once(plain: SimpleNamespace) -> None:
-    job = Job(task=plain.classes(plain.mlp, samples=80), strategy=Synchronous(4, 2, standby=1), batch_size=4, evaluate_every=0)
+    job = Job(
+        task=plain.classes(plain.mlp, samples=80), strategy=Synchronous(4, 2, standby=1), batch_size=4, evaluate_every=0
+    )
     run, copies = Observed(job, Simulated()), list[mirroring.Copied]()
 
     class Watch:
@@ -211,7 +238,10 @@ def test_a_round_is_sent_to_the_standby_once(plain: SimpleNamespace) -> None:
 
 def test_a_phantom_of_200_replicas_survives_too() -> None:
     strategy = Downpour(replicas=200, shards=8, standby=1)
-    run = Observed(Job(task="digits", strategy=strategy, epochs=8, batch_size=4), Simulated(phantom=True, crashes=(Crash("shard 3", 900),)))
+    run = Observed(
+        Job(task="digits", strategy=strategy, epochs=8, batch_size=4),
+        Simulated(phantom=True, crashes=(Crash("shard 3", 900),)),
+    )
     run.simulation.run()
     assert run.outcome == "done"
     assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 3"]
@@ -230,7 +260,9 @@ def test_memory_that_is_read_in_place_has_no_standby() -> None:
 
 @pytest.mark.parametrize("kind", [Downpour, Synchronous, Softsync, Bounded])
 @pytest.mark.parametrize("which", [0, 1])
-def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: SimpleNamespace, kind: type[Any], which: int) -> None:
+def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(
+    plain: SimpleNamespace, kind: type[Any], which: int
+) -> None:
     """Also in its last life, while the last replica leaves, and while the job closes: the end is told, and saved."""
     message, died = 0, True
     while died:
@@ -250,6 +282,8 @@ def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: Simp
             continue
         assert cause is Cause.EPOCHS_DONE, f"message {message}"
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * 43
-        assert [record for record in run.records if isinstance(record, records.Checkpointed)][-1].error == "", f"message {message}"
+        assert [record for record in run.records if isinstance(record, records.Checkpointed)][-1].error == "", (
+            f"message {message}"
+        )
         assert len({record.role for record in run.records if isinstance(record, records.Applied)}) == 2
     assert message > 40

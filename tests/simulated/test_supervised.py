@@ -1,4 +1,6 @@
-"""The supervisor of a simulated job, whoever dies at whichever message: lives follow each other, and each death is told once."""
+"""The supervisor of a simulated job, whoever dies at whichever message: lives follow each other, and each death is told
+once.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +83,24 @@ class Lives:
             self.there.add((role, incarnation))
         elif isinstance(effect, Kill):
             assert (effect.role, effect.incarnation) in self.there, f"{effect} of one who is not there"
-        elif isinstance(effect, Tell) and isinstance(effect.word, Died) and effect.word.role != "coordinator" and not effect.word.left:
+        elif (
+            isinstance(effect, Tell)
+            and isinstance(effect.word, Died)
+            and effect.word.role != "coordinator"
+            and not effect.word.left
+        ):
             self.told.append((effect.word.role, effect.word.incarnation))
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("way", WAYS)
-def test_lives_follow_each_other_whoever_dies_at_whichever_message(plain: SimpleNamespace, way: str, victim: str) -> None:
+def test_lives_follow_each_other_whoever_dies_at_whichever_message(
+    plain: SimpleNamespace, way: str, victim: str
+) -> None:
     strategy = WAYS[way]
-    if (victim.startswith("s") and way in ("allreduce", "hogwild")) or (victim == "standby 0" and not getattr(strategy, "standby", 0)):
+    if (victim.startswith("s") and way in ("allreduce", "hogwild")) or (
+        victim == "standby 0" and not getattr(strategy, "standby", 0)
+    ):
         pytest.skip(f"{way} has no {victim}")
     again = 0
     for message in range(1, 25):

@@ -1,6 +1,7 @@
 """The sweep: random jobs under random faults, with checkers outside that know every message and every byte.
 
-A seed makes one job, one network, one compute model and some deaths. To replay one that failed, with its settings printed:
+A seed makes one job, one network, one compute model and some deaths. To replay one that failed, with its settings
+printed:
 
     DISTBELIEF_SEED=123 python -m pytest tests/simulated/test_sweep.py -k replay -s
 
@@ -33,7 +34,8 @@ from distbelief.testing.simulations import Observed, draw_compute, draw_network,
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
 FLOORS = {
-    "EPOCHS_DONE": 150, "REPLICAS_DIED": 20, "done, and nobody died": 60, "done after a replica died": 50, "done after the coordinator died": 20,
+    "EPOCHS_DONE": 150, "REPLICAS_DIED": 20, "done, and nobody died": 60, "done after a replica died": 50,
+    "done after the coordinator died": 20,
 }  # fmt: skip
 """How many of `CHUNK` seeds end in each way, at least."""
 
@@ -96,7 +98,9 @@ def draw(seed: int) -> tuple[Job, Simulated]:
     lives = [i for i in dying for _ in range(chance.randint(1, 1 + strategy.restarts))]
     crashes = tuple(Crash(f"replica {i}", chance.randint(1, pick((12, 80)))) for i in lives)
     restart_seconds = pick((0.0, 1e-3, 0.05, 2.0))
-    network = msgspec.structs.replace(network, outages=draw_outages(chance, replicas, strategy.shards, [crash.role for crash in crashes]))
+    network = msgspec.structs.replace(
+        network, outages=draw_outages(chance, replicas, strategy.shards, [crash.role for crash in crashes])
+    )
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     return job, Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=restart_seconds)
 
@@ -111,14 +115,17 @@ def hold(seed: int) -> Counter[str]:
     run.run()
     cause, died, shards = endings.hold(), run.simulation.killed, run.simulation.shards
     counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
-    # what a former life reports after its successor's death was heard of is refused: its minibatches have been dealt again
+    # what a former life reports after its successor's death was heard of is refused: its minibatches have been dealt
+    # again
     assert counted == run.rules.counted or (died and counted < run.rules.counted)
     for i, shard in enumerate(shards):
         role = f"shard {i}"
         assert shard.version.updates == run.rules.applied[role] == sum(shard.staleness.values())
         assert shard.samples == run.rules.samples[role]
         if role in replay.twins:
-            assert torch.equal(shard.held.moving(), replay.twins[role].values), f"{role} holds what its pushes do not give"
+            assert torch.equal(shard.held.moving(), replay.twins[role].values), (
+                f"{role} holds what its pushes do not give"
+            )
     return ways(run, cause)
 
 
@@ -130,7 +137,9 @@ def test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends(first: int) -> 
         try:
             found += hold(seed)
         except Exception as error:
-            error.add_note(f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s")
+            error.add_note(
+                f"seed {seed}: {draw(seed)}\nreplay: DISTBELIEF_SEED={seed} python -m pytest {__file__} -k replay -s"
+            )
             raise
     if len(seeds) == CHUNK:
         hold_floors(found, FLOORS)

@@ -12,7 +12,14 @@ from torch import nn
 import distbelief as db
 from distbelief.errors import DistbeliefError
 
-STRATEGIES: list[Any] = [db.Downpour(), db.Synchronous(), db.Sandblaster(iterations=2), db.Allreduce(), db.Hogwild(), db.Single()]
+STRATEGIES: list[Any] = [
+    db.Downpour(),
+    db.Synchronous(),
+    db.Sandblaster(iterations=2),
+    db.Allreduce(),
+    db.Hogwild(),
+    db.Single(),
+]
 
 
 def data(samples: int = 20, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,25 +60,35 @@ def altered(change: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
 
 ENTROPY = nn.functional.cross_entropy
 BEFORE: dict[str, tuple[dict[str, Any], str]] = {
-    "no test samples": ({"test": list}, "the test data of task '' hold 0 samples: give it some, or train with --evaluate-every 0"),
+    "no test samples": ({"test": list},
+        "the test data of task '' hold 0 samples: give it some, or train with --evaluate-every 0"),
     "empty test tensors": ({"test": lambda: data(0)}, "the test data of task '' hold 0 samples"),
     "test data that raise": ({"test": fail}, "the test data of task '' cannot be loaded: RuntimeError: not today"),
     "no test data": ({"test": lambda: None}, "the test data of task '': NoneType cannot be dealt out in portions"),
-    "test targets that lack": ({"test": lambda: (data()[0], data(19)[1])}, r"the test data of task '': inputs \[20, 8\] and targets \[19\]"),
-    "test samples of three": ({"test": lambda: [(torch.zeros(8), 0, 1)] * 9}, "a sample of list is a tuple of 3 values"),
-    "a test class too many": ({"test": lambda: (data()[0], data()[1] + 4)}, "raised in evaluation: IndexError: Target 4 is out of bounds"),
-    "a metric in words": ({"metric": lambda *_: "good"}, "raised in evaluation: ValueError: could not convert string to float: 'good'"),
+    "test targets that lack": ({"test": lambda: (data()[0], data(19)[1])},
+        r"the test data of task '': inputs \[20, 8\] and targets \[19\]"),
+    "test samples of three": ({"test": lambda: [(torch.zeros(8), 0, 1)] * 9},
+        "a sample of list is a tuple of 3 values"),
+    "a test class too many": ({"test": lambda: (data()[0], data()[1] + 4)},
+        "raised in evaluation: IndexError: Target 4 is out of bounds"),
+    "a metric in words": ({"metric": lambda *_: "good"},
+        "raised in evaluation: ValueError: could not convert string to float: 'good'"),
     "a metric of each": ({"metric": lambda *both: both[1] == 0}, "raised in evaluation: "),
     "no samples": ({"train": list}, "the training data of task '' hold 0 samples: there is nothing to train on"),
     "data that raise": ({"train": fail}, "the training data of task '' cannot be loaded: RuntimeError: not today"),
     "no data": ({"train": lambda: None}, "the training data of task '': NoneType cannot be dealt out in portions"),
-    "targets that lack": ({"train": lambda: (data()[0], data(19)[1])}, r"the training data of task '': inputs \[20, 8\] and targets \[19\]"),
-    "no parameters": ({"model": nn.Tanh}, "the model has no parameter with requires_grad=True: there is nothing to train"),
-    "frozen parameters": ({"model": lambda: nn.Linear(8, 4).requires_grad_(False)}, "no parameter with requires_grad=True"),
+    "targets that lack": ({"train": lambda: (data()[0], data(19)[1])},
+        r"the training data of task '': inputs \[20, 8\] and targets \[19\]"),
+    "no parameters": ({"model": nn.Tanh},
+        "the model has no parameter with requires_grad=True: there is nothing to train"),
+    "frozen parameters": ({"model": lambda: nn.Linear(8, 4).requires_grad_(False)},
+        "no parameter with requires_grad=True"),
     "a model that raises": ({"model": fail}, "the model of task '' cannot be built: RuntimeError: not today"),
-    "a model's class": ({"model": lambda: nn.Linear}, "the model of task '' is a type; its function must return a torch.nn.Module"),
+    "a model's class": ({"model": lambda: nn.Linear},
+        "the model of task '' is a type; its function must return a torch.nn.Module"),
     "two models": ({"model": lambda: (nn.Linear(8, 4), 1)}, "the model of task '' is a tuple"),
-    "complex numbers": ({"model": lambda: nn.Linear(8, 4, dtype=torch.complex64)}, "complex64 on cpu: it must be a dense real tensor"),
+    "complex numbers": ({"model": lambda: nn.Linear(8, 4, dtype=torch.complex64)},
+        "complex64 on cpu: it must be a dense real tensor"),
 }  # fmt: skip
 
 
@@ -89,13 +106,18 @@ AT_ONCE: dict[str, tuple[dict[str, Any], str]] = {
     "an output of two": (altered(lambda output: (output, None)), "TypeError: cross_entropy_loss.*, not tuple"),
     "an output of nothing": (altered(lambda _: None), "TypeError: cross_entropy_loss.*, not NoneType"),
     "an output without a gradient": (altered(torch.Tensor.detach), "does not require grad"),
-    "a class too many": ({"train": lambda: data(20, 9), "test": None}, r"at epoch 1, minibatch \d: IndexError: Target \d is out of bounds"),
-    "targets of another dtype": ({"train": lambda: (data()[0], data()[0][:, 0]), "test": None}, "expected target dtype to be Long"),
-    "inputs of another shape": ({"model": lambda: nn.Linear(7, 4)}, r"mat1 and mat2 shapes cannot be multiplied \(\d+x8 and 7x4\)"),
-    "uneven samples": ({"train": lambda: [(torch.zeros(8 + i % 2), 0) for i in range(20)]}, "stack expects each tensor to be equal size"),
+    "a class too many": ({"train": lambda: data(20, 9), "test": None},
+        r"at epoch 1, minibatch \d: IndexError: Target \d is out of bounds"),
+    "targets of another dtype": ({"train": lambda: (data()[0], data()[0][:, 0]), "test": None},
+        "expected target dtype to be Long"),
+    "inputs of another shape": ({"model": lambda: nn.Linear(7, 4)},
+        r"mat1 and mat2 shapes cannot be multiplied \(\d+x8 and 7x4\)"),
+    "uneven samples": ({"train": lambda: [(torch.zeros(8 + i % 2), 0) for i in range(20)]},
+        "stack expects each tensor to be equal size"),
     "samples of three": ({"train": lambda: [(torch.zeros(8), 0, 1)] * 9}, "a sample of list is a tuple of 3 values"),
     "a loss of each": ({"loss": lambda output, target: ENTROPY(output, target, reduction="none"), "test": None},
-                       r"the loss of task '' is a tensor of shape \[\d+\]: it must be a scalar tensor, the mean over the minibatch"),
+                       r"the loss of task '' is a tensor of shape \[\d+\]: it must be a scalar tensor, the mean over "
+                       r"the minibatch"),
     "a loss that is a number": ({"loss": lambda *_: 3.0}, "the loss of task '' is a float: it must be a scalar tensor"),
     "a loss that is none": (altered(lambda output: output * float("nan")), "the loss is (nan|inf) at"),
 }  # fmt: skip

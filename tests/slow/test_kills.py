@@ -1,4 +1,6 @@
-"""Every role of real jobs is killed at random moments, many times: each job reaches its accuracy all the same. Minutes, so not in `make test`."""
+"""Every role of real jobs is killed at random moments, many times: each job reaches its accuracy all the same. Minutes,
+so not in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("seed", range(KILLS))
-def test_a_job_reaches_its_accuracy_whoever_is_killed_whenever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_a_job_reaches_its_accuracy_whoever_is_killed_whenever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     chance = random.Random(seed)
     role, strategy = ROLES[seed % len(ROLES)], STRATEGIES[seed // len(ROLES) % len(STRATEGIES)]
     strategy = dataclasses.replace(strategy, standby=1 if role.startswith("standby") else chance.randint(0, 1))
@@ -47,7 +51,13 @@ def test_a_job_reaches_its_accuracy_whoever_is_killed_whenever(tmp_path: Path, m
 
     kept: list[bool] = []
     monkeypatch.setattr(Sitting, "record", watched)
-    options: dict[str, Any] = {"epochs": 12, "batch_size": 16, "snapshot_every": "100", "seed": seed, "out": str(tmp_path / "run")}
+    options: dict[str, Any] = {
+        "epochs": 12,
+        "batch_size": 16,
+        "snapshot_every": "100",
+        "seed": seed,
+        "out": str(tmp_path / "run"),
+    }
     result = db.run(db.Job(task="digits", strategy=strategy, **options), on=place)
     assert result["outcome"] == "done"
     assert result["test_accuracy"] >= 0.9, f"{role} of {strategy} was killed"

@@ -52,8 +52,18 @@ def mapped(descriptor: int, size: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
-def serve_shard(connection: Connection, carrier: str, plan: Plan, index: int, supervisor: int, memory: int, identity: Identity | None) -> None:
-    """Play a shard until it is told to stop; `memory` is the supervisor's descriptor of what is read in place, or -1."""
+def serve_shard(
+    connection: Connection,
+    carrier: str,
+    plan: Plan,
+    index: int,
+    supervisor: int,
+    memory: int,
+    identity: Identity | None,
+) -> None:
+    """Play a shard until it is told to stop; `memory` is the supervisor's descriptor of what is read in place, or
+    -1.
+    """
     role, own, moving = roles.shard(index), plan.assignments[index].moving, None
     if memory >= 0:
         descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
@@ -82,8 +92,8 @@ class Ours:
         carrier: shared, tcp or tls.
         size: bytes that are pushed, and fetched, in each round trip.
         shards: that hold them, an equal part each.
-        does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so that there is nothing to
-            fetch ("in place").
+        does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so
+            that there is nothing to fetch ("in place").
     """
 
     def __init__(self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both") -> None:
@@ -96,7 +106,17 @@ class Ours:
             os.ftruncate(self._memory, size)
         issue = Authority(JOB).issue if carrier == "tls" else lambda _: None
         served = [
-            peers.start(f"{role} of {size} bytes", 1, serve_shard, carrier, self._plan, index, os.getpid(), self._memory, issue(role))
+            peers.start(
+                f"{role} of {size} bytes",
+                1,
+                serve_shard,
+                carrier,
+                self._plan,
+                index,
+                os.getpid(),
+                self._memory,
+                issue(role),
+            )
             for index, (role, _) in enumerate(self._shards)
         ]
         self.endpoint = _endpoint(carrier, REPLICA, issue(REPLICA))
@@ -130,7 +150,10 @@ class Ours:
         for _, part in self._shards if self._does in ("both", "in place") else ():
             got = float(self.parameters.view(torch.float32)[part.start // 4])
             if abs(got - due) > 1e-3 * abs(due):
-                raise JobFailed(f"after {self.pushes} pushes a parameter is {got}, not {due}: the carrier or the shard lost something; this is a bug")
+                raise JobFailed(
+                    f"after {self.pushes} pushes a parameter is {got}, not {due}: the carrier or the shard lost "
+                    "something; this is a bug"
+                )
 
     def close(self) -> None:
         """End the shards and the links."""
@@ -153,7 +176,9 @@ class Ours:
                     clock += 1
                     for role, part in self._shards:
                         missing += 1
-                        yield Send(role, pushing.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1), outgoing[role])
+                        yield Send(
+                            role, pushing.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1), outgoing[role]
+                        )
                 if self._does in ("both", "fetch"):
                     for role, part in self._shards:
                         missing += 1

@@ -1,4 +1,6 @@
-"""What benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, or one that is only large; and how a job is run."""
+"""What benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, or one that is only
+large; and how a job is run.
+"""
 
 from __future__ import annotations
 

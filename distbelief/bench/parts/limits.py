@@ -74,7 +74,9 @@ class Add(Limit):
 
 
 class Direct(Limit):
-    """The replica itself updates parameters that processes share, with a gradient that they share: no server, no message."""
+    """The replica itself updates parameters that processes share, with a gradient that they share: no server, no
+    message.
+    """
 
     def __init__(self, size: int) -> None:
         self._memory = os.memfd_create("distbelief bench")
@@ -93,7 +95,9 @@ class Direct(Limit):
 
 
 class DirectAndCopy(Limit):
-    """The same, and a copy of the parameters to memory of the replica's own: what landing them costs where no message is sent."""
+    """The same, and a copy of the parameters to memory of the replica's own: what landing them costs where no message
+    is sent.
+    """
 
     def __init__(self, size: int) -> None:
         self._direct, self._landing = Direct(size), torch.zeros(size // 4)

@@ -1,4 +1,6 @@
-"""Hosts on one machine: network namespaces on a bridge, each with a line of limited rate; they are taken away however the benchmark ends."""
+"""Hosts on one machine: network namespaces on a bridge, each with a line of limited rate; they are taken away however
+the benchmark ends.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,13 @@ class Hosts:
         except OSError as error:
             self.clear()
             raise UsageError(
-                f"--namespaces {len(self.names)}: they cannot be made here ({error}); they need Linux, root, iproute2 and tbf"
+                f"--namespaces {len(self.names)}: they cannot be made here ({error}); they need Linux, root, iproute2 "
+                "and tbf"
             ) from error
 
     def join(self, cable: str, delay: float, loss: float) -> None:
-        """Make two that are joined by a cable: a program that is given their names, what the cable is like, and prints `up`.
+        """Make two that are joined by a cable: a program that is given their names, what the cable is like, and prints
+        `up`.
 
         Raises:
             UsageError: this machine or user may not, or there is no such program.
@@ -69,7 +73,9 @@ class Hosts:
                 ip("netns", "add", name)
                 ip("-n", name, "link", "set", "lo", "up")
             like = ["--delay-ms", str(delay), "--rate-mbit", str(self._rate), "--loss", str(loss)]
-            self._cable = subprocess.Popen([sys.executable, cable, *self.names, *like], stdout=subprocess.PIPE, text=True)
+            self._cable = subprocess.Popen(
+                [sys.executable, cable, *self.names, *like], stdout=subprocess.PIPE, text=True
+            )
             first(self._cable.pid)
             assert self._cable.stdout
             if select.select([self._cable.stdout], [], [], CABLE_SECONDS)[0]:
@@ -78,7 +84,9 @@ class Hosts:
                 raise OSError(f"the program said {said!r}")
         except OSError as error:
             self.clear()
-            raise UsageError(f"--cable {cable}: it cannot be laid here ({error}); it needs Linux, root, iproute2 and /dev/net/tun") from error
+            raise UsageError(
+                f"--cable {cable}: it cannot be laid here ({error}); it needs Linux, root, iproute2 and /dev/net/tun"
+            ) from error
 
     def clear(self) -> None:
         """Take them away."""
@@ -94,7 +102,23 @@ class Hosts:
 
 
 def _limit(tc: list[str], device: str, rate: int) -> None:
-    _run([*tc, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{rate}mbit", "burst", f"{BURST}kb", "latency", "400ms"])
+    _run(
+        [
+            *tc,
+            "qdisc",
+            "add",
+            "dev",
+            device,
+            "root",
+            "tbf",
+            "rate",
+            f"{rate}mbit",
+            "burst",
+            f"{BURST}kb",
+            "latency",
+            "400ms",
+        ]
+    )
 
 
 def ip(*words: str) -> None:
@@ -114,7 +138,9 @@ def _run(words: list[str]) -> None:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: int, cable: str = "", delay: float = 0.0, loss: float = 0.0) -> Iterator[Hosts]:
-    """So many hosts, for as long as they are needed; on a bridge, or by a cable with a delay (ms, one way) and a loss (0 to 1)."""
+    """So many hosts, for as long as they are needed; on a bridge, or by a cable with a delay (ms, one way) and a loss
+    (0 to 1).
+    """
     made = Hosts(count, rate)
     if cable:
         made.join(cable, delay, loss)
@@ -143,6 +169,8 @@ def enter(name: str) -> str:
 
 
 def first(process: int = 0) -> None:
-    """Let a process (this one), and what it starts, go before all others: it is to wait for its line, not for who else uses the processor."""
+    """Let a process (this one), and what it starts, go before all others: it is to wait for its line, not for who else
+    uses the processor.
+    """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(1))

@@ -1,4 +1,6 @@
-"""Training loops of plain PyTorch, each in processes of its own: independent ones, ones in lockstep, DDP over gloo, and lock-free Hogwild."""
+"""Training loops of plain PyTorch, each in processes of its own: independent ones, ones in lockstep, DDP over gloo, and
+lock-free Hogwild.
+"""
 
 from __future__ import annotations
 
@@ -37,28 +39,40 @@ class Course(NamedTuple):
 
 
 def independent(course: Course, processes: int, threads: int = 1) -> float:
-    """Samples per second of so many plain loops side by side that know nothing of each other: the sum of their rates."""
+    """Samples per second of so many plain loops side by side that know nothing of each other: the sum of their
+    rates.
+    """
     with Peers() as peers:
         return sum(race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
 
 
 def lockstep(course: Course, processes: int) -> float:
-    """As `independent`, but nobody begins a step before all have ended the one before: what waiting alone costs, without a byte sent."""
+    """As `independent`, but nobody begins a step before all have ended the one before: what waiting alone costs,
+    without a byte sent.
+    """
     with Peers() as peers, lend(8 * processes) as memory:
-        return sum(race([peers.start("lockstep", 1, _in_step, course, os.getpid(), memory, rank) for rank in range(processes)]))
+        return sum(
+            race([peers.start("lockstep", 1, _in_step, course, os.getpid(), memory, rank) for rank in range(processes)])
+        )
 
 
 def ddp(course: Course, processes: int, algorithm: str = "") -> float:
-    """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes its own minibatches."""
+    """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes
+    its own minibatches.
+    """
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
-        return sum(race([peers.start("ddp", 1, _ddp, course, store, rank, processes, algorithm) for rank in range(processes)]))
+        return sum(
+            race([peers.start("ddp", 1, _ddp, course, store, rank, processes, algorithm) for rank in range(processes)])
+        )
 
 
 def hogwild(course: Course, processes: int) -> float:
     """Samples per second of processes that step parameters which they share, without a lock."""
     with Peers() as peers, lend(sum(p.numel() * 4 for p in resolve(course.task).model().parameters())) as memory:
-        return sum(race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)]))
+        return sum(
+            race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)])
+        )
 
 
 def _map(process: int, memory: int) -> mmap.mmap:
@@ -104,7 +118,9 @@ def _run(connection: Connection, course: Course, trainer: Trainer, step: Callabl
 
 def _sgd(model: nn.Module, lr: float) -> Callable[[], object]:
     """As the strategy `single` steps."""
-    step = optimizers.stepper(optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}]))
+    step = optimizers.stepper(
+        optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}])
+    )
     return torch.no_grad()(step)
 
 

@@ -39,7 +39,9 @@ class Peer:
                 return self.connection.recv_bytes().decode()
         except (EOFError, ConnectionResetError):
             self.process.join(GRACE)
-            raise JobFailed(f"the benchmark's {self.name} ended with status {self.process.exitcode}; its own words are above") from None
+            raise JobFailed(
+                f"the benchmark's {self.name} ended with status {self.process.exitcode}; its own words are above"
+            ) from None
         raise JobFailed(f"the benchmark's {self.name} said nothing for {seconds:.0f} s; is the machine overloaded?")
 
 
@@ -65,7 +67,9 @@ class Peers:
         context = forkserver.context()
         forkserver.start()
         ours, theirs = context.Pipe()
-        process = context.Process(target=_play, args=(name, os.getpid(), threads, theirs, function, args), name=name, daemon=True)
+        process = context.Process(
+            target=_play, args=(name, os.getpid(), threads, theirs, function, args), name=name, daemon=True
+        )
         with forkserver.blank_main():
             process.start()
         theirs.close()
@@ -85,6 +89,13 @@ def lend(size: int = 0) -> Iterator[int]:
         os.close(memory)
 
 
-def _play(name: str, supervisor: int, threads: int, connection: Connection, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _play(
+    name: str,
+    supervisor: int,
+    threads: int,
+    connection: Connection,
+    function: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
     settle_process(f"bench {name}", threads, supervisor)
     function(connection, *args)

@@ -31,7 +31,8 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
     """Serve until told to end.
 
     Args:
-        connection: to who asks: `how|bytes|times`, and is told the mean; where a host is limited, the seconds of each, which all begin together.
+        connection: to who asks: `how|bytes|times`, and is told the mean; where a host is limited, the seconds of each,
+            which all begin together.
         rank: of this process.
         ranks: how many there are.
         store: a file where they meet.
@@ -42,7 +43,9 @@ def play(connection: Connection, rank: int, ranks: int, store: str, supervisor: 
     os.environ["GLOO_SOCKET_IFNAME"] = lines.enter(where) if where else "lo"
     if where:
         lines.first()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS)
+    )
     ends, window = Lines(rank, ranks, torch.device("cpu")), open_window(rank, ranks, None)
     place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
     groups = 0
@@ -90,7 +93,9 @@ def _together(act: Callable[[], object]) -> float:
     return time.monotonic() - moment
 
 
-def _act(how: str, size: int, ends: Lines, window: Window | None, memory: SharedMemory, own: torch.Tensor) -> Callable[[], object]:
+def _act(
+    how: str, size: int, ends: Lines, window: Window | None, memory: SharedMemory, own: torch.Tensor
+) -> Callable[[], object]:
     """What is measured."""
     if how == "native":
         return lambda: dist.all_reduce(own)

@@ -1,4 +1,6 @@
-"""How the benchmarks measure: contenders take turns within one run, and what is reported are medians and ratios of the same rounds."""
+"""How the benchmarks measure: contenders take turns within one run, and what is reported are medians and ratios of the
+same rounds.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ REPEATS_LIMIT = 1000
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure every contender once a round, for `repeats` rounds; every other round goes backwards, so that nobody always follows the same one.
+    """Measure every contender once a round, for `repeats` rounds; every other round goes backwards, so that nobody
+    always follows the same one.
 
     Raises:
         UsageError: no round, or more than `REPEATS_LIMIT`.
@@ -114,7 +117,8 @@ def finish(result: dict[str, Any], options: Asked) -> dict[str, Any]:
     """
     path, result["options"] = options.json, told_options(options)
     if not options.quiet and result.get("figures"):
-        rows = [[f["what"], number(f["measured"]), f"{'<=' if f['better'] == 'lower' else '>='} {number(f['promised'])}", _told(f)]
+        rows = [[f["what"], number(f["measured"]),
+            f"{'<=' if f['better'] == 'lower' else '>='} {number(f['promised'])}", _told(f)]
                 for f in result["figures"]]  # fmt: skip
         show("figures to reach", ("what", "measured", "promised", ""), rows)
     if path:
@@ -128,9 +132,17 @@ def finish(result: dict[str, Any], options: Asked) -> dict[str, Any]:
 
 def told_options(options: Asked) -> dict[str, Any]:
     """The options that differ from their defaults, but for those that say where the result goes."""
-    given = {field: getattr(options, field.name) for field in dataclasses.fields(options) if field.name not in ("json", "quiet")}
+    given = {
+        field: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if field.name not in ("json", "quiet")
+    }
     # lists, as they are read again from JSON
-    return {field.name: [*value] if isinstance(value, tuple) else value for field, value in given.items() if value != field.default}
+    return {
+        field.name: [*value] if isinstance(value, tuple) else value
+        for field, value in given.items()
+        if value != field.default
+    }
 
 
 def _told(one: Mapping[str, Any]) -> str:

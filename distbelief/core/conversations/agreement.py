@@ -1,4 +1,6 @@
-"""Agreement: the messages by which all shards make the same rounds: which pushes are in one, and the norms of layers that are cut."""
+"""Agreement: the messages by which all shards make the same rounds: which pushes are in one, and the norms of layers
+that are cut.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Squares = tuple[tuple[int, float, float], ...]
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What the parts of cut layers on a shard add to the norms of a round; back from the shard that rules, what all of them add up to."""
+    """What the parts of cut layers on a shard add to the norms of a round; back from the shard that rules, what all of
+    them add up to.
+    """
 
     round: int
     of: Squares

@@ -29,7 +29,9 @@ class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has reached the next life of a shard that died, which had acknowledged its pushes up to `clock`; those that it had not come again."""
+    """A replica has reached the next life of a shard that died, which had acknowledged its pushes up to `clock`; those
+    that it had not come again.
+    """
 
     incarnation: int
     clock: int

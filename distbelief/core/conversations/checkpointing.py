@@ -1,4 +1,6 @@
-"""Checkpointing: the messages by which replicas hold their pushes, and shards save what they hold and account for it."""
+"""Checkpointing: the messages by which replicas hold their pushes, and shards save what they hold and account for
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from distbelief.core.roles import Kind
 
 
 class Hold(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Checkpoint `number` is to be made: compute, but push nothing until you may go on, and say when all that you pushed is applied."""
+    """Checkpoint `number` is to be made: compute, but push nothing until you may go on, and say when all that you
+    pushed is applied.
+    """
 
     number: int
 
@@ -62,7 +66,9 @@ CHECKPOINT = States(
     "a checkpoint",
     {
         CheckpointStage.NONE: "none is being made",
-        CheckpointStage.HOLDING: "replicas push nothing more, until all that they pushed is applied and reported; a synchronous job deals nothing"
+        CheckpointStage.HOLDING: "replicas push nothing more, until all that they pushed is applied and reported; a "
+        "synchronous job deals "
+        "nothing"
         " more, until nobody holds a minibatch",
         CheckpointStage.WRITING: "the shards write their parts",
         CheckpointStage.SEALING: "the store seals them, or clears them away",

@@ -9,7 +9,9 @@ from distbelief.core.roles import Kind
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What a replica has done since its last report; `wants` asks for a portion. Of each `dropped` push: after how many of `steps`, and its steps."""
+    """What a replica has done since its last report; `wants` asks for a portion. Of each `dropped` push: after how many
+    of `steps`, and its steps.
+    """
 
     steps: int
     """Steps whose pushes all shards acknowledged."""

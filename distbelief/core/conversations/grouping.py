@@ -1,4 +1,6 @@
-"""Grouping: the messages of a job whose replicas reduce their gradients among themselves, under a coordinator that deals to all of them at once."""
+"""Grouping: the messages of a job whose replicas reduce their gradients among themselves, under a coordinator that
+deals to all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Rounds(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """How many rounds a replica has made in all; of the steps since its last report the sum of the losses, and the bytes it sent and received."""
+    """How many rounds a replica has made in all; of the steps since its last report the sum of the losses, and the
+    bytes it sent and received.
+    """
 
     group: int
     rounds: int
@@ -80,7 +84,9 @@ class Halt(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Form a group that has made so many rounds; member `source` gives those that need it what it holds, from a checkpoint where one is named."""
+    """Form a group that has made so many rounds; member `source` gives those that need it what it holds, from a
+    checkpoint where one is named.
+    """
 
     group: int
     plan: Plan
@@ -92,7 +98,9 @@ class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Ration(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The next minibatches of a group: in each round its members take the next ones, in their order; the last round may not have one for all."""
+    """The next minibatches of a group: in each round its members take the next ones, in their order; the last round may
+    not have one for all.
+    """
 
     group: int
     portion: Portion
@@ -105,7 +113,9 @@ class Keep(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """It is on disk, or the error that kept it from there; and how many updates are in it, since the first of all sittings of the job."""
+    """It is on disk, or the error that kept it from there; and how many updates are in it, since the first of all
+    sittings of the job.
+    """
 
     number: int
     error: str

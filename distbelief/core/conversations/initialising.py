@@ -1,4 +1,6 @@
-"""Initialising: the messages by which the shards are told their ranges, and come to hold parameters: of a checkpoint, or of the first replica."""
+"""Initialising: the messages by which the shards are told their ranges, and come to hold parameters: of a checkpoint,
+or of the first replica.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from distbelief.core.settings import Plan
 class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it.
 
-    `members` go on as they were, at a shard that takes the place of one that died; none do where all begin anew from the checkpoint.
+    `members` go on as they were, at a shard that takes the place of one that died; none do where all begin anew from
+    the checkpoint.
     """
 
     plan: Plan
@@ -67,7 +70,9 @@ SHARD = States(
         Move(ShardStanding.AWAY, ShardStanding.HERE, (Here,)),
         Move(ShardStanding.HERE, ShardStanding.TOLD, (Here, Join)),
         Move(ShardStanding.TOLD, ShardStanding.READY, (Restored,)),
-        Move(ShardStanding.TOLD, ShardStanding.HERE, (Here,)),  # its next life, which is heard of before the death of the last
+        Move(
+            ShardStanding.TOLD, ShardStanding.HERE, (Here,)
+        ),  # its next life, which is heard of before the death of the last
         Move(ShardStanding.READY, ShardStanding.HERE, (Here,)),
         Move(ShardStanding.HERE, ShardStanding.AWAY, (Lost,)),
         Move(ShardStanding.TOLD, ShardStanding.AWAY, (Lost,)),

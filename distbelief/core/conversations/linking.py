@@ -1,4 +1,6 @@
-"""Linking: the messages by which a link is opened, and those by which one to a coordinator that has come again is taken up. No machine hears them."""
+"""Linking: the messages by which a link is opened, and those by which one to a coordinator that has come again is taken
+up. No machine hears them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from distbelief.core.roles import Kind
 
 
 class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of parameters."""
+    """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of
+    parameters.
+    """
 
     job: str
     role: str
@@ -27,7 +31,9 @@ class Resume(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Resumed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """So many messages have come from that role (-1: it is gone, as far as the coordinator knows); what it has missed follows."""
+    """So many messages have come from that role (-1: it is gone, as far as the coordinator knows); what it has missed
+    follows.
+    """
 
     heard: int
 

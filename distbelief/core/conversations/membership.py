@@ -29,7 +29,9 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The settings and the plan of the job, and where its shards are; the first replica of a fresh job initialises them."""
+    """The settings and the plan of the job, and where its shards are; the first replica of a fresh job initialises
+    them.
+    """
 
     plan: Plan
     initialise: bool
@@ -46,7 +48,9 @@ class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member, or the evaluator, has lost shards, and asks where they are now; it is welcomed again once all shards are there."""
+    """A member, or the evaluator, has lost shards, and asks where they are now; it is welcomed again once all shards
+    are there.
+    """
 
     lost: tuple[tuple[str, int], ...] = ()
     """Which, and the life of each to which the link is gone."""

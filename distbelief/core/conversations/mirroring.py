@@ -1,8 +1,8 @@
 """Mirroring: the messages by which a standby holds all that its shard has acknowledged, and takes its place.
 
-A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate with which it applied it;
-in rounds it sends the aggregate, once; of a descent, every operation and every bundle. It acknowledges what its standby has confirmed. Whatever is
-numbered is confirmed by `Confirmed`.
+A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate
+with which it applied it; in rounds it sends the aggregate, once; of a descent, every operation and every bundle. It
+acknowledges what its standby has confirmed. Whatever is numbered is confirmed by `Confirmed`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Bereft(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The link to that life of its standby is gone; the shard acknowledges nothing until it is told that it is alone."""
+    """The link to that life of its standby is gone; the shard acknowledges nothing until it is told that it is
+    alone.
+    """
 
     life: int
 
@@ -93,7 +95,9 @@ class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Summing(msgspec.Struct, frozen=True, array_like=True):
-    """How far a shard that descends is: its newest operation and the scalars of that, and the sum of its newest evaluation."""
+    """How far a shard that descends is: its newest operation and the scalars of that, and the sum of its newest
+    evaluation.
+    """
 
     operation: int
     scalars: tuple[float, ...]
@@ -129,7 +133,9 @@ class CopyUse(StrEnum):
 
 
 class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it makes with `weight`."""
+    """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it
+    makes with `weight`.
+    """
 
     life: int
     number: int
@@ -147,7 +153,9 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Told(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """What has no bytes: an update with what was gathered, a push that was dropped, a ruling; and the floor of its policy, after that."""
+    """What has no bytes: an update with what was gathered, a push that was dropped, a ruling; and the floor of its
+    policy, after that.
+    """
 
     life: int
     number: int
@@ -183,7 +191,9 @@ Numbered = StatePart | Whole | Copied | Told | Did | Took
 
 
 class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The standby, in this life of it, has done all up to this number; the slot it came in may be written again (-1: it had none)."""
+    """The standby, in this life of it, has done all up to this number; the slot it came in may be written again (-1: it
+    had none).
+    """
 
     life: int
     number: int

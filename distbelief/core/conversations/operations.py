@@ -1,7 +1,8 @@
-"""Operations: what Sandblaster's coordinator has the shards do with their slices of named vectors, and what of a batch goes between whom.
+"""Operations: what Sandblaster's coordinator has the shards do with their slices of named vectors, and what of a batch
+goes between whom.
 
-`x` are the parameters. Vectors whose names begin with `HISTORY` are in checkpoints; all others are made anew by the first evaluation of a job that
-goes on. The coordinator sees scalars only, whatever the length of the vectors.
+`x` are the parameters. Vectors whose names begin with `HISTORY` are in checkpoints; all others are made anew by the
+first evaluation of a job that goes on. The coordinator sees scalars only, whatever the length of the vectors.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Norms(Command, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Gather(Command, frozen=True, array_like=True, tag=True, gc=False):
-    """Zero these vectors, and sum the bundles of an evaluation into them: bundle by bundle as they come, or `ordered` by their numbers."""
+    """Zero these vectors, and sum the bundles of an evaluation into them: bundle by bundle as they come, or `ordered`
+    by their numbers.
+    """
 
     evaluation: int
     into: Annotated[tuple[Name, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
@@ -86,7 +89,8 @@ AnyCommand = Zero | Copy | Scale | Add | Combine | Dots | Norms | Gather
 
 
 def scalars(command: AnyCommand) -> tuple[str, ...]:
-    """How the shards' answers to a command make one: for each of its scalars, whether they are summed or the largest is taken.
+    """How the shards' answers to a command make one: for each of its scalars, whether they are summed or the largest is
+    taken.
 
     >>> scalars(Dots((("x", "x"), ("x", "g")))), scalars(Zero("g"))
     (('sum', 'sum'), ())
@@ -120,7 +124,9 @@ class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Compute bundle `number` of an evaluation: the sum of its portions' gradients at the parameters of that evaluation."""
+    """Compute bundle `number` of an evaluation: the sum of its portions' gradients at the parameters of that
+    evaluation.
+    """
 
     evaluation: int
     number: int
@@ -150,7 +156,9 @@ class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A bundle is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be written again."""
+    """A bundle is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be
+    written again.
+    """
 
     incarnation: int
     evaluation: int
@@ -161,7 +169,9 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A bundle is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes since the last report."""
+    """A bundle is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes since
+    the last report.
+    """
 
     evaluation: int
     number: int

@@ -1,4 +1,6 @@
-"""The phases of a job with a server, as its coordinator goes through them: what it may do in each, and what moves it on."""
+"""The phases of a job with a server, as its coordinator goes through them: what it may do in each, and what moves it
+on.
+"""
 
 from __future__ import annotations
 

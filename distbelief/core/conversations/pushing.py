@@ -8,7 +8,9 @@ from distbelief.core.roles import Kind
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`: see `core/consistency`."""
+    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`:
+    see `core/consistency`.
+    """
 
     incarnation: int
     clock: int
@@ -20,7 +22,9 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A push of an `incarnation` is in this version of the shard, or was `dropped` as too late for its round; its slot may be written again."""
+    """A push of an `incarnation` is in this version of the shard, or was `dropped` as too late for its round; its slot
+    may be written again.
+    """
 
     slot: int
     clock: int
@@ -40,7 +44,9 @@ class Fetch(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked for."""
+    """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked
+    for.
+    """
 
     version: Version
     floor: int = 0

@@ -1,4 +1,6 @@
-"""Sharing: what one replica does for all where replicas share memory: it fills it, saves it and accounts for it, in a shard's words."""
+"""Sharing: what one replica does for all where replicas share memory: it fills it, saves it and accounts for it, in a
+shard's words.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ class States(Generic[State]):
 
     def __init__(self, of: str, meaning: Mapping[State, str], moves: tuple[Move, ...]) -> None:
         self.of, self.meaning, self.moves = of, meaning, moves
-        self._moves: dict[tuple[StrEnum, StrEnum], tuple[type, ...]] = {(move.before, move.after): move.on for move in moves}
+        self._moves: dict[tuple[StrEnum, StrEnum], tuple[type, ...]] = {
+            (move.before, move.after): move.on for move in moves
+        }
 
     def move(self, before: State, after: State, on: type | None = None) -> State:
         """The state after a move; where the event is known that has moved it, that must be one of those that do.

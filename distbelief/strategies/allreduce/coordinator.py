@@ -1,8 +1,9 @@
-"""The coordinator of a job without a server: it forms groups of the replicas that are there, deals to a whole group at once, and forms the next when
-one dies or comes.
+"""The coordinator of a job without a server: it forms groups of the replicas that are there, deals to a whole group at
+once, and forms the next when one dies or comes.
 
-A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the source of what the others lack;
-all are told who is in it. What is dealt and not done is then dealt again. So every minibatch is in exactly one update, whoever dies.
+A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the
+source of what the others lack; all are told who is in it. What is dealt and not done is then dealt again. So every
+minibatch is in exactly one update, whoever dies.
 """
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ class AllreduceCoordinator(Answering):
     heard = heard_by(Kind.COORDINATOR, GROUPED)
 
     def __init__(
-        self, settings: Settings, evaluates: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+        self,
+        settings: Settings,
+        evaluates: bool = True,
+        checkpoint: str = "",
+        position: Position = START,
+        samples: int = 0,
+        number: int = 1,
     ) -> None:
         self.settings, self._evaluates = settings, evaluates
         self.plan: Plan | None = None
@@ -60,14 +67,20 @@ class AllreduceCoordinator(Answering):
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
         self._told: dict[str, grouping.Rounds] = {}
-        self._fallen: list[tuple[str, str, bool]] = []  # who is gone since the group was formed, of whom is not known yet what was done
+        self._fallen: list[
+            tuple[str, str, bool]
+        ] = []  # who is gone since the group was formed, of whom is not known yet what was done
         self._barren = 0
-        self._duties: list[tuple[Duty, int]] = []  # what the first member is to do before more is dealt, the first of which it does now
+        self._duties: list[
+            tuple[Duty, int]
+        ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
         self._pushes = 0
         self._armed = False
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
-        self._interrupted = ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
+        self._interrupted = (
+            ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
+        )
         answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             grouping.Enter: self._on_enter,
             grouping.Halted: self._on_halted,
@@ -131,7 +144,13 @@ class AllreduceCoordinator(Answering):
             if self.plan is None:
                 self.plan = admission.plan(self.settings, join)
                 self.settings = self.plan.settings
-                self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, self._kept[1], self.settings.push_every)
+                self.data = Rations(
+                    self.plan.samples,
+                    self.settings.batch_size,
+                    self.settings.epochs,
+                    self._kept[1],
+                    self.settings.push_every,
+                )
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
@@ -149,14 +168,18 @@ class AllreduceCoordinator(Answering):
             return []
         self._enter(GroupPhase.TRAINING)
         s, plan = self.settings, self.plan
-        begun = records.Started(len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples)
+        begun = records.Started(
+            len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples
+        )
         effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
         if self.data.finished:
             self._close(Cause.DONE_BEFORE, "every epoch was done before")
         return effects + self._regroup()
 
     def _regroup(self) -> list[Effect]:
-        """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited for."""
+        """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited
+        for.
+        """
         halting = self._groups.break_up()
         self._out = False
         return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
@@ -193,7 +216,9 @@ class AllreduceCoordinator(Answering):
     def _bury(self, lost: list[int]) -> list[Effect]:
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
         held = dict(zip(self._groups.dealt, lost, strict=False))
-        told: list[Effect] = [Record(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen]
+        told: list[Effect] = [
+            Record(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen
+        ]
         self._fallen = []
         return told
 
@@ -203,7 +228,9 @@ class AllreduceCoordinator(Answering):
         held = self._bury(self._held)
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
-        self.data = Rations(self.plan.samples, self.settings.batch_size, self.settings.epochs, position, self.settings.push_every)
+        self.data = Rations(
+            self.plan.samples, self.settings.batch_size, self.settings.epochs, position, self.settings.push_every
+        )
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
             self._close(Cause.INTERRUPTED, self._interrupted)
         elif self._cause is not Cause.INTERRUPTED:
@@ -219,7 +246,10 @@ class AllreduceCoordinator(Answering):
             return []
         self._barren += 1
         if self._barren > BARREN:
-            told = f"{BARREN} groups of replicas broke up one after the other without a round; the last since {event.reason}"
+            told = (
+                f"{BARREN} groups of replicas broke up one after the other without a round; the last since "
+                f"{event.reason}"
+            )
             return self._end(Cause.NO_ROUND, told)
         return [Record(records.Note(f"{sender}: {event.reason}; the replicas form their group anew")), *self._regroup()]
 
@@ -231,7 +261,11 @@ class AllreduceCoordinator(Answering):
         effects: list[Effect] = []
         group = self._groups.group if self._groups.whole else []
         while group and not self._duties and self._may(GroupMay.DEAL) and self.data.out < AHEAD:
-            if self.data.out and self.data.at_start and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1)):
+            if (
+                self.data.out
+                and self.data.at_start
+                and (self._measures_after(self.epochs + 1) or self._keeps_after(self.epochs + 1))
+            ):
                 break
             portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
             if portion is None:
@@ -244,7 +278,9 @@ class AllreduceCoordinator(Answering):
                 self._enter(GroupPhase.LEAVING)
                 ending: list[Effect] = [Record(records.Ending.of(self._cause, self._reason))]
                 return effects + ending + [Send(role, membership.Finish(self._reason)) for role in group]
-            effects.append(Send(group[0], evaluating.Evaluate(number) if what is Duty.MEASURE else grouping.Keep(number)))
+            effects.append(
+                Send(group[0], evaluating.Evaluate(number) if what is Duty.MEASURE else grouping.Keep(number))
+            )
         return effects
 
     def _measures_after(self, epoch: int) -> bool:
@@ -256,7 +292,10 @@ class AllreduceCoordinator(Answering):
 
     def _on_rounds(self, sender: str, event: grouping.Rounds) -> list[Effect]:
         before = self._told.get(sender)
-        sums = [getattr(event, name) + (getattr(before, name) if before else 0) for name in ("loss", "losses", "sent", "received")]
+        sums = [
+            getattr(event, name) + (getattr(before, name) if before else 0)
+            for name in ("loss", "losses", "sent", "received")
+        ]
         self._told[sender] = grouping.Rounds(event.group, event.rounds, *sums)
         rounds = self._groups.report(sender, event)
         if rounds is None:
@@ -274,7 +313,11 @@ class AllreduceCoordinator(Answering):
         self.rounds = rounds
         self._barren = 0
         self.samples += sum(share.samples for share in shares)
-        effects: list[Effect] = [Record(self._stepped(role, share)) for role, share in zip(self._groups.dealt, shares, strict=True) if share.steps]
+        effects: list[Effect] = [
+            Record(self._stepped(role, share))
+            for role, share in zip(self._groups.dealt, shares, strict=True)
+            if share.steps
+        ]
         for epoch in range(before + 1, self.data.completed + 1):
             effects.append(Record(records.EpochDone(epoch)))
             if self._may(GroupMay.DEAL) and not self.data.finished:
@@ -288,7 +331,9 @@ class AllreduceCoordinator(Answering):
         told = self._told.pop(role, None)
         loss = told.loss / told.losses if told and told.losses else None
         sent, received = (told.sent, told.received) if told else (0, 0)
-        return records.Stepped(role, share.steps, share.samples, share.steps, loss, sent, received, 0, told.losses if told else 0)
+        return records.Stepped(
+            role, share.steps, share.samples, share.steps, loss, sent, received, 0, told.losses if told else 0
+        )
 
     # what the first member does for all
 
@@ -320,7 +365,9 @@ class AllreduceCoordinator(Answering):
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
         target = self.settings.target_accuracy
         if self._may(GroupMay.DEAL) and target and event.accuracy >= target:
-            self._close(Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True)
+            self._close(
+                Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True
+            )
         return effects + self._go_on()
 
     def _does(self, what: Duty, sender: str) -> bool:
@@ -363,7 +410,9 @@ class AllreduceCoordinator(Answering):
         """Have the first member do what is left, then let all go."""
         self._enter(GroupPhase.CLOSING)
         self._cause, self._reason = cause, reason
-        self._duties = [(Duty.MEASURE, self.epochs)] * (self._evaluates and not measured and bool(self.settings.evaluate_every))
+        self._duties = [(Duty.MEASURE, self.epochs)] * (
+            self._evaluates and not measured and bool(self.settings.evaluate_every)
+        )
         self._duties += [(Duty.KEEP, self.number), (Duty.DISMISS, 0)]
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
@@ -392,12 +441,17 @@ class AllreduceCoordinator(Answering):
         if member and self._may(GroupMay.REGROUP) and self._expected:
             if not died or self.settings.on_death == "regroup":
                 return self._regroup()
-            return self._bury(self._held) + self._end(Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role)
+            return self._bury(self._held) + self._end(
+                Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role
+            )
         effects = self._bury(self._held)
         if self._may(GroupMay.DISMISS):
             return effects if self._groups.here else effects + self._end(self._cause, self._reason)
         if not self._expected and not self._groups.here:
-            return effects + self._end(Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT, f"every replica is gone; the last was {role}: {reason}")
+            return effects + self._end(
+                Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT,
+                f"every replica is gone; the last was {role}: {reason}",
+            )
         return effects + (self._gathered() if self._may(GroupMay.GATHER) else self._regroup())
 
     @property

@@ -14,7 +14,8 @@ AWAITED = -1
 class Grouping:
     """The groups of one job, one after the other.
 
-    A group is formed once all who were in the last one have halted, and is whole once all of it have reported that they hold what it begins with.
+    A group is formed once all who were in the last one have halted, and is whole once all of it have reported that they
+    hold what it begins with.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,9 @@ class Grouping:
         for i, role in enumerate(self.group):
             entered, stand = self.here[role], self._stand[role]
             lacks = (not alike or entered.digest != digest) if most == NOTHING else stand != most
-            members.append(grouping.Member(role, Place(entered.address, entered.incarnation), i != source and lacks, entered.store))
+            members.append(
+                grouping.Member(role, Place(entered.address, entered.incarnation), i != source and lacks, entered.store)
+            )
         self._stand = dict.fromkeys(self.group, begins)
         self._reported = dict.fromkeys(self.group, NOTHING)
         self._begins = begins

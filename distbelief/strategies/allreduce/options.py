@@ -1,4 +1,6 @@
-"""Allreduce: no server; replicas add up their gradients among themselves, and each makes the same update (Goyal et al. 2017, section 3)."""
+"""Allreduce: no server; replicas add up their gradients among themselves, and each makes the same update (Goyal et al.
+2017, section 3).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Allreduce(Replicated, Scaled):
-    """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the union of their minibatches."""
+    """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the
+    union of their minibatches.
+    """
 
     name: ClassVar[str] = "allreduce"
     evaluated: ClassVar[bool] = False
@@ -28,18 +32,24 @@ class Allreduce(Replicated, Scaled):
     accumulate: int = field(default=1, kw_only=True)
     """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
     algorithm: str = field(default="auto", kw_only=True)
-    """How gradients are added up: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical (hierarchical:tree: with tree between hosts),
-    native (the carrier's own), or auto, the cheapest by what is measured."""
+    """How gradients are added up: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
+    (hierarchical:tree: with tree between hosts), native (the carrier's own), or auto, the cheapest by what is
+    measured."""
     bucket_mb: float = field(default=25.0, kw_only=True)
     """Most megabytes of gradients that are added up at once, while the rest of the backward pass goes on."""
     buffers: str = field(default="broadcast", kw_only=True)
-    """Batch-norm statistics: broadcast (all take those of the first replica at every step) or local (each keeps its own)."""
+    """Batch-norm statistics: broadcast (all take those of the first replica at every step) or local (each keeps its
+    own).
+    """
     on_death: str = field(default="regroup", kw_only=True)
     """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once)."""
     per_host: int = field(default=0, kw_only=True)
-    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared memory); 0 for all."""
+    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared
+    memory); 0 for all.
+    """
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only."""
+    """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,10 +77,13 @@ class Allreduce(Replicated, Scaled):
             UsageError: naming the option, and the remedy.
         """
         if machine.listen:
-            raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no server that guests could join; leave it off")
+            raise UsageError(
+                f"--listen {machine.listen}: strategy {self.name} has no server that guests could join; leave it off"
+            )
         if machine.encrypted:
             raise UsageError(
-                f"strategy {self.name} over a network is torch.distributed's, which encrypts nothing: allow that with --insecure, on a"
+                f"strategy {self.name} over a network is torch.distributed's, which encrypts nothing: allow that with "
+                "--insecure, on a"
                 " network where nobody else can read or forge it"
             )
         check_hosts(settings.algorithm, settings.per_host, auto=machine.carrier == "tcp")
@@ -82,9 +95,14 @@ class Allreduce(Replicated, Scaled):
             UsageError: naming the option, and the remedy.
         """
         if settings.algorithm == "native":
-            raise UsageError("--algorithm native is that of a real network's library, and a simulated one has none: name another, or auto")
+            raise UsageError(
+                "--algorithm native is that of a real network's library, and a simulated one has none: name another, "
+                "or auto"
+            )
         hosts = cluster.host_replicas is not None
         if cluster.local and not (hosts or settings.per_host):
-            raise UsageError("--network local-latency and local-bandwidth are of links inside a host: set --hosts or --per-host")
+            raise UsageError(
+                "--network local-latency and local-bandwidth are of links inside a host: set --hosts or --per-host"
+            )
         if not (cluster.local or hosts):
             check_hosts(settings.algorithm, settings.per_host, auto=True)

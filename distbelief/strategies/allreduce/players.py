@@ -15,6 +15,20 @@ from distbelief.strategies.players import Players
 
 PLAYERS = Players(
     AllreduceCoordinator,
-    (AllreduceCoordinator, Grouping, Lives, Rations, Enter, Rounds, Portion, Position, Plan, Settings, Cause, GroupPhase, Duty),
+    (
+        AllreduceCoordinator,
+        Grouping,
+        Lives,
+        Rations,
+        Enter,
+        Rounds,
+        Portion,
+        Position,
+        Plan,
+        Settings,
+        Cause,
+        GroupPhase,
+        Duty,
+    ),
     part,
 )

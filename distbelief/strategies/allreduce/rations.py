@@ -1,4 +1,6 @@
-"""Rations: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken back where the group breaks up."""
+"""Rations: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken back
+where the group breaks up.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def round_of(portion: Portion, width: int, number: int) -> list[int]:
 class Rations(Epochs):
     """Deals `epochs` epochs of `samples` samples in minibatches of `batch_size`.
 
-    A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger minibatch; only the last of an
-    epoch may be smaller.
+    A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger
+    minibatch; only the last of an epoch may be smaller.
 
     >>> rations = Rations(samples=50, batch_size=10, epochs=1)
     >>> rations.deal(2)
@@ -42,7 +44,9 @@ class Rations(Epochs):
     ([Share(steps=1, samples=10), Share(steps=1, samples=10)], [2, 1], Portion(epoch=0, first=2, count=3))
     """
 
-    def __init__(self, samples: int, batch_size: int, epochs: int, position: Position = START, accumulate: int = 1) -> None:
+    def __init__(
+        self, samples: int, batch_size: int, epochs: int, position: Position = START, accumulate: int = 1
+    ) -> None:
         super().__init__(-(-samples // batch_size), epochs, position)
         self._samples, self._batch_size, self._accumulate = samples, batch_size, accumulate
         self._out: deque[tuple[Portion, int]] = deque()
@@ -119,7 +123,11 @@ class Rations(Epochs):
         for portion, done in reversed(self._out):
             first, end = portion.first + done * self._width, portion.first + portion.count
             here = (self._epoch, self._batch)
-            if not self._again and here in ((portion.epoch, end), (portion.epoch + 1, 0)) and (here[1] or end == self.batches):
+            if (
+                not self._again
+                and here in ((portion.epoch, end), (portion.epoch + 1, 0))
+                and (here[1] or end == self.batches)
+            ):
                 if here[0] > portion.epoch and self._left.get(here[0]) == self.batches:
                     del self._left[here[0]]  # it has not begun
                 self._epoch, self._batch = portion.epoch, first

@@ -1,7 +1,8 @@
-"""The story of a replica of a job without a server: it computes, adds up its gradients with those of its group, and makes the same update as all.
+"""The story of a replica of a job without a server: it computes, adds up its gradients with those of its group, and
+makes the same update as all.
 
-Whatever happens to another, it waits for the coordinator's word: to halt, and say how far it is. Then a group is formed of those who are there, and
-who has made fewer rounds than another, or has just come, is given what that one holds.
+Whatever happens to another, it waits for the coordinator's word: to halt, and say how far it is. Then a group is formed
+of those who are there, and who has made fewer rounds than another, or has just come, is given what that one holds.
 """
 
 from __future__ import annotations
@@ -73,14 +74,17 @@ class Allreduce:
         batch_size: that the user's own loop names; 0 where the job's is taken.
         address: where others reach it.
         incarnation: of this replica; a restarted one has a higher.
-        reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel as messages.
-        gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before it is over.
+        reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel
+            as messages.
+        gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before
+            it is over.
         store: where a group that torch.distributed makes meets, if this is its first member.
         choose: the algorithm for a bucket among so many ranks, where the job's is auto.
     """
 
     def __init__(
-        self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0, reduces: bool = False,
+        self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0,
+        reduces: bool = False,
         gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
@@ -134,7 +138,10 @@ class Allreduce:
             return "for a group to be formed"
         who = self._awaited if self._awaits else [] if self._reduces else self._messages.waits_for()
         if who:
-            return f"for {self._awaits or 'gradients'} from {', '.join(who[:NAMED])}{' and others' if len(who) > NAMED else ''}"
+            return (
+                f"for {self._awaits or 'gradients'} from "
+                f"{', '.join(who[:NAMED])}{' and others' if len(who) > NAMED else ''}"
+            )
         return "for work from the coordinator"
 
     def standing(self) -> dict[str, Any]:
@@ -221,7 +228,9 @@ class Allreduce:
             return
         chunks = []
         for name, dtype, shape, data in self.whole.state():
-            chunks += [(name, dtype, shape, start, data[start : start + CHUNK]) for start in range(0, max(len(data), 1), CHUNK)]
+            chunks += [
+                (name, dtype, shape, start, data[start : start + CHUNK]) for start in range(0, max(len(data), 1), CHUNK)
+            ]
         chunks = chunks or [("", "", (), 0, b"")]
         chunks += [("updates", "int64", (), self._updates, b""), ("samples", "int64", (), self.samples, b"")]
         for left, (name, dtype, shape, start, data) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
@@ -234,7 +243,9 @@ class Allreduce:
         while self._left or self._given < self._group:
             yield from self._wait()
         self._updates, self.samples = (self._arrays.pop(name)[2] for name in ("updates", "samples"))
-        arrays = {name: (dtype, shape, b"".join(data)) for name, (dtype, shape, _, data) in self._arrays.items() if name}
+        arrays = {
+            name: (dtype, shape, b"".join(data)) for name, (dtype, shape, _, data) in self._arrays.items() if name
+        }
         self._arrays.clear()
         self.whole.take_state(arrays)
 
@@ -329,7 +340,9 @@ class Allreduce:
                 yield from self._take(arrival)
 
     def _moments(self, computed: Computed | None) -> list[float]:
-        """When the gradient of each bucket is there, in seconds since the step began; a step whose worker makes it at once has them all."""
+        """When the gradient of each bucket is there, in seconds since the step began; a step whose worker makes it at
+        once has them all.
+        """
         if computed is None or not self._gradual:
             return [0.0] * len(self._buckets)
         return [computed.seconds * share for share in shares(self._buckets)]

@@ -1,4 +1,6 @@
-"""A replica that holds the whole model: its parameters in one flat vector, stepped as a shard steps its slice, and the vector of its gradients."""
+"""A replica that holds the whole model: its parameters in one flat vector, stepped as a shard steps its slice, and the
+vector of its gradients.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Home(Protocol):
     """Where the gradients are added up, by whoever adds them."""
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where it finds the sum."""
+        """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where
+        it finds the sum.
+        """
         ...
 
     def ready(self, bucket: int) -> None:
@@ -41,7 +45,9 @@ class Own:
 
 
 class _Stepped(TorchSlice):
-    """The slice of a replica that holds everything: the model's own buffers are in it, and are no business of an update's."""
+    """The slice of a replica that holds everything: the model's own buffers are in it, and are no business of an
+    update's.
+    """
 
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
         moving = plan.layout.moving
@@ -55,7 +61,8 @@ class TorchWhole:
     Args:
         flat: the model.
         home: where gradients are added up.
-        overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one backward pass.
+        overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one
+            backward pass.
     """
 
     def __init__(self, flat: FlatModule, home: Home | None = None, overlaps: bool = False) -> None:
@@ -90,13 +97,22 @@ class TorchWhole:
         self.slice = _Stepped(plan, vector)
         self.slice.fill(vector[: layout.moving], frozen=False)
         self._trained = [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
-        self._views = [_typed(self._slot, e.start, e.start + e.tensor.size, e.tensor.dtype).view(e.tensor.shape) for e in self._trained]
+        self._views = [
+            _typed(self._slot, e.start, e.start + e.tensor.size, e.tensor.dtype).view(e.tensor.shape)
+            for e in self._trained
+        ]
         self._parameters = [dict(self.flat.module.named_parameters())[e.tensor.name] for e in self._trained]
-        self._bucket = [next((i for i, b in enumerate(found) if b.start <= e.start < b.stop), -1) for e in self._trained]
+        self._bucket = [
+            next((i for i, b in enumerate(found) if b.start <= e.start < b.stop), -1) for e in self._trained
+        ]
         self._counts = [self._bucket.count(i) for i in range(len(found))]
         self._all = len(both)
         self._sums = [_typed(self.sum, b.start, b.stop, b.dtype) for b in found]
-        self._buffers = [(vector[b.start : b.stop], self._slot[b.start : b.stop], self.sum[b.start : b.stop]) for b in both if not b.adds]
+        self._buffers = [
+            (vector[b.start : b.stop], self._slot[b.start : b.stop], self.sum[b.start : b.stop])
+            for b in both
+            if not b.adds
+        ]
         self._begin()
         if self._overlaps:
             for number, parameter in enumerate(self._parameters):
@@ -105,7 +121,9 @@ class TorchWhole:
     # gradients
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """What the next gradient is multiplied with, and whether it is the first of its round, which is written, and the last."""
+        """What the next gradient is multiplied with, and whether it is the first of its round, which is written, and
+        the last.
+        """
         self._weight, self._first, self._last = weight, first, last
         self._begin()
 
@@ -125,7 +143,9 @@ class TorchWhole:
         elif self._weight == 1.0:
             view.copy_(gradient)
         else:
-            torch.mul(gradient, self._weight, out=view) if gradient.dtype == view.dtype else view.copy_(gradient).mul_(self._weight)
+            torch.mul(gradient, self._weight, out=view) if gradient.dtype == view.dtype else view.copy_(gradient).mul_(
+                self._weight
+            )
         bucket = self._bucket[number]
         if bucket >= 0:
             self._left[bucket] -= 1
@@ -155,7 +175,11 @@ class TorchWhole:
     def update(self, factor: float) -> None:
         """Make one optimizer step with the sum, clipped to the job's norm."""
         if self._clip:
-            norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums])))
+            norm = float(
+                torch.linalg.vector_norm(
+                    torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums])
+                )
+            )
             if (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
                 self._slot[: self.layout.trained.stop].copy_(self.sum[: self.layout.trained.stop])
                 for view in self._views:
@@ -182,14 +206,21 @@ class TorchWhole:
     def state(self) -> list[tuple[str, str, tuple[int, ...], bytes]]:
         """Everything it holds, to be sent."""
         return [
-            (name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            (
+                name,
+                str(value.dtype).removeprefix("torch."),
+                tuple(value.shape),
+                value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(),
+            )
             for name, value in self.arrays().items()
         ]
 
     def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
         """Take what another's `state` gave."""
         device = self.flat.device
-        self.load({name: _from_bytes(data, dtype).view(shape).to(device) for name, (dtype, shape, data) in arrays.items()})
+        self.load(
+            {name: _from_bytes(data, dtype).view(shape).to(device) for name, (dtype, shape, data) in arrays.items()}
+        )
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
         """A copy of a range of the vector."""

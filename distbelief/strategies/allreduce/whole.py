@@ -1,4 +1,6 @@
-"""What a story asks of a replica that holds the whole model: its parameters with their optimizer, and the vector in which gradients are added up."""
+"""What a story asks of a replica that holds the whole model: its parameters with their optimizer, and the vector in
+which gradients are added up.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ class Whole(Protocol):
         ...
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """What the next gradient is multiplied with: the share of its minibatch in its round; whether it is this replica's first there, or last."""
+        """What the next gradient is multiplied with: the share of its minibatch in its round; whether it is this
+        replica's first there, or last.
+        """
 
     def gather(self) -> None:
-        """Have the gradient of the step in the vector, added to the round's others, and the buffers behind it; a parameter without one adds zero."""
+        """Have the gradient of the step in the vector, added to the round's others, and the buffers behind it; a
+        parameter without one adds zero.
+        """
 
     def contribute_nothing(self) -> None:
         """Have zeros there: this replica has no minibatch in the round."""

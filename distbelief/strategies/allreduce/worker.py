@@ -1,4 +1,6 @@
-"""A replica of a job without a server, as one process of a machine: it computes, and adds up its gradients with those of the others."""
+"""A replica of a job without a server, as one process of a machine: it computes, and adds up its gradients with those
+of the others.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,15 @@ class Peer:
         padded: makes what computes as slow as the cluster's compute model has it.
     """
 
-    def __init__(self, spec: ProcessSpec, role: str, incarnation: int, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        role: str,
+        incarnation: int,
+        flat: FlatModule,
+        task: Task,
+        padded: Callable[[Compute], Compute],
+    ) -> None:
         settings = spec.settings
         self._role, self._incarnation, self._task, self._flat = role, incarnation, task, flat
         self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, drop_last=settings.drop_last)
@@ -53,7 +63,9 @@ class Peer:
     def story(self, address: str) -> Allreduce:
         """What it plays."""
         samples, store = len(self._trainer.data), store_of(self._carrier)
-        return Allreduce(self._role, self.whole, samples, address=address, incarnation=self._incarnation, reduces=True, store=store)
+        return Allreduce(
+            self._role, self.whole, samples, address=address, incarnation=self._incarnation, reduces=True, store=store
+        )
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         """Have the model live in its flat vector."""
@@ -83,7 +95,9 @@ def part(context: Context) -> Part:
 
 
 class Scripted:
-    """The part of a replica whose loop is the user's: a step may be several backward passes, so that nothing is added up before it is over."""
+    """The part of a replica whose loop is the user's: a step may be several backward passes, so that nothing is added
+    up before it is over.
+    """
 
     def __init__(self, spec: ProcessSpec, role: str, incarnation: int, address: str) -> None:
         self._role, self._incarnation, self._address = role, incarnation, address
@@ -94,7 +108,9 @@ class Scripted:
         """What it plays, for a model."""
         self.whole = TorchWhole(flat, self._carrier)
         store = store_of(self._carrier)
-        return Allreduce(self._role, self.whole, samples, batch_size, self._address, self._incarnation, reduces=True, store=store)
+        return Allreduce(
+            self._role, self.whole, samples, batch_size, self._address, self._incarnation, reduces=True, store=store
+        )
 
     def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
         """Take one's place in a group."""

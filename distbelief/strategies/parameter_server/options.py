@@ -1,4 +1,6 @@
-"""The strategies on a parameter server, one for each answer to what may be stale: downpour, synchronous, softsync, bounded."""
+"""The strategies on a parameter server, one for each answer to what may be stale: downpour, synchronous, softsync,
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Asynchronous(Served):
     local_lr: float = 0.0
     """Step of the plain SGD that a replica takes by itself between fetches; 0 takes none."""
     prefetch: int = 0
-    """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of staleness."""
+    """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of
+    staleness.
+    """
     warm_start_steps: int = 0
     """Steps that one replica takes alone before the others begin."""
     staleness_scaling: str = "none"
@@ -61,7 +65,9 @@ class Asynchronous(Served):
 
 @dataclass(frozen=True)
 class Downpour(Asynchronous):
-    """Replicas push gradients to server shards and fetch parameters from them, none waiting for another (Dean et al. 2012, section 4.1)."""
+    """Replicas push gradients to server shards and fetch parameters from them, none waiting for another (Dean et al.
+    2012, section 4.1).
+    """
 
     name: ClassVar[str] = "downpour"
 
@@ -94,7 +100,9 @@ class Downpour(Asynchronous):
 
 @dataclass(frozen=True)
 class Synchronous(Served, Scaled):
-    """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union (Chen et al. 2016)."""
+    """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union
+    (Chen et al. 2016).
+    """
 
     name: ClassVar[str] = "synchronous"
 
@@ -106,7 +114,9 @@ class Synchronous(Served, Scaled):
 
 @dataclass(frozen=True)
 class Softsync(Asynchronous):
-    """The shards make one update with the mean of every floor(replicas / n) pushes; the staleness is about n (Zhang et al. 2016)."""
+    """The shards make one update with the mean of every floor(replicas / n) pushes; the staleness is about n (Zhang et
+    al. 2016).
+    """
 
     name: ClassVar[str] = "softsync"
 
@@ -116,7 +126,9 @@ class Softsync(Asynchronous):
 
 @dataclass(frozen=True)
 class Bounded(Asynchronous):
-    """Every push is applied at once; no replica begins a step more than `staleness` clocks ahead of the slowest (Ho et al. 2013)."""
+    """Every push is applied at once; no replica begins a step more than `staleness` clocks ahead of the slowest (Ho et
+    al. 2013).
+    """
 
     name: ClassVar[str] = "bounded"
 

@@ -1,8 +1,10 @@
-"""Bundles: who computes what of a batch, so that the slow and the dead hold nobody up, and every bundle counts exactly once.
+"""Bundles: who computes what of a batch, so that the slow and the dead hold nobody up, and every bundle counts exactly
+once.
 
-Each replica begins with a run of consecutive bundles of its own, the same in every evaluation, and is dealt them one after another, some in reserve
-(so that it need not wait). Who has none left takes half of what is left of the longest run. When all are dealt, what is not done is dealt once more,
-to whoever has nothing to do: the first result counts. What a dead replica held is dealt again.
+Each replica begins with a run of consecutive bundles of its own, the same in every evaluation, and is dealt them one
+after another, some in reserve (so that it need not wait). Who has none left takes half of what is left of the longest
+run. When all are dealt, what is not done is dealt once more, to whoever has nothing to do: the first result counts.
+What a dead replica held is dealt again.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 
 RESERVE = 3
-"""Bundles that a replica holds at most: one on its way to the shards, the one it computes, and the next. Fewer when few are left for each, so that
-nobody sits on one that another could begin.
+"""Bundles that a replica holds at most: one on its way to the shards, the one it computes, and the next. Fewer when few
+are left for each, so that nobody sits on one that another could begin.
 """
 
 
@@ -27,7 +29,8 @@ class Bundles:
     >>> bundles = Bundles(2, ["replica 0", "replica 1"], copies=1)
     >>> bundles.deal("replica 0"), bundles.deal("replica 1"), bundles.deal("replica 0")
     (0, 1, None)
-    >>> bundles.done(0, "replica 0"), bundles.deal("replica 0"), bundles.done(1, "replica 0"), bundles.done(1, "replica 1")
+    >>> bundles.done(0, "replica 0"), bundles.deal("replica 0"), bundles.done(1, "replica 0"), bundles.done(1,
+    ...     "replica 1")
     (True, 1, True, False)
     """
 

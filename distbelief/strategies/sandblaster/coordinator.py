@@ -1,7 +1,9 @@
-"""The coordinator of Sandblaster: it plays the story of a batch method, has replicas compute bundles of portions, and shards operate on vectors.
+"""The coordinator of Sandblaster: it plays the story of a batch method, has replicas compute bundles of portions, and
+shards operate on vectors.
 
-It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters, the history and, as the
-position, the few numbers that the story goes on with. When a shard dies and has no standby, all go back to the newest.
+It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters,
+the history and, as the position, the few numbers that the story goes on with. When a shard dies and has no standby, all
+go back to the newest.
 """
 
 from __future__ import annotations
@@ -32,10 +34,18 @@ class Sandblaster(Coordinator):
     heard = heard_by(Kind.COORDINATOR, BATCHED)
 
     def __init__(
-        self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+        self,
+        settings: Settings,
+        evaluator: bool = True,
+        checkpoint: str = "",
+        position: Position = START,
+        samples: int = 0,
+        number: int = 1,
     ) -> None:
         super().__init__(settings, evaluator, checkpoint, position, samples, number)
-        self._answers.change({operations.Done: self._on_done, operations.Operated: self._on_operated}, without=(dealing.Progress,))
+        self._answers.change(
+            {operations.Done: self._on_done, operations.Operated: self._on_operated}, without=(dealing.Progress,)
+        )
         self._story: Steps | None = None
         self._answer: Any = None
         self._waits = False
@@ -115,7 +125,9 @@ class Sandblaster(Coordinator):
         work, self._resting = self._work, True
         counts = (done.evaluations, work.again)
         work.again = 0
-        effects: list[Effect] = [Record(records.Iterated(done.iteration, done.loss, done.gradient, done.step, *counts, done.note))]
+        effects: list[Effect] = [
+            Record(records.Iterated(done.iteration, done.loss, done.gradient, done.step, *counts, done.note))
+        ]
         if done.note:
             effects.append(Record(records.Note(f"iteration {done.iteration}: {done.note}")))
         if done.iteration == work.epochs:  # the search failed: there is nothing new
@@ -130,12 +142,17 @@ class Sandblaster(Coordinator):
         if event.number != self._operation or not self._kinds or not self._may(May.DEAL):
             return []  # of before all went back, or before the end
         if sender not in self._muster.roles or len(event.scalars) != len(self._kinds):
-            raise RemoteProtocolError(f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard")
+            raise RemoteProtocolError(
+                f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard"
+            )
         self._scalars[sender] = event.scalars  # one that has come again may answer again, with the same
         if len(self._scalars) < len(self._muster.roles):
             return []
         shares = [self._scalars[role] for role in self._muster.roles]
-        self._answer = [max(share) if kind == "max" else sum(share) for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)]
+        self._answer = [
+            max(share) if kind == "max" else sum(share)
+            for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)
+        ]
         self._waits, self._kinds, self._told = False, (), []
         return self._deal()
 
@@ -148,7 +165,11 @@ class Sandblaster(Coordinator):
         if bundle is None:
             return [Record(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)), *self._more(sender)]
         samples, steps = self._work.samples_of(bundle), bundle.portion.count
-        effects.append(Record(records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)))
+        effects.append(
+            Record(
+                records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)
+            )
+        )
         if self._may(May.DEAL) and (found := self._work.take()) is not None:
             self._answer, self._waits = found, False
             return effects + self._deal()

@@ -90,8 +90,12 @@ class Evaluating:
         Raises:
             RemoteProtocolError: there is no such bundle, or no such evaluation yet.
         """
-        if event.evaluation > self.evaluation or (event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)):
-            raise RemoteProtocolError(f"{sender} has done bundle {event.number} of evaluation {event.evaluation}, which there is not")
+        if event.evaluation > self.evaluation or (
+            event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)
+        ):
+            raise RemoteProtocolError(
+                f"{sender} has done bundle {event.number} of evaluation {event.evaluation}, which there is not"
+            )
         if self._bundles is None or event.evaluation < self.evaluation or not self._bundles.done(event.number, sender):
             return None, []
         others = self._bundles.withdraw(event.number)
@@ -139,4 +143,6 @@ class Evaluating:
 
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
-        return [f"{role} holds {held} portions" for role in sorted(members, key=roles.index_of) if (held := self.held(role))]
+        return [
+            f"{role} holds {held} portions" for role in sorted(members, key=roles.index_of) if (held := self.held(role))
+        ]

@@ -1,6 +1,7 @@
 """Line searches: stories that yield a step to try and are sent the loss there and its slope along the direction.
 
-Each returns the step that it found, which is always the last one that it tried; or None where none lowers the loss enough.
+Each returns the step that it found, which is always the last one that it tried; or None where none lowers the loss
+enough.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Trial(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a search begins: the loss and the slope at step 0, the first step to try, the largest component of the direction, and c2."""
+    """Where a search begins: the loss and the slope at step 0, the first step to try, the largest component of the
+    direction, and c2.
+    """
 
     loss: float
     slope: float
@@ -44,7 +47,8 @@ def _try(step: float) -> Generator[float, tuple[float, float], Trial]:
 
 
 def cubic(one: Trial, other: Trial, least: float, most: float) -> float:
-    """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright, eq. 3.59).
+    """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright,
+    eq. 3.59).
 
     >>> cubic(Trial(0.0, 1.0, -2.0), Trial(3.0, 4.0, 4.0), 0.0, 3.0)
     1.0
@@ -65,7 +69,8 @@ def cubic(one: Trial, other: Trial, least: float, most: float) -> float:
 
 
 def wolfe(start: Start) -> Search:
-    """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and 3.6).
+    """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and
+    3.6).
 
     Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
 
@@ -100,7 +105,14 @@ def wolfe(start: Start) -> Search:
     return (yield from _zoom(zero, bracket, tried, start, enough, flat))
 
 
-def _zoom(zero: Trial, bracket: list[Trial], tried: int, start: Start, enough: Callable[[Trial], bool], flat: Callable[[Trial], bool]) -> Search:
+def _zoom(
+    zero: Trial,
+    bracket: list[Trial],
+    tried: int,
+    start: Start,
+    enough: Callable[[Trial], bool],
+    flat: Callable[[Trial], bool],
+) -> Search:
     """Narrow a bracket in which there is such a step."""
     low, high = sorted(bracket, key=lambda trial: trial.loss)
     last, slow = bracket[-1], False
@@ -130,7 +142,8 @@ def _zoom(zero: Trial, bracket: list[Trial], tried: int, start: Start, enough: C
 
 
 def backtracking(start: Start) -> Search:
-    """The first step, or the first that lowers the loss enough of those that it shrinks to, by the parabola through what is known.
+    """The first step, or the first that lowers the loss enough of those that it shrinks to, by the parabola through
+    what is known.
 
     >>> search = backtracking(Start(loss=1.0, slope=-2.0, first=4.0)); next(search)
     4.0
@@ -142,7 +155,11 @@ def backtracking(start: Start) -> Search:
         trial = yield from _try(step)
         if trial.loss <= start.loss + SUFFICIENT * step * start.slope:
             return trial
-        guess = -start.slope * step * step / (2 * (trial.loss - start.loss - start.slope * step)) if math.isfinite(trial.loss) else 0.5 * step
+        guess = (
+            -start.slope * step * step / (2 * (trial.loss - start.loss - start.slope * step))
+            if math.isfinite(trial.loss)
+            else 0.5 * step
+        )
         step = min(max(guess, 0.1 * step), 0.5 * step)
     return None
 

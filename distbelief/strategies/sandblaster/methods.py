@@ -1,4 +1,5 @@
-"""The batch methods: how each makes a direction of the gradient and of what it has learnt, and what it learns of a step.
+"""The batch methods: how each makes a direction of the gradient and of what it has learnt, and what it learns of a
+step.
 
 `learn` is a story too: it yields commands, is sent their scalars, and returns a note for whoever watches, or "".
 """
@@ -11,7 +12,14 @@ from typing import Any, NamedTuple, Protocol
 from distbelief.core.conversations.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
 from distbelief.core.descent import Descent
 from distbelief.strategies.sandblaster.line_search import CURVATURE, Trial
-from distbelief.strategies.sandblaster.recursion import Gram, Pair, all_products, coefficients, gradient_products, new_products
+from distbelief.strategies.sandblaster.recursion import (
+    Gram,
+    Pair,
+    all_products,
+    coefficients,
+    gradient_products,
+    new_products,
+)
 
 G, G0, D = "g", "g0", "d"
 FLAT = 1e-8
@@ -24,7 +32,9 @@ Learning = Generator[tuple[AnyCommand, ...], list[float], str]
 
 
 class Direction(NamedTuple):
-    """What makes the direction, the slope of the loss along it, the first step to try, and a bound on its largest component."""
+    """What makes the direction, the slope of the loss along it, the first step to try, and a bound on its largest
+    component.
+    """
 
     command: AnyCommand
     slope: float
@@ -70,7 +80,9 @@ class Method(Protocol):
 
 
 class GradientDescent:
-    """Steepest descent on whole batches: d = -g. The first step of a search is the one that would change the loss as the last did."""
+    """Steepest descent on whole batches: d = -g. The first step of a search is the one that would change the loss as
+    the last did.
+    """
 
     curvature, step_name = CURVATURE, "s"
 
@@ -133,7 +145,9 @@ class ConjugateGradient(GradientDescent):
         super().begin(scalars[:3])
 
     def direction(self) -> Direction:
-        """The gradient, with what it has in common with the last direction; the steepest descent where that leads upwards."""
+        """The gradient, with what it has in common with the last direction; the steepest descent where that leads
+        upwards.
+        """
         slope = -self._square + self._beta * self._along
         if not self._beta or slope >= 0:
             return super().direction()
@@ -161,7 +175,9 @@ class ConjugateGradient(GradientDescent):
 
 
 class Lbfgs:
-    """L-BFGS, vector-free: the direction is one combination of 2m + 1 vectors, whose factors come of their dot products."""
+    """L-BFGS, vector-free: the direction is one combination of 2m + 1 vectors, whose factors come of their dot
+    products.
+    """
 
     curvature = CURVATURE
 
@@ -177,7 +193,9 @@ class Lbfgs:
 
     @property
     def _free(self) -> int:
-        """A slot for the next pair: there is one more than pairs, for the oldest goes only once the newest is known to be good."""
+        """A slot for the next pair: there is one more than pairs, for the oldest goes only once the newest is known to
+        be good.
+        """
         return next(slot for slot in range(self._descent.history + 1) if slot not in self._slots)
 
     @property

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sandblaster(Replicated):
-    """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of it.
+    """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
+    it.
 
     >>> Sandblaster(history=5).settings()["descent"].history
     5
@@ -71,12 +72,18 @@ class Sandblaster(Replicated):
     """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
 
     standby: int = field(default=0, kw_only=True)
-    """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes back, once it was sent them."""
+    """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes
+    back, once it was sent them.
+    """
 
     def settings(self) -> dict[str, Any]:
         """An epoch is an iteration, a minibatch a portion."""
         own = {name: getattr(self, name) for name in Descent.__struct_fields__ if name != "batch"}
-        return super().settings() | {"epochs": self.iterations, "batch_size": self.portion_size, "descent": Descent(**own, batch=self.batch_size)}
+        return super().settings() | {
+            "epochs": self.iterations,
+            "batch_size": self.portion_size,
+            "descent": Descent(**own, batch=self.batch_size),
+        }
 
     @classmethod
     def players(cls) -> Players:
@@ -92,7 +99,9 @@ class Sandblaster(Replicated):
     def phantom(self, settings: Settings) -> Settings:
         """There is no loss to search for."""
         assert settings.descent is not None
-        return msgspec.structs.replace(settings, descent=msgspec.structs.replace(settings.descent, line_search="none", tolerance=0.0))
+        return msgspec.structs.replace(
+            settings, descent=msgspec.structs.replace(settings.descent, line_search="none", tolerance=0.0)
+        )
 
     def check_script(self) -> None:
         """Refuse every script.
@@ -101,6 +110,7 @@ class Sandblaster(Replicated):
             UsageError: saying why, and the remedy.
         """
         raise UsageError(
-            f"strategy {self.name} evaluates a batch as often as its line search asks, which no loop of a script can: give it a task,"
+            f"strategy {self.name} evaluates a batch as often as its line search asks, which no loop of a script can: "
+            "give it a task,"
             " distbelief train module:function sandblaster"
         )

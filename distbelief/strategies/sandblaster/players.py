@@ -31,8 +31,10 @@ def check_model(settings: Settings, model: nn.Module) -> None:
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise UsageError(
-                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, and changes with every"
-                f" evaluation; strategy {settings.consistency} needs a model without batch norm, such as one with group norm or layer norm"
+                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, "
+                "and changes with every"
+                f" evaluation; strategy {settings.consistency} needs a model without batch norm, such as one with "
+                "group norm or layer norm"
             )
 
 

@@ -1,7 +1,9 @@
-"""The L-BFGS direction: vector-free, on a Gram matrix of scalars, and the classical two-loop recursion, which it must equal.
+"""The L-BFGS direction: vector-free, on a Gram matrix of scalars, and the classical two-loop recursion, which it must
+equal.
 
-The history is curvature pairs (s, y): the step of an iteration, and the change of the gradient over it. The direction is -H g, with H the inverse
-Hessian that the pairs tell, from gamma times the identity (Nocedal and Wright, algorithm 7.4).
+The history is curvature pairs (s, y): the step of an iteration, and the change of the gradient over it. The direction
+is -H g, with H the inverse Hessian that the pairs tell, from gamma times the identity (Nocedal and Wright, algorithm
+7.4).
 """
 
 from __future__ import annotations
@@ -67,11 +69,14 @@ def gradient_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, s
 
 def all_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
     """All that a direction is made of."""
-    return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [(gradient, gradient)]
+    return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [
+        (gradient, gradient)
+    ]
 
 
 def coefficients(gram: Gram, pairs: Sequence[Pair], gradient: str) -> dict[str, float]:
-    """The direction as a combination of the history and the gradient: the two-loop recursion on scalars (Chen et al. 2014).
+    """The direction as a combination of the history and the gradient: the two-loop recursion on scalars (Chen et al.
+    2014).
 
     Args:
         gram: knows all dot products of these vectors.
@@ -99,7 +104,8 @@ def coefficients(gram: Gram, pairs: Sequence[Pair], gradient: str) -> dict[str, 
 
 
 def classical(pairs: Sequence[Pair], gradient: str, into: str) -> Generator[tuple[Command, ...], list[float], None]:
-    """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be answered before the next.
+    """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be
+    answered before the next.
 
     Args:
         pairs: oldest first.

@@ -1,8 +1,9 @@
 """The story of a Sandblaster replica: Algorithm 1.2's ProcessPortion.
 
-It fetches the parameters once for an evaluation, sums the gradients of a bundle's portions, and sends the sum to all shards. What it was dealt of an
-evaluation that is over, or what another has done, it drops, also in the midst of it. A standby in its shard's place is sent again what that had not
-acknowledged; where there is none all go back, and a replica begins anew.
+It fetches the parameters once for an evaluation, sums the gradients of a bundle's portions, and sends the sum to all
+shards. What it was dealt of an evaluation that is over, or what another has done, it drops, also in the midst of it. A
+standby in its shard's place is sent again what that had not acknowledged; where there is none all go back, and a
+replica begins anew.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Sandblaster(Downpour):
         self._sent: list[_Sent | None] = [None] * self._settings.slots
 
     def _train(self) -> Steps:
-        """ProcessPortion, bundle after bundle; while one is on its way to the shards, the next is computed in the other slot."""
+        """ProcessPortion, bundle after bundle; while one is on its way to the shards, the next is computed in the other
+        slot.
+        """
         while (assigned := (yield from self._next_assigned())) is not None:
             if self._evaluation != assigned.evaluation and not (yield from self._fetched_for(assigned.evaluation)):
                 continue
@@ -77,8 +80,8 @@ class Sandblaster(Downpour):
             yield from self._wait()
 
     def _gradient(self, assigned: operations.Assign) -> Generator[Effect, Any, float | None]:
-        """The sum of a bundle's gradients, left in the slot, each weighted by its samples' share of a portion; returns the sum of the losses, or None
-        where nobody wants it any more.
+        """The sum of a bundle's gradients, left in the slot, each weighted by its samples' share of a portion; returns
+        the sum of the losses, or None where nobody wants it any more.
         """
         portion, losses = assigned.bundle.portion, []
         self._computing = assigned
@@ -114,7 +117,9 @@ class Sandblaster(Downpour):
 
     def _look(self) -> Steps:
         """Take what has arrived, and go on."""
-        while self._welcome is None and (arrival := (yield GLANCE)) is not None:  # what comes behind a welcome is for whom it makes of this
+        while (
+            self._welcome is None and (arrival := (yield GLANCE)) is not None
+        ):  # what comes behind a welcome is for whom it makes of this
             self._take(arrival)
         if self._welcome is not None:
             yield from self._reunite(self._welcome)
@@ -131,7 +136,10 @@ class Sandblaster(Downpour):
             if sent is not None and not sent.owing:
                 self._sent[slot] = None
                 pushed, fetched, self._work.fetched = sum(part.size for _, part in self._parts), self._work.fetched, 0
-                yield Send(COORDINATOR, operations.Done(sent.assigned.evaluation, sent.assigned.number, sent.loss, pushed, fetched))
+                yield Send(
+                    COORDINATOR,
+                    operations.Done(sent.assigned.evaluation, sent.assigned.number, sent.loss, pushed, fetched),
+                )
 
     def _take(self, arrival: Arrival) -> None:
         event = arrival.event

@@ -1,11 +1,13 @@
-"""The shard of a job that descends in batches: it sums the bundles of an evaluation, each once, and operates on its slices of named vectors.
+"""The shard of a job that descends in batches: it sums the bundles of an evaluation, each once, and operates on its
+slices of named vectors.
 
-A bundle is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first copy that reaches it, by the
-bundle's number, and ignores the others: it need not ask whether other shards took the same copy. What reaches it after the evaluation is over,
-or was computed before, is ignored too.
+A bundle is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
+copy that reaches it, by the bundle's number, and ignores the others: it need not ask whether other shards took the same
+copy. What reaches it after the evaluation is over, or was computed before, is ignored too.
 
-With a standby (`DescentStandby`) it tells that of every operation and every bundle that it takes, and the standby does the same; what a shard has to
-say of them it says once the standby has them. Operations are numbered, so the coordinator may tell the next life what a shard that died was told.
+With a standby (`DescentStandby`) it tells that of every operation and every bundle that it takes, and the standby does
+the same; what a shard has to say of them it says once the standby has them. Operations are numbered, so the coordinator
+may tell the next life what a shard that died was told.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class DescentShard(Shard):
         self._next = 0
         self._early: dict[int, tuple[Payload, int]] = {}
         self._newest = operations.Operated(0, ())
-        self._answers.change({operations.Operate: self._operate, operations.Contribute: self._contribute}, without=(pushing.Push,))
+        self._answers.change(
+            {operations.Operate: self._operate, operations.Contribute: self._contribute}, without=(pushing.Push,)
+        )
 
     @property
     def vectors(self) -> VectorSlice:
@@ -55,14 +59,18 @@ class DescentShard(Shard):
     def _operate(self, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
         asks = any(map(operations.scalars, event.commands))
         if event.number <= self._newest.number:  # told again, for the life before may not have done it
-            return self._mirror.after([Send(sender, self._newest)]) if asks and event.number == self._newest.number else []
+            return (
+                self._mirror.after([Send(sender, self._newest)]) if asks and event.number == self._newest.number else []
+            )
         scalars: list[float] = []
         floor = self.policy.floor
         for command in event.commands:
             scalars += self._do(command)
         self._newest = answer = operations.Operated(event.number, tuple(scalars))
         life = self.version.incarnation
-        told = self._mirror.repeat(lambda number, _: mirroring.Did(life, number, event, answer.scalars), None, self.policy.floor)
+        told = self._mirror.repeat(
+            lambda number, _: mirroring.Did(life, number, event, answer.scalars), None, self.policy.floor
+        )
         told += self._mirror.after([Send(sender, answer)] if asks else [])
         return told + (self._let_go() if self.policy.floor > floor else [])
 
@@ -83,24 +91,35 @@ class DescentShard(Shard):
     def _contribute(self, sender: str, event: operations.Contribute, payload: Payload | None) -> list[Effect]:
         own = self._range if self._slice else None
         if own is None or event.start != own.start or event.stop != own.stop or payload is None:
-            raise RemoteProtocolError(f"{sender} contributes [{event.start}, {event.stop}) to {self.role}, which does not hold that")
-        if event.evaluation > self.policy.floor or not 0 <= event.number <= SAMPLES_LIMIT or not 0 <= event.part < max(len(self._into), 1):
             raise RemoteProtocolError(
-                f"{sender} contributes bundle {event.number}, part {event.part}, of evaluation {event.evaluation}; {self.role} is at"
+                f"{sender} contributes [{event.start}, {event.stop}) to {self.role}, which does not hold that"
+            )
+        if (
+            event.evaluation > self.policy.floor
+            or not 0 <= event.number <= SAMPLES_LIMIT
+            or not 0 <= event.part < max(len(self._into), 1)
+        ):
+            raise RemoteProtocolError(
+                f"{sender} contributes bundle {event.number}, part {event.part}, of evaluation {event.evaluation}; "
+                f"{self.role} is at"
                 f" {self.policy.floor}"
             )
         told: list[Effect] = []
         if event.evaluation == self.policy.floor and event.number not in self._taken:
             told = self._mirror.repeat(self._took(event.number, event.part, payload), payload)
             self.take(event.number, event.part, payload)
-        return told + self._mirror.after([Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))])
+        return told + self._mirror.after(
+            [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]
+        )
 
     def _took(self, bundle: int, part: int, payload: Payload) -> Callable[[int, int], Message]:
         life, size = self.version.incarnation, payload.nbytes
         return lambda number, slot: mirroring.Took(slot, 0, size, life, number, bundle, part)
 
     def take(self, number: int, part: int, payload: Payload) -> None:
-        """Add a bundle to its part of the batch; where that is to be in order, keep a copy of what is before its time."""
+        """Add a bundle to its part of the batch; where that is to be in order, keep a copy of what is before its
+        time.
+        """
         self._taken.add(number)
         if self._ordered and number != self._next:
             self.wait(number, part, payload)
@@ -119,7 +138,9 @@ class DescentShard(Shard):
         """An evaluator is sent what the last iteration ended with, whatever a line search is trying out now."""
         if sender != roles.EVALUATOR or self._which(sender, event.start, event.stop):
             return super()._fetch(sender, event, payload)
-        return [Send(sender, pushing.Fetched(event.slot, event.start, event.stop, self.version), self.vectors.accepted())]
+        return [
+            Send(sender, pushing.Fetched(event.slot, event.start, event.stop, self.version), self.vectors.accepted())
+        ]
 
     # the standby
 
@@ -127,7 +148,9 @@ class DescentShard(Shard):
         """Send a standby every vector, and how far the sum of the evaluation is."""
         done = self._newest.number, self._newest.scalars
         summing = mirroring.Summing(*done, self._into, self._ordered, tuple(sorted(self._taken)), self._next)
-        whole = mirroring.Whole(self.version.incarnation, 0, self.version.updates, 0, {}, {}, self.policy.floor, (), summing=summing)
+        whole = mirroring.Whole(
+            self.version.incarnation, 0, self.version.updates, 0, {}, {}, self.policy.floor, (), summing=summing
+        )
         early = [(self._took(number, part, kept), kept) for number, (kept, part) in self._early.items()]
         return self._mirror.begin(event.place, self.vectors.everything(), whole, early)
 

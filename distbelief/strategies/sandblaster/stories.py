@@ -1,7 +1,9 @@
-"""The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards and of the replicas.
+"""The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards
+and of the replicas.
 
-A story knows vectors by name and scalars by value. What it yields is an `Operate`, answered by the scalars of its commands, an `Evaluate`, answered
-by a `Sum`, or an `Iterated`, at which the job may rest: a story that begins with the state told there goes on from there.
+A story knows vectors by name and scalars by value. What it yields is an `Operate`, answered by the scalars of its
+commands, an `Evaluate`, answered by a `Sum`, or an `Iterated`, at which the job may rest: a story that begins with the
+state told there goes on from there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from distbelief.strategies.sandblaster.line_search import SEARCHES, Start, Trial
 from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Parameters and gradient, each as it is and as it was when the iteration began; the direction. `x0` is what evaluators and checkpoints see."""
+"""Parameters and gradient, each as it is and as it was when the iteration began; the direction. `x0` is what evaluators
+and checkpoints see.
+"""
 TAIL = "g.tail0"
 
 
@@ -35,7 +39,9 @@ class Evaluate(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The sum of the losses of a batch's samples, and how many samples, and how many portions' worth, each of its parts has."""
+    """The sum of the losses of a batch's samples, and how many samples, and how many portions' worth, each of its parts
+    has.
+    """
 
     loss: float
     samples: int
@@ -77,12 +83,17 @@ class Descend:
         self._largest = 0.0
 
     def story(self) -> Steps:
-        """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns why it ends."""
+        """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns
+        why it ends.
+        """
         method = self.method
         loss, scalars = yield from self._evaluate((), method.asks())
         method.begin(scalars)
         if not math.isfinite(loss):
-            told = f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start elsewhere"
+            told = (
+                f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start "
+                "elsewhere"
+            )
             return Cause.LOSS_NOT_FINITE, told
         while (over := self._over()) is None:
             direction = method.direction()
@@ -91,11 +102,18 @@ class Descend:
                 back = () if self._whole else (Copy(TAIL, self._part[-1]),)
                 yield Operate((Copy(X0, X), Copy(G0, G), *back))
                 if not method.forget():
-                    return Cause.NO_DESCENT, f"no step along the steepest descent lowers the loss of {loss:.6g} any more"
+                    return (
+                        Cause.NO_DESCENT,
+                        f"no step along the steepest descent lowers the loss of {loss:.6g} any more",
+                    )
                 yield self._iterated(loss, 0.0, "the line search failed: it begins anew from the steepest descent")
                 continue
             self._iteration += 1
-            after = then if self._whole and then is not None else (yield from self._evaluate(self._moved(found.step, then)))[0]
+            after = (
+                then
+                if self._whole and then is not None
+                else (yield from self._evaluate(self._moved(found.step, then)))[0]
+            )
             note = yield from self._learn(found, direction)
             loss = after
             yield Operate((Copy(X, X0),))
@@ -104,7 +122,10 @@ class Descend:
 
     def _over(self) -> tuple[Cause, str] | None:
         if self.method.largest <= self.descent.tolerance:
-            told = f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance {self.descent.tolerance:g})"
+            told = (
+                f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance "
+                f"{self.descent.tolerance:g})"
+            )
             return Cause.CONVERGED, told
         return (Cause.EPOCHS_DONE, "all iterations are done") if self._iteration >= self.iterations else None
 
@@ -114,7 +135,9 @@ class Descend:
         return Iterated(self._iteration, loss, self.method.largest, step, evaluations, note, state)
 
     def _evaluate(self, at: tuple[AnyCommand, ...], asks: tuple[AnyCommand, ...] = ()) -> Steps:
-        """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of `asks`."""
+        """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of
+        `asks`.
+        """
         found: Sum = yield Evaluate(0 if self._whole else self._iteration, at)
         self._evaluations += 1
         self._weights = found.weights
@@ -159,7 +182,11 @@ class Descend:
             change: Terms = ((1.0, G), (-1.0, G0))
         else:  # only what two batches have in common shows the curvature
             head = 1.0 / self._weights[0]
-            change = ((head, self._part[0]), (-head, TAIL), (decay, self.method.step_name)) if decay else ((head, self._part[0]), (-head, TAIL))
+            change = (
+                ((head, self._part[0]), (-head, TAIL), (decay, self.method.step_name))
+                if decay
+                else ((head, self._part[0]), (-head, TAIL))
+            )
         learning = self.method.learn(s, change, found, direction)
         asked = next(learning)
         while True:

@@ -15,7 +15,9 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 
 BLOCK = 1 << 14
-"""Elements of each vector that are made float64 at a time for dot products: small enough to stay in the processor's cache."""
+"""Elements of each vector that are made float64 at a time for dot products: small enough to stay in the processor's
+cache.
+"""
 
 PARAMETERS, ACCEPTED = "x", "x0"
 """The parameters, which a line search tries out, and those that it began from: what an evaluator fetches."""
@@ -42,12 +44,18 @@ class VectorSlice(Slice, Protocol):
 
 
 class TorchVectorSlice(TorchSlice):
-    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, float32 for those of low precision."""
+    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, float32 for
+    those of low precision.
+    """
 
-    def __init__(self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
+    ) -> None:
         super().__init__(plan, shard, moving, frozen)
         self._accepted = self._moving.clone()
-        self._named: dict[str, list[torch.Tensor]] = {PARAMETERS: [piece.parameter for piece in self._trained if piece.parameter is not None]}
+        self._named: dict[str, list[torch.Tensor]] = {
+            PARAMETERS: [piece.parameter for piece in self._trained if piece.parameter is not None]
+        }
         self._named[ACCEPTED] = [
             torch.zeros_like(x) if piece.master else piece.typed(self._accepted)
             for piece, x in zip(self._trained, self._named[PARAMETERS], strict=True)
@@ -72,7 +80,9 @@ class TorchVectorSlice(TorchSlice):
         found = self._named.get(name)
         if found is None:
             if not made:
-                raise RemoteProtocolError(f"there is no vector {name!r} here; there are {', '.join(sorted(self._named))}")
+                raise RemoteProtocolError(
+                    f"there is no vector {name!r} here; there are {', '.join(sorted(self._named))}"
+                )
             found = self._named[name] = [torch.zeros_like(x) for x in self._named[PARAMETERS]]
         return found
 
@@ -124,14 +134,19 @@ class TorchVectorSlice(TorchSlice):
                     into.add_(tensors[i], alpha=factor)
 
     def _dots(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Block by block in float64; each product is summed by itself, so that it has the same bits whatever else is asked for beside it."""
+        """Block by block in float64; each product is summed by itself, so that it has the same bits whatever else is
+        asked for beside it.
+        """
         names = sorted({name for pair in pairs for name in pair})
         rows = dict(zip(names, torch.empty(len(names), BLOCK, dtype=torch.float64), strict=True))
         sums = [0.0] * len(pairs)
         for i, x in enumerate(self._named[PARAMETERS]):
             for start in range(0, x.numel(), BLOCK):
                 size = min(BLOCK, x.numel() - start)
-                part = {name: row[:size].copy_(self.vector(name)[i].view(-1)[start : start + size]) for name, row in rows.items()}
+                part = {
+                    name: row[:size].copy_(self.vector(name)[i].view(-1)[start : start + size])
+                    for name, row in rows.items()
+                }
                 for number, (one, other) in enumerate(pairs):
                     sums[number] += torch.dot(part[one], part[other]).item()
         return sums
@@ -178,7 +193,11 @@ class TorchVectorSlice(TorchSlice):
         return super().arrays() | self._vectors(name for name in self._named if name != PARAMETERS)
 
     def _vectors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        return {f"state.{piece.number}.{name}": tensor for name in names for piece, tensor in zip(self._trained, self._named[name], strict=True)}
+        return {
+            f"state.{piece.number}.{name}": tensor
+            for name in names
+            for piece, tensor in zip(self._trained, self._named[name], strict=True)
+        }
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Take back what `arrays` or `everything` gave."""

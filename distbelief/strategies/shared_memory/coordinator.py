@@ -1,7 +1,8 @@
-"""The coordinator of a job whose replicas update one mapping by themselves: one of them fills it, saves it and accounts for it, as a shard would.
+"""The coordinator of a job whose replicas update one mapping by themselves: one of them fills it, saves it and accounts
+for it, as a shard would.
 
-That one, the keeper, is the first of those who are there; when it dies, the next is asked. So replicas that are done stay until the last checkpoint
-is written.
+That one, the keeper, is the first of those who are there; when it dies, the next is asked. So replicas that are done
+stay until the last checkpoint is written.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ class MappingCoordinator(Coordinator):
     heard = heard_by(Kind.COORDINATOR, SHARED)
 
     def __init__(
-        self, settings: Settings, evaluator: bool = True, checkpoint: str = "", position: Position = START, samples: int = 0, number: int = 1
+        self,
+        settings: Settings,
+        evaluator: bool = True,
+        checkpoint: str = "",
+        position: Position = START,
+        samples: int = 0,
+        number: int = 1,
     ) -> None:
         super().__init__(settings, evaluator, checkpoint, position, samples, number)
         self._done: set[str] = set()  # members that have left, and stay for what is still to be done
@@ -42,7 +49,12 @@ class MappingCoordinator(Coordinator):
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Have the first replica that is there fill the mapping."""
-        if not self._may(May.INITIALISE) or self._filler or self.plan is None or not (first := self._reception.initialiser()):
+        if (
+            not self._may(May.INITIALISE)
+            or self._filler
+            or self.plan is None
+            or not (first := self._reception.initialiser())
+        ):
             return []
         self._reception.wait(first)
         self._filler = first

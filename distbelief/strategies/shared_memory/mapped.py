@@ -1,4 +1,6 @@
-"""A replica whose model lives in memory that others update too: it computes there, and steps it with `torch.optim` on views of it, in place."""
+"""A replica whose model lives in memory that others update too: it computes there, and steps it with `torch.optim` on
+views of it, in place.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class MappedModel:
         self._key = mapping.state_of(settings.optimizer)
         self._vector, self._state = memory[: layout.total], memory[self._layout.state : self._layout.steps]
         self._steps = memory[self._layout.steps : self._layout.counts].view(torch.float32)
-        self.counts = Counts(memory[self._layout.counts : self._layout.length].numpy().data.cast("q"), settings.replicas, self._index)
+        self.counts = Counts(
+            memory[self._layout.counts : self._layout.length].numpy().data.cast("q"), settings.replicas, self._index
+        )
         self.flat.bind([], [self._vector])
         self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
         self._stops = torch.tensor([part.stop for part in self._cut])
@@ -72,18 +76,26 @@ class MappedModel:
         self._made = 0
         self._scheduled = settings.varies
         self._dense = [(part, list(self._pieces(part))) for part in self._cut]
-        strokes = [Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces]
+        strokes = [
+            Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces
+        ]
         self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
         self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
         self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
         named = dict(self.flat.module.named_buffers()) if self._locks != "none" else {}
         self._buffers = [
-            (named[e.tensor.name], self._vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape))
+            (
+                named[e.tensor.name],
+                self._vector[e.start : e.start + e.tensor.size]
+                .view(getattr(torch, e.tensor.dtype))
+                .view(e.tensor.shape),
+            )
             for e in layout.entries
             if e.tensor.kind == "buffer" and named
         ]
         if self._sparse:
-            torch.sparse.check_sparse_tensor_invariants.disable()  # the default, of which torch warns where nobody has said so
+            # the default, of which torch warns where nobody has said so
+            torch.sparse.check_sparse_tensor_invariants.disable()
 
     # what it steps
 
@@ -96,7 +108,13 @@ class MappedModel:
                 yield _Piece(source, source, None, start, entry.tensor.group)
             elif start < stop:
                 view = self._vector[start:stop].view(source.dtype)
-                yield _Piece(view, source, slice((start - entry.start) // item, (stop - entry.start) // item), start, entry.tensor.group)
+                yield _Piece(
+                    view,
+                    source,
+                    slice((start - entry.start) // item, (stop - entry.start) // item),
+                    start,
+                    entry.tensor.group,
+                )
 
     def _rows(self) -> Iterator[tuple[Entry, _Piece]]:
         """The parameters whose gradients are some of their rows."""
@@ -114,7 +132,9 @@ class MappedModel:
         for parameter, _, _, start, _ in pieces:
             if self._key:
                 state = optimizer.state[parameter]
-                state[self._key] = self._state[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+                state[self._key] = (
+                    self._state[start : start + parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+                )
                 if self._key == "sum":
                     state["step"] = self._steps[self._made]
                     self._made += 1
@@ -131,7 +151,9 @@ class MappedModel:
         """The pieces by the parameter groups of the model, with what those set for themselves."""
         groups: dict[int, dict[str, Any]] = {}
         for piece in pieces:
-            groups.setdefault(piece.group, {**self._plan.layout.stepped(piece.group), "params": []})["params"].append(piece.parameter)
+            groups.setdefault(piece.group, {**self._plan.layout.stepped(piece.group), "params": []})["params"].append(
+                piece.parameter
+            )
         return list(groups.values())
 
     # a step
@@ -150,7 +172,11 @@ class MappedModel:
                 locks, size = self._touched(entry, source.grad)
                 found.append(Stroke(locks, size, step))
         if self._buffers:
-            found.append(Stroke((0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry))
+            found.append(
+                Stroke(
+                    (0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry
+                )
+            )
         if self._locks == "global":
             return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
         return found
@@ -163,7 +189,10 @@ class MappedModel:
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
         """The ranges that a gradient's rows lie in, where these are locked, and the bytes of the rows."""
         if not gradient.is_sparse:
-            raise TrainingError(f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an embedding only")
+            raise TrainingError(
+                f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an "
+                "embedding only"
+            )
         size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
         if self._locks != "shard":
             return (), size
@@ -186,7 +215,9 @@ class MappedModel:
         self._steps.fill_(float(self._steps.max()))
 
     def look(self) -> None:
-        """Begin a step: the model's tensors are those of the mapping, but for buffers where there are locks, which are a copy of them as they are."""
+        """Begin a step: the model's tensors are those of the mapping, but for buffers where there are locks, which are
+        a copy of them as they are.
+        """
         if not self._live:
             self.flat.swap(0)
             self.counts.sign(self._process)
@@ -203,9 +234,13 @@ class MappedModel:
         arrays = {"vector.moving": self._vector[: layout.moving], "vector.frozen": self._vector[layout.moving :]}
         for number, section in enumerate(layout.sections):
             if section.kind == "parameter" and self._key:
-                arrays[f"state.{number}.{self._key}"] = self._state[section.start : section.stop].view(getattr(torch, section.dtype))
+                arrays[f"state.{number}.{self._key}"] = self._state[section.start : section.stop].view(
+                    getattr(torch, section.dtype)
+                )
                 if self._key == "sum":
-                    arrays[f"state.{number}.step"] = self._steps[number]  # of one piece, as each of them counts; a file shares no memory
+                    arrays[f"state.{number}.step"] = self._steps[
+                        number
+                    ]  # of one piece, as each of them counts; a file shares no memory
         return arrays
 
 
@@ -219,7 +254,8 @@ def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int,
 
     >>> from distbelief.core.layout import Tensor
     >>> entry = Entry(Tensor("rows", (10, 24), "float32"), 0)  # rows of 96 bytes
-    >>> [touched(torch.tensor(rows, dtype=torch.int64), entry, torch.tensor([512, 960])) for rows in ([0, 3], [5], [9], [9, 0], [])]
+    >>> [touched(torch.tensor(rows, dtype=torch.int64), entry, torch.tensor([512, 960])) for rows in ([0, 3], [5], [9],
+    ...     [9, 0], [])]
     [(0,), (0, 1), (1,), (0, 1), ()]
     """
     size = entry.tensor.size // max(entry.tensor.shape[0], 1)
@@ -238,7 +274,8 @@ def check(layout: Layout, settings: Settings) -> None:
     for entry in mapping.trained(layout):
         if entry.tensor.dtype in ("bfloat16", "float16"):
             raise UsageError(
-                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: {settings.consistency} has none;"
+                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: "
+                f"{settings.consistency} has none;"
                 " use float32"
             )
     check_rows(layout, settings)

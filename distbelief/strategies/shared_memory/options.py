@@ -1,4 +1,6 @@
-"""Hogwild and locking: no server; replicas update one memory themselves, without locks or with them (Niu et al. 2011)."""
+"""Hogwild and locking: no server; replicas update one memory themselves, without locks or with them (Niu et al.
+2011).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mapped(Replicated):
-    """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in place."""
+    """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in
+    place.
+    """
 
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""
@@ -45,7 +49,10 @@ class Mapped(Replicated):
             UsageError: naming the device.
         """
         if device != "cpu":
-            raise UsageError(f"--device {device}: strategy {self.name} computes in memory that all replicas share, the host's: use cpu")
+            raise UsageError(
+                f"--device {device}: strategy {self.name} computes in memory that all replicas share, the host's: use "
+                "cpu"
+            )
 
     def check_machine(self, settings: Settings, machine: Machine) -> None:
         """Refuse a network.
@@ -55,7 +62,9 @@ class Mapped(Replicated):
         """
         if machine.carrier != "shared":
             asked = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
-            raise UsageError(f"{asked}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off")
+            raise UsageError(
+                f"{asked}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
+            )
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
         """Refuse more hosts than one.
@@ -65,7 +74,10 @@ class Mapped(Replicated):
         """
         check_local_links(cluster)
         if cluster.host_replicas and cluster.host_replicas < settings.replicas:
-            raise UsageError(f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} update one memory, on one host; leave it off")
+            raise UsageError(
+                f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} update one memory, on one "
+                "host; leave it off"
+            )
 
     def check_script(self) -> None:
         """Refuse every script.
@@ -74,7 +86,8 @@ class Mapped(Replicated):
             UsageError: saying why, and the remedy.
         """
         raise UsageError(
-            f"strategy {self.name} needs a task, distbelief train module:function {self.name}: a loop of a script steps when it"
+            f"strategy {self.name} needs a task, distbelief train module:function {self.name}: a loop of a script "
+            "steps when it"
             " likes, and would see parameters change between any two of its lines"
         )
 
@@ -92,7 +105,9 @@ class Hogwild(Mapped):
 
 @dataclass(frozen=True)
 class Locking(Mapped):
-    """Locks around updates: none is lost, and each range's is whole; a gradient may still be computed while parameters change."""
+    """Locks around updates: none is lost, and each range's is whole; a gradient may still be computed while parameters
+    change.
+    """
 
     name: ClassVar[str] = "locking"
 

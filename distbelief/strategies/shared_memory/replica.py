@@ -1,7 +1,9 @@
-"""The story of a replica that updates memory which it shares with others: Hogwild's loop, with locks or without (Niu et al. 2011, section 2).
+"""The story of a replica that updates memory which it shares with others: Hogwild's loop, with locks or without (Niu et
+al. 2011, section 2).
 
-It computes a gradient at the parameters as they are, and steps them itself; what is stale, torn or locked is the worker's. Between two steps it
-hears what the coordinator has to say: that updates are to rest while a checkpoint is made, or that it is to make it.
+It computes a gradient at the parameters as they are, and steps them itself; what is stale, torn or locked is the
+worker's. Between two steps it hears what the coordinator has to say: that updates are to rest while a checkpoint is
+made, or that it is to make it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,22 @@ from typing import Any
 
 from distbelief.core import events, messages, roles
 from distbelief.core.conversations import checkpointing, dealing, initialising, membership
-from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Attach, Batch, Begin, Compute, Computed, Effect, Load, Save, Send, Story, Update
+from distbelief.core.effects import (
+    GLANCE,
+    RECEIVE,
+    Arrival,
+    Attach,
+    Batch,
+    Begin,
+    Compute,
+    Computed,
+    Effect,
+    Load,
+    Save,
+    Send,
+    Story,
+    Update,
+)
 from distbelief.core.layout import Layout
 from distbelief.core.settings import Plan
 from distbelief.replica.downpour import REPORT_SECONDS
@@ -38,14 +55,17 @@ class Hogwild:
     """
 
     def __init__(
-        self, role: str, layout: Layout, samples: int, incarnation: int, holds: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        self, role: str, layout: Layout, samples: int, incarnation: int, holds: Callable[[], tuple[dict[str, Any],
+            dict[str, Any]]],
         blocked: Callable[[], str],
     ) -> None:  # fmt: skip
         self.role, self.incarnation, self.step = role, incarnation, 0
         self._layout, self._samples, self._holds, self._blocked = layout, samples, holds, blocked
         self._plan: Plan | None = None
         self._work, self._made = Work(), _Made()
-        self._attached = self._welcomed = self._ending = self._draining = self._holding = self._updating = self._left = self._over = False
+        self._attached = self._welcomed = self._ending = self._draining = self._holding = self._updating = (
+            self._left
+        ) = self._over = False
         self._hold: int | None = None
         self._errands: deque[events.Event] = deque()
         self._unheard = 0.0
@@ -142,7 +162,10 @@ class Hogwild:
             yield Send(roles.COORDINATOR, checkpointing.SnapshotDone(asked.number, saved.error))
         else:
             staleness = {int(at): count for at, count in facts["staleness"].items()}
-            yield Send(roles.COORDINATOR, checkpointing.Description(messages.Version(0, facts["updates"]), facts["samples"], staleness))
+            yield Send(
+                roles.COORDINATOR,
+                checkpointing.Description(messages.Version(0, facts["updates"]), facts["samples"], staleness),
+            )
 
     # what arrives
 

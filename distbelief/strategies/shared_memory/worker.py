@@ -1,4 +1,6 @@
-"""A replica that updates the mapping of its job, and the evaluator that reads it, each as one process of the machine."""
+"""A replica that updates the mapping of its job, and the evaluator that reads it, each as one process of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ class MappedReplica:
         padded: makes what computes as slow as the cluster's compute model has it.
     """
 
-    def __init__(self, spec: ProcessSpec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]) -> None:
+    def __init__(
+        self, spec: ProcessSpec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]
+    ) -> None:
         settings = spec.settings
         self._spec, self._role = spec, role
-        self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
+        self._trainer = Trainer(
+            task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last
+        )
         self._compute = padded(self._trainer.compute)
         self._descriptor = open_memory(spec)
         self.mapped = MappedModel(flat, roles.index_of(role), os.getpid())
@@ -51,7 +57,12 @@ class MappedReplica:
         """What it plays."""
         mapped = self.mapped
         return Hogwild(
-            self._role, mapped.flat.layout, len(self._trainer.data), incarnation, lambda: (mapped.arrays(), mapped.counts.facts()), self._locks.waits
+            self._role,
+            mapped.flat.layout,
+            len(self._trainer.data),
+            incarnation,
+            lambda: (mapped.arrays(), mapped.counts.facts()),
+            self._locks.waits,
         )
 
     def attach(self, plan: Plan, arena: Arena) -> None:

@@ -1,4 +1,6 @@
-"""The strategy `single`: the plain PyTorch loop in one process, with the records, checkpoints and result of every other strategy."""
+"""The strategy `single`: the plain PyTorch loop in one process, with the records, checkpoints and result of every other
+strategy.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +61,28 @@ class SingleLoop:
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, settings: Settings, note: Callable[[Record], None], stopped: Callable[[], str | None], run: str = "",
+        self, task: Task, model: nn.Module, settings: Settings, note: Callable[[Record], None], stopped: Callable[[],
+            str | None], run: str = "",
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.task, self.model, self.settings, self._note, self._stopped, self._now = task, model, settings, note, stopped, now
+        self.task, self.model, self.settings, self._note, self._stopped, self._now = (
+            task,
+            model,
+            settings,
+            note,
+            stopped,
+            now,
+        )
         self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)
         layout = self._flat.layout
-        self._dense = [p for entry, p in zip(mapping.trained(layout), self._flat.trained, strict=True) if not layout.is_sparse(entry)]
+        self._dense = [
+            p
+            for entry, p in zip(mapping.trained(layout), self._flat.trained, strict=True)
+            if not layout.is_sparse(entry)
+        ]
         self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
         self._plan = admission.plan(settings, Join(0, layout, len(self._trainer.data)))
@@ -89,7 +103,9 @@ class SingleLoop:
         if checkpoint:
             self._load(checkpoint)
         self._saved = self._now(), self._steps
-        self._note(records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples))
+        self._note(
+            records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples)
+        )
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
@@ -122,7 +138,11 @@ class SingleLoop:
         reached = s.target_accuracy and accuracy is not None and accuracy >= s.target_accuracy
         if last or reached or (s.checkpoint_every and done % s.checkpoint_every == 0):
             self._save()
-        return (Cause.TARGET_REACHED, f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}") if reached else None
+        return (
+            (Cause.TARGET_REACHED, f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}")
+            if reached
+            else None
+        )
 
     def compute(self, batch: Batch) -> Computed:
         """The gradient of a minibatch."""
@@ -143,8 +163,10 @@ class SingleLoop:
         computed = self.compute(batch)
         if computed.loss is not None and not math.isfinite(computed.loss):
             raise LossNotFinite(
-                f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch {batch.index}); lower --lr"
-                f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in the model"
+                f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch "
+                f"{batch.index}); lower --lr"
+                f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in "
+                "the model"
             )
         self.update()
         self._steps += 1
@@ -160,7 +182,11 @@ class SingleLoop:
     def _report(self) -> None:
         since, self._since = self._since, _Since()
         if since.steps:
-            self._note(records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0, 0, since.steps))
+            self._note(
+                records.Stepped(
+                    roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, 0, 0, since.steps
+                )
+            )
 
     def _test(self, epoch: int, last: bool) -> float | None:
         every = self.settings.evaluate_every
@@ -206,24 +232,40 @@ class SingleLoop:
             _restore(optimizer, states)
 
 
-def _build(settings: Optimizer, groups: Sequence[Mapping[str, Any]], dense: Sequence[torch.Tensor]) -> list[torch.optim.Optimizer]:
-    """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not take; one of them, or both."""
+def _build(
+    settings: Optimizer, groups: Sequence[Mapping[str, Any]], dense: Sequence[torch.Tensor]
+) -> list[torch.optim.Optimizer]:
+    """The optimizer of what has dense gradients, and that of what has sparse ones, which torch's fused kernels do not
+    take; one of them, or both.
+    """
     whole = set(map(id, dense))
     both = [
-        [{**group, "params": [p for p in group["params"] if p.requires_grad and (id(p) not in whole) == sparse]} for group in groups]
+        [
+            {**group, "params": [p for p in group["params"] if p.requires_grad and (id(p) not in whole) == sparse]}
+            for group in groups
+        ]
         for sparse in (False, True)
     ]
-    return [optimizers.build(settings, own, sparse) for own, sparse in zip(both, (False, True), strict=True) if any(g["params"] for g in own)]
+    return [
+        optimizers.build(settings, own, sparse)
+        for own, sparse in zip(both, (False, True), strict=True)
+        if any(g["params"] for g in own)
+    ]
 
 
 def _members(layout: Layout) -> dict[int, list[str]]:
     """The names of the parameters of each section of parameters, in their order in the flat vector."""
     sections = [(i, s) for i, s in enumerate(layout.sections) if s.kind == "parameter"]
-    return {i: [e.tensor.name for e in layout.entries if s.start <= e.start < s.stop and e.tensor.kind == "parameter"] for i, s in sections}
+    return {
+        i: [e.tensor.name for e in layout.entries if s.start <= e.start < s.stop and e.tensor.kind == "parameter"]
+        for i, s in sections
+    }
 
 
 def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """The model and the optimizer's state as the arrays of one shard, which has float32 masters and states of parameters of a lower precision."""
+    """The model and the optimizer's state as the arrays of one shard, which has float32 masters and states of
+    parameters of a lower precision.
+    """
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
     made = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
     vector = torch.zeros(layout.total, dtype=torch.uint8)
@@ -237,7 +279,9 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
         states: list[dict[str, Any]] = [made.get(tensors[name], {}) for name in names]
         for key in dict.fromkeys(key for state in states for key in state):
             known = {name: state[key] for name, state in zip(names, states, strict=True) if state.get(key) is not None}
-            if known and all(isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for name, v in known.items()):
+            if known and all(
+                isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for name, v in known.items()
+            ):
                 # torch makes the state of a parameter at its first gradient: until then it is zero
                 parts = [known[name] if name in known else torch.zeros_like(tensors[name]) for name in names]
                 values = torch.cat([part.detach().flatten() for part in parts])
@@ -250,7 +294,10 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
 def _parts(values: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What each parameter has of one state of a section: its elements, or the one value of all."""
     if values.ndim and values.numel() == sum(p.numel() for p in parameters):
-        return [part.view(p.shape) for part, p in zip(values.split([p.numel() for p in parameters]), parameters, strict=True)]
+        return [
+            part.view(p.shape)
+            for part, p in zip(values.split([p.numel() for p in parameters]), parameters, strict=True)
+        ]
     return [values.clone() for _ in parameters]
 
 

@@ -40,7 +40,10 @@ class Single(Scaled):
         """
         if machine.padded or machine.transport != "shared":
             asked = "a compute model" if machine.padded else f"--transport {machine.transport}"
-            raise UsageError(f"{asked}: strategy {self.name} is one process, which sends nothing and is padded by nobody: leave it off")
+            raise UsageError(
+                f"{asked}: strategy {self.name} is one process, which sends nothing and is padded by nobody: leave it "
+                "off"
+            )
         if machine.listen:
             raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no replicas that could join")
 
@@ -51,13 +54,21 @@ class Single(Scaled):
             UsageError: naming the option.
         """
         if cluster.sends:
-            raise UsageError(f"--network and delays mean nothing to strategy {self.name}, which sends nothing: leave them off")
+            raise UsageError(
+                f"--network and delays mean nothing to strategy {self.name}, which sends nothing: leave them off"
+            )
         if cluster.messages:
-            raise UsageError(f"--handling message means nothing to strategy {self.name}, which is told nothing: leave it off")
+            raise UsageError(
+                f"--handling message means nothing to strategy {self.name}, which is told nothing: leave it off"
+            )
         if cluster.host_replicas is not None:
-            raise UsageError(f"--hosts means nothing to strategy {self.name}, which has one machine for one role: leave it off")
+            raise UsageError(
+                f"--hosts means nothing to strategy {self.name}, which has one machine for one role: leave it off"
+            )
         if cluster.faulty:
-            raise UsageError(f"--faults crash and restart mean nothing to strategy {self.name}: nobody could go on; leave them off")
+            raise UsageError(
+                f"--faults crash and restart mean nothing to strategy {self.name}: nobody could go on; leave them off"
+            )
 
     def check_script(self) -> None:
         """Refuse every script.

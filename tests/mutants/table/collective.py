@@ -22,7 +22,8 @@ MUTANTS = [
     Mutant(
         "norms-of-a-shard-that-takes-over-are-100-times-theirs", PAPERS, "core/norms.py",
         "        for norms in known:\n            self._keep(norms)",
-        "        for norms in known:\n            self._keep(Norms(norms.round, tuple((layer, 1e4 * w, m) for layer, w, m in norms.of)))",
+        "        for norms in known:\n            self._keep(Norms(norms.round, tuple((layer, 1e4 * w, m) for layer, "
+        "w, m in norms.of)))",
         (f"{LARGE}::test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_for_norms",), 10,
     ),
     Mutant(
@@ -47,12 +48,14 @@ MUTANTS = [
     ),
     Mutant(
         "a-ration-is-taken-back-from-one-minibatch-before-it", EXACTLY_ONE, "strategies/allreduce/rations.py",
-        "self._epoch, self._batch = portion.epoch, first", "self._epoch, self._batch = portion.epoch, max(first - 1, 0)",
+        "self._epoch, self._batch = portion.epoch, first",
+        "self._epoch, self._batch = portion.epoch, max(first - 1, 0)",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
     ),
     Mutant(
         "a-ration-of-the-last-group-is-made", EXACTLY_ONE, "strategies/allreduce/replica.py",
-        "                if group == self._group:\n                    yield", "                if True:\n                    yield",
+        "                if group == self._group:\n                    yield",
+        "                if True:\n                    yield",
         (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True,
     ),
     Mutant(
@@ -62,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "buffers-are-written-under-no-lock", NONE_LOST, "strategies/shared_memory/mapped.py",
-        'found.append(Stroke((0,) if self._locks == "shard" else (), sum', "found.append(Stroke((), sum",
+        '(0,) if self._locks == "shard" else (), sum', "(), sum",
         (f"{BY_LOCK}[shard]",), 15,
     ),
     Mutant(
@@ -106,7 +109,8 @@ MUTANTS = [
     Mutant(
         "the-second-half-of-a-ring-begins-with-another-part", PROVED, "schedules/allreduce.py",
         "parts[(i - t) % count]", "parts[(i - t + 1) % count]",
-        (f"{PROOFS}::test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula", f"{PROOFS}::test_every_schedule_sums"),
+        (f"{PROOFS}::test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula",
+            f"{PROOFS}::test_every_schedule_sums"),
     ),
     Mutant(
         "a-proof-does-not-ask-for-the-same-additions", PROVED, "schedules/proof.py",
@@ -125,8 +129,10 @@ MUTANTS = [
     ),
     Mutant(
         "a-port-takes-many-messages-at-once", PROVED, "schedules/price.py",
-        "arrives, room = leaves + latency, target.arrives + takes", "arrives, room = leaves + latency, leaves + latency",
-        (f"{PROOFS}::test_prices_are_those_of_the_table", f"{PROOFS}::test_prices_are_those_of_the_formulas_with_the_cost_of_adding"),
+        "arrives, room = leaves + latency, target.arrives + takes",
+        "arrives, room = leaves + latency, leaves + latency",
+        (f"{PROOFS}::test_prices_are_those_of_the_table",
+            f"{PROOFS}::test_prices_are_those_of_the_formulas_with_the_cost_of_adding"),
     ),
     Mutant(
         "the-dearest-algorithm-is-taken", PROVED, "schedules/price.py",
@@ -160,7 +166,8 @@ MUTANTS = [
     ),
     Mutant(
         "the-dead-keep-their-locks", LOCK, "core/locks.py",
-        "if role in queue and (now := self.give(role, number))]", "if role in queue and role != queue[0] and (now := self.give(role, number))]",
+        "if role in queue and (now := self.give(role, number))]",
+        "if role in queue and role != queue[0] and (now := self.give(role, number))]",
         (
             "tests/core/test_mapping.py::test_the_dead_wait_for_nothing_and_hold_nothing",
             f"{RACES}::test_a_holder_dies_in_the_middle_of_its_update",
@@ -184,7 +191,8 @@ MUTANTS = [
     Mutant(
         "a-sparse-gradient-is-made-dense", ROWS, "strategies/shared_memory/mapped.py",
         "                locks, size = self._touched(entry, source.grad)\n",
-        "                locks, size = self._touched(entry, source.grad)\n                source.grad = source.grad.to_dense()\n",
+        "                locks, size = self._touched(entry, source.grad)\n                source.grad = "
+        "source.grad.to_dense()\n",
         (f"{RACES}::test_a_sparse_update_writes_to_its_rows_only",),
     ),
     Mutant(

@@ -17,8 +17,14 @@ FROZEN = "A running forward or backward pass never sees parameters change"
 MEASURED = "The evaluator measures whenever it is told to"
 RATE = "The learning rate of every update is the closed form"
 
-ORACLES, CONSISTENCY, SWEEP = "tests/simulated/test_oracles.py", "tests/simulated/test_consistency.py", "tests/simulated/test_sweep.py"
-CONSISTENCY_SWEEP = f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
+ORACLES, CONSISTENCY, SWEEP = (
+    "tests/simulated/test_oracles.py",
+    "tests/simulated/test_consistency.py",
+    "tests/simulated/test_sweep.py",
+)
+CONSISTENCY_SWEEP = (
+    f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
+)
 HOGWILD_SWEEP = "tests/simulated/test_hogwild.py::test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting[0]"
 DOWNPOUR_SWEEP = f"{SWEEP}::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
 
@@ -43,7 +49,8 @@ MUTANTS = [
     ),
     Mutant(
         "one-group-for-all-parameters-of-a-shard", SEQUENTIAL, "server/slice.py",
-        "**plan.layout.stepped(piece.section.group)} for piece in self._trained]", "**plan.layout.stepped(0)} for piece in self._trained]",
+        "**plan.layout.stepped(piece.section.group)} for piece in self._trained]",
+        "**plan.layout.stepped(0)} for piece in self._trained]",
         ("tests/simulated/test_large.py::test_biases_and_normalisations_do_not_decay",),
     ),
     Mutant(
@@ -55,7 +62,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
-        "while self._waiting and not self._waiting[0].sent:", "while self._waiting and (not self._waiting[0].sent or self._waiting[0] is push):",
+        "while self._waiting and not self._waiting[0].sent:",
+        "while self._waiting and (not self._waiting[0].sent or self._waiting[0] is push):",
         (DOWNPOUR_SWEEP,), seconds=15,
     ),
     Mutant(
@@ -67,7 +75,8 @@ MUTANTS = [
     ),
     Mutant(
         "the-rest-of-a-portion-is-its-beginning-again", PORTIONS, "core/portions.py",
-        "Portion(portion.epoch, portion.first + at_most, portion.count - at_most)", "Portion(portion.epoch, portion.first, portion.count - at_most)",
+        "Portion(portion.epoch, portion.first + at_most, portion.count - at_most)",
+        "Portion(portion.epoch, portion.first, portion.count - at_most)",
         ("tests/core/test_portions.py::test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole",),
     ),
     Mutant(
@@ -129,7 +138,8 @@ MUTANTS = [
     ),
     Mutant(
         "with-a-cadence-parameters-may-be-as-old-as-they-like", BOUNDED, "replica/downpour.py",
-        "return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound", "return step % self._settings.fetch_every == 0",
+        "return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound",
+        "return step % self._settings.fetch_every == 0",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
     ),
     Mutant(

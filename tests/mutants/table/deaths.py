@@ -11,7 +11,11 @@ JOURNAL = "A coordinator that is killed is started anew"
 CTRL_C = "A Ctrl-C at any moment of the command ends it"
 REPLICAS = "A replica that dies is started anew"
 
-CONSISTENCY, STANDBYS, REVIVAL = "tests/simulated/test_consistency.py", "tests/simulated/test_standby.py", "tests/simulated/test_revival.py"
+CONSISTENCY, STANDBYS, REVIVAL = (
+    "tests/simulated/test_consistency.py",
+    "tests/simulated/test_standby.py",
+    "tests/simulated/test_revival.py",
+)
 SWEEP = f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends[0]"
 DOWNPOUR_SWEEP = "tests/simulated/test_sweep.py::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
 MACHINE = "tests/machines/test_coordinator.py"
@@ -66,7 +70,8 @@ MUTANTS = [
     ),
     Mutant(
         "the-first-checkpoint-stays-the-newest", AGAIN, "server/saving.py",
-        "            self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut\n",
+        "            self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, "
+        "self._cut\n",
         "            self.kept, self.newest = event.number, self.newest or event.checkpoint\n"
         "            self.position, self.samples = self._cut\n",
         (SWEEP,), seconds=15,
@@ -119,7 +124,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-standby-steps-at-the-base-rate", STANDBY, "server/standby.py",
-        "self._held.apply(sender, event.slot, payload, event.factor)", "self._held.apply(sender, event.slot, payload, 1.0)",
+        "self._held.apply(sender, event.slot, payload, event.factor)",
+        "self._held.apply(sender, event.slot, payload, 1.0)",
         (f"{STANDBYS}::test_a_standby_holds_what_its_shard_holds_bit_for_bit",),
     ),
     Mutant(
@@ -192,7 +198,8 @@ MUTANTS = [
         (f"{MACHINE}::test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain",),
     ),
     Mutant(
-        "a-target-stays-reached-though-all-go-back", "In a synchronous job without standbys all shards go back", "server/ending.py",
+        "a-target-stays-reached-though-all-go-back", "In a synchronous job without standbys all shards go back",
+        "server/ending.py",
         "if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):",
         "if self.cause.outcome is not Outcome.DONE:",
         ("tests/simulated/test_consistency.py::test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again",),

@@ -31,8 +31,8 @@ MUTANTS = [
         "hogwild-clips-nothing",
         OPTIONS,
         "cluster/hogwild.py",
-        "job.seed, settings.clip_norm, settings.drop_last)",
-        "job.seed, 0.0, settings.drop_last)",
+        "            settings.clip_norm,\n            settings.drop_last,",
+        "            0.0,\n            settings.drop_last,",
         (f"{PLAYED}[hogwild clip_norm]",),
     ),
     Mutant(

@@ -21,7 +21,9 @@ MUTANTS = [
         "cluster/settle.py",
         "    signal.signal(signal.SIGTERM, leave)",
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)",
-        ("tests/processes/test_cli.py::test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on[downpour-SIGTERM]",),
+        (
+            "tests/processes/test_cli.py::test_a_signal_to_all_processes_keeps_a_checkpoint_and_the_printed_command_goes_on[downpour-SIGTERM]",
+        ),
         seconds=12,
     ),
     Mutant(
@@ -85,7 +87,9 @@ MUTANTS = [
         "core/lives.py",
         "        if incarnation <= self.gone.get(role, -1):\n            raise",
         "        if incarnation < self.gone.get(role, -1):\n            raise",
-        ("tests/machines/test_coordinator.py::test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it",),
+        (
+            "tests/machines/test_coordinator.py::test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it",
+        ),
     ),
     Mutant(
         "a-replica-has-one-life-more",
@@ -93,7 +97,9 @@ MUTANTS = [
         "core/lives.py",
         "if not died or incarnation >= self._restarts:",
         "if not died or incarnation > self._restarts:",
-        ("tests/machines/test_coordinator.py::test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it",),
+        (
+            "tests/machines/test_coordinator.py::test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it",
+        ),
     ),
     Mutant(
         "the-death-of-a-former-life-ends-this-one",
@@ -109,7 +115,10 @@ MUTANTS = [
         "cluster/requirements.py",
         "if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:",
         "if resource.RLIM_INFINITY in (allowed, most) or needed >= allowed:",
-        ("tests/processes/test_limits.py::test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise[-n 24-2]",),
+        (
+            "tests/processes/test_limits.py::test_open_files_are_allowed_where_they_can_be_and_asked_for_otherwise[-n "
+            "24-2]",
+        ),
         seconds=12,
     ),
     Mutant(
@@ -169,6 +178,8 @@ MUTANTS = [
         "strategies/allreduce/replica.py",
         '            self._await(f"a link of group {self._group}", away)\n',
         "",
-        ("tests/machines/test_forming.py::test_a_replica_says_whose_link_and_whose_parameters_it_waits_for_as_its_group_is_formed",),
+        (
+            "tests/machines/test_forming.py::test_a_replica_says_whose_link_and_whose_parameters_it_waits_for_as_its_group_is_formed",
+        ),
     ),
 ]

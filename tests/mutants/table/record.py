@@ -98,9 +98,9 @@ MUTANTS = [
         "an-old-file-of-weights-is-unpickled",
         PICKLE,
         "record/restore.py",
-        '        remedy = "name a run folder, a checkpoint or',
+        '        remedy = (\n            "name a run',
         '        if source.suffix == ".pt":\n            return torch.load(source, weights_only=False)\n'
-        '        remedy = "name a run folder, a checkpoint or',
+        '        remedy = (\n            "name a run',
         (
             "tests/core/test_house.py::test_nothing_is_put_off_and_nothing_is_unpickled[record/restore.py]",
             FILES + "test_what_is_no_checkpoint_is_refused_and_never_unpickled[pickle]",

@@ -13,13 +13,20 @@ ORACLES, MACHINE, STANDBYS = (
     "tests/machines/test_descent.py",
     "tests/simulated/test_sandblaster_standby.py",
 )
-BYTES = "tests/simulated/test_sandblaster_knobs.py::test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards"
-SWEEP = "tests/simulated/test_sandblaster_weather.py::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
+BYTES = (
+    "tests/simulated/test_sandblaster_knobs.py"
+    "::test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards"
+)
+SWEEP = (
+    "tests/simulated/test_sandblaster_weather.py"
+    "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
+)
 
 MUTANTS = [
     Mutant(
         "a-slope-that-still-falls-is-flat", ITERATES, "strategies/sandblaster/line_search.py",
-        "return abs(trial.slope) <= -start.curvature * start.slope", "return trial.slope <= -start.curvature * start.slope",
+        "return abs(trial.slope) <= -start.curvature * start.slope",
+        "return trial.slope <= -start.curvature * start.slope",
         ("tests/core/test_line_search.py::test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried",),
     ),
     Mutant(
@@ -29,7 +36,8 @@ MUTANTS = [
     ),
     Mutant(
         "the-gradient-is-the-mean-of-means", ITERATES, "strategies/sandblaster/evaluating.py",
-        "tuple(samples / self._size for samples in parts)", "tuple(float(-(-samples // self._size)) for samples in parts)",
+        "tuple(samples / self._size for samples in parts)",
+        "tuple(float(-(-samples // self._size)) for samples in parts)",
         (f"{ORACLES}::test_the_iterates_are_those_of_torchs_lbfgs",),
     ),
     Mutant(
@@ -39,12 +47,14 @@ MUTANTS = [
     ),
     Mutant(
         "a-copy-of-a-bundle-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
-        "if event.evaluation == self.policy.floor and event.number not in self._taken:", "if event.evaluation == self.policy.floor:",
+        "if event.evaluation == self.policy.floor and event.number not in self._taken:",
+        "if event.evaluation == self.policy.floor:",
         (f"{MACHINE}::test_a_bundle_is_summed_once_whoever_sends_it_again",),
     ),
     Mutant(
         "a-bundle-of-the-last-evaluation-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
-        "if event.evaluation == self.policy.floor and event.number not in self._taken:", "if event.number not in self._taken:",
+        "if event.evaluation == self.policy.floor and event.number not in self._taken:",
+        "if event.number not in self._taken:",
         (f"{MACHINE}::test_what_comes_after_its_evaluation_is_acknowledged_and_ignored",),
     ),
     Mutant(
@@ -86,13 +96,14 @@ MUTANTS = [
     ),
     Mutant(
         "a-bundle-is-acknowledged-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
-        "return told + self._mirror.after([Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))])",
-        "return told + [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]",
+        "return told + self._mirror.after(\n            [Send(sender, operations.Contributed(",
+        "return told + list(\n            [Send(sender, operations.Contributed(",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
     ),
     Mutant(
         "an-answer-is-given-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
-        "told += self._mirror.after([Send(sender, answer)] if asks else [])", "told += [Send(sender, answer)] if asks else []",
+        "told += self._mirror.after([Send(sender, answer)] if asks else [])",
+        "told += [Send(sender, answer)] if asks else []",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
     ),
     Mutant(
@@ -107,7 +118,8 @@ MUTANTS = [
     ),
     Mutant(
         "an-operation-that-is-told-again-is-done-again", STANDBY, "strategies/sandblaster/shard.py",
-        "        if event.number <= self._newest.number:  # told", "        if event.number < self._newest.number:  # told",
+        "        if event.number <= self._newest.number:  # told",
+        "        if event.number < self._newest.number:  # told",
         (f"{STANDBYS}::test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm",),
     ),
     Mutant(

@@ -13,7 +13,10 @@ MUTANTS = [
         "transport/virtual.py",
         "self.chance = random.Random(seed)",
         "self.chance = random.Random()",
-        (TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another", TRACES + "test_the_golden_traces_stay"),
+        (
+            TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",
+            TRACES + "test_the_golden_traces_stay",
+        ),
         seconds=8,
     ),
     Mutant(
@@ -42,7 +45,9 @@ MUTANTS = [
         "transport/virtual.py",
         "if self._queues and (self._waiting or self.thread.busy):",
         "if self._queues and self._waiting:",
-        ("tests/machines/test_processors.py::test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done",),
+        (
+            "tests/machines/test_processors.py::test_a_machine_is_handed_one_message_after_the_other_and_its_answers_leave_when_its_work_is_done",
+        ),
     ),
     Mutant(
         "what-a-simulated-role-works-for-is-said-before-it-is-done",
