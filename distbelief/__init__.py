@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distbelief import tasks
-    from distbelief.cluster.compute_model import ComputeModel
-    from distbelief.cluster.evaluate import evaluate
-    from distbelief.cluster.handling import INSTANT, Handling
-    from distbelief.cluster.local import Local
-    from distbelief.cluster.simulated import Simulated
-    from distbelief.cluster.sitting import View
-    from distbelief.cluster.virtual_cluster import Crash
     from distbelief.core.optimizer import optim
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
+    from distbelief.places.compute_model import ComputeModel
+    from distbelief.places.evaluate import evaluate
+    from distbelief.places.processes.local import Local
+    from distbelief.places.simulated.handling import INSTANT, Handling
+    from distbelief.places.simulated.simulated import Simulated
+    from distbelief.places.simulated.virtual_cluster import Crash
+    from distbelief.places.sitting import View
     from distbelief.runtime.loop import join
     from distbelief.strategies import (
         Allreduce,
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     __version__: str
 
 _PLACES = {
-    "Local": "cluster.local",
-    "Simulated": "cluster.simulated",
-    "Crash": "cluster.virtual_cluster",
-    "ComputeModel": "cluster.compute_model",
-    "View": "cluster.sitting",
-    **dict.fromkeys(("INSTANT", "Handling"), "cluster.handling"),
+    "Local": "places.processes.local",
+    "Simulated": "places.simulated.simulated",
+    "Crash": "places.simulated.virtual_cluster",
+    "ComputeModel": "places.compute_model",
+    "View": "places.sitting",
+    **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
     "Hosts": "transport.processors",
     "Outage": "transport.virtual",
     "NetworkModel": "transport.virtual",
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
-    "evaluate": "cluster.evaluate",
+    "evaluate": "places.evaluate",
     "Job": "job",
     **dict.fromkeys(
         ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),
@@ -101,15 +101,15 @@ def run(job: Job, on: Local | Simulated | str = "local", view: View | None = Non
     >>> db.run(db.Job("digits", "synchronous", epochs=2), on="simulated")["samples"]
     2874
     """
-    from distbelief.cluster.local import Local
     from distbelief.core.values import admit, shown
     from distbelief.errors import unknown
+    from distbelief.places.processes.local import Local
 
     if isinstance(on, str) and on not in _NAMED:
         raise unknown("place", on, _NAMED)
     place = __getattr__(_NAMED[on])() if isinstance(on, str) else on
     if not isinstance(place, Local):
-        from distbelief.cluster.simulated import Simulated
+        from distbelief.places.simulated.simulated import Simulated
 
         admit(place, Local | Simulated | str, f"run(on={shown(place)})")
     return place.run(job, view)

@@ -10,13 +10,13 @@ from typing import Any
 
 from distbelief.bench.parts.courses import counted, points
 from distbelief.bench.parts.timing import figure
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.simulation import Simulation
 from distbelief.core import records, roles, wire
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import Simulation
 from distbelief.strategies import Sandblaster
 from distbelief.transport.virtual import VirtualEndpoint
 

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from distbelief.bench.parts import courses
 from distbelief.bench.parts.timing import figure, finish, machine, number, show
-from distbelief.cluster.local import Local
-from distbelief.cluster.settle import title_of
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.settle import title_of
 from distbelief.strategies import Downpour
 
 VECTOR = 4 * courses.WIDE * courses.WIDE

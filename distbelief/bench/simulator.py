@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from distbelief.bench import validate
 from distbelief.bench.parts.courses import counted
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, show
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.simulation import Simulation
 from distbelief.core.messages import Message
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import Simulation
 from distbelief.strategies import Downpour
 
 BATCH = 64

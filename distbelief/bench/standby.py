@@ -19,10 +19,10 @@ from typing import IO, Any, ClassVar
 
 from distbelief.bench.parts import courses
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
-from distbelief.cluster.status import status
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
 from distbelief.job import Job
+from distbelief.places.status import status
 from distbelief.strategies import Downpour
 
 SECONDS, SHARE = 1.0, 0.85

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from distbelief.bench.parts import courses, loops
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
-from distbelief.cluster.local import Local
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import unknown
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 

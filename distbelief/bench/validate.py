@@ -24,14 +24,14 @@ from distbelief.bench.parts import courses, loops
 from distbelief.bench.parts.carriers import GRADIENT, Ours
 from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, interleave, number, show, spread
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import Handling
-from distbelief.cluster.local import Local
-from distbelief.cluster.simulated import Simulated
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.processes.local import Local
+from distbelief.places.simulated.handling import Handling
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.flat import layout_of

@@ -16,10 +16,10 @@ import msgspec
 
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
-from distbelief.cluster import forkserver
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
+from distbelief.places.processes import forkserver
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
@@ -27,8 +27,8 @@ from distbelief.schedules.price import Link
 from distbelief.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from distbelief.cluster.simulated import Simulated
     from distbelief.job import Job
+    from distbelief.places.simulated.simulated import Simulated
 
 TASKS = ("digits", "mnist", "mnist-lenet", "sparse-svm", "dense-svm")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
@@ -79,10 +79,10 @@ def simulate(args: list[str]) -> int:
     faults, hosts = words.faults(virtual.faults), words.hosts(virtual.hosts)
     handling = words.handling(virtual.handling)
     _begin(asked, f"{strategy} on {task}, simulated")
-    from distbelief.cluster.compute_model import ComputeModel
-    from distbelief.cluster.handling import Handling
-    from distbelief.cluster.simulated import Simulated
-    from distbelief.cluster.virtual_cluster import Crash
+    from distbelief.places.compute_model import ComputeModel
+    from distbelief.places.simulated.handling import Handling
+    from distbelief.places.simulated.simulated import Simulated
+    from distbelief.places.simulated.virtual_cluster import Crash
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import NetworkModel, Outage
 
@@ -97,7 +97,7 @@ def simulate(args: list[str]) -> int:
 
 def _sweep(place: Simulated, job: Job, count: int, asked: options.Options, args: Sequence[str]) -> int:
     """Show each seed that fails and how to replay it, and at the end how the results spread."""
-    from distbelief.cluster.sweep import lines, spread, sweep
+    from distbelief.places.simulated.sweep import lines, spread, sweep
 
     ended = []
     for one in sweep(place, job, count):
@@ -145,7 +145,7 @@ class Evaluate:
 def evaluate(args: list[str]) -> int:
     """`distbelief evaluate RUN [options]`."""
     run, asked = _of_a_run("evaluate", Evaluate, args)
-    from distbelief.cluster.evaluate import evaluate as measure
+    from distbelief.places.evaluate import evaluate as measure
 
     result = measure(run, asked.data_dir, asked.device)
     if asked.json:
@@ -172,8 +172,8 @@ Asked = TypeVar("Asked", Evaluate, Status)
 def status(args: list[str]) -> int:
     """`distbelief status RUN [options]`."""
     run, asked = _of_a_run("status", Status, args)
-    from distbelief.cluster.status import lines
-    from distbelief.cluster.status import status as ask
+    from distbelief.places.status import lines
+    from distbelief.places.status import status as ask
 
     while True:
         found = ask(run)
@@ -225,7 +225,7 @@ def join(args: list[str]) -> int:
     asked = options.call_tyro(Join, prog, str(Join.__doc__), own)
     tell = _nothing if asked.quiet else _tell
     tell(f"joining by {args[0]}")
-    from distbelief.cluster.guest import Guest
+    from distbelief.places.join.guest import Guest
 
     Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell).run()
     return 0
@@ -247,7 +247,7 @@ def leave(args: list[str]) -> int:
             "what they have begun, and go."
         )
         return 0 if args and args[0] in ("--help", "-h") else 2
-    from distbelief.cluster.guest import leave as ask
+    from distbelief.places.join.guest import leave as ask
 
     asked = ask(args[0])
     print(
@@ -400,7 +400,7 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
 
 
 def _view(asked: options.Options) -> Any:
-    from distbelief.cluster.sitting import View
+    from distbelief.places.sitting import View
 
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from distbelief.cli import words
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.local import Local
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
 from distbelief.core.values import read_as
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.processes.local import Local
 from distbelief.strategies import STRATEGIES, Strategy
 
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distbelief.cluster.compute_model import SPREADS
 from distbelief.core.roles import Kind, Role
 from distbelief.errors import UsageError, unknown
+from distbelief.places.compute_model import SPREADS
 
 PER_SECOND: Mapping[str, float] = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0, "min": 1 / 60}
 BYTES: Mapping[str, float] = {

@@ -1,7 +1,7 @@
 """Who plays the roles of a job. Each room has its own; here is what all are made of.
 
 Coordinators, shards and standbys are the same on a virtual cluster; replicas of allreduce, hogwild and locking are
-played there by `cluster.assembled` and `cluster.hogwild`, the plain loop by `cluster.alone`.
+played there by `places.simulated.assembled` and `places.simulated.hogwild`, the plain loop by `places.simulated.alone`.
 """
 
 from __future__ import annotations

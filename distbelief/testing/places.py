@@ -1,4 +1,4 @@
-"""The conformance suite of places: what `distbelief.cluster.place` promises, checked on lives of roles that are
+"""The conformance suite of places: what `distbelief.places.place` promises, checked on lives of roles that are
 started, struck and ended.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import NamedTuple
 
-from distbelief.cluster.place import Ended, Event, Place, Unable
+from distbelief.places.place import Ended, Event, Place, Unable
 
 PATIENCE_SECONDS = 60.0
 """How long anything may take to happen, while `pump` is called."""

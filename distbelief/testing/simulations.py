@@ -8,14 +8,14 @@ from hashlib import blake2b
 
 import msgspec
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated, stage
-from distbelief.cluster.simulation import Simulation
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated, stage
+from distbelief.places.simulated.simulation import Simulation
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.testing.checkers import Checker, Rules, attach
 from distbelief.transport.virtual import NetworkModel, Outage
 

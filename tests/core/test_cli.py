@@ -14,14 +14,14 @@ import pytest
 import distbelief as db
 from distbelief.bench import Bench
 from distbelief.cli import commands, main, options, words
-from distbelief.cluster import evaluate, status
-from distbelief.cluster.addresses import listen_at
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.sitting import Sitting
-from distbelief.cluster.spec import Spec, tell
 from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
+from distbelief.places import evaluate, status
+from distbelief.places.processes.addresses import listen_at
+from distbelief.places.processes.spec import Spec, tell
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.sitting import Sitting
 from distbelief.runtime.driver import Driver
 from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
@@ -374,13 +374,13 @@ def test_a_first_line_says_at_once_what_is_begun(
         raise UsageError("stopped here")
 
     for name in (
-        "cluster.local.Local.run",
-        "cluster.local.Local.launch",
-        "cluster.simulated.Simulated.run",
-        "cluster.guest.Guest.__init__",
+        "places.processes.local.Local.run",
+        "places.processes.local.Local.launch",
+        "places.simulated.simulated.Simulated.run",
+        "places.join.guest.Guest.__init__",
     ):
         monkeypatch.setattr(f"distbelief.{name}", stop)
-    monkeypatch.setattr("distbelief.cluster.forkserver.start", lambda: None)
+    monkeypatch.setattr("distbelief.places.processes.forkserver.start", lambda: None)
     assert main.run(line.split()) == 2
     assert capsys.readouterr().out == first
 

@@ -14,9 +14,12 @@ import pytest
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, main, options
-from distbelief.cluster import evaluate, forkserver, guest, status, sweep
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
+from distbelief.places import evaluate, status
+from distbelief.places.join import guest
+from distbelief.places.processes import forkserver
+from distbelief.places.simulated import sweep
 from distbelief.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]

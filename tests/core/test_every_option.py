@@ -29,9 +29,11 @@ from distbelief.bench import (
 from distbelief.bench.parts import courses, loops
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, options
-from distbelief.cluster import evaluate, guest, simulated, status, sweep
-from distbelief.cluster.sitting import Sitting
-from distbelief.cluster.spec import tell
+from distbelief.places import evaluate, status
+from distbelief.places.join import guest
+from distbelief.places.processes.spec import tell
+from distbelief.places.simulated import simulated, sweep
+from distbelief.places.sitting import Sitting
 
 TCP = {"transport": "tcp"}
 LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {

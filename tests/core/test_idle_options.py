@@ -12,10 +12,10 @@ import pytest
 import distbelief as db
 from distbelief.bench import allreduce
 from distbelief.cli import main, options, words
-from distbelief.cluster.guest import Guest
-from distbelief.cluster.sitting import evaluates
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
+from distbelief.places.join.guest import Guest
+from distbelief.places.sitting import evaluates
 from distbelief.tasks import resolve
 
 BESIDE = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distbelief.cluster.sitting import Sitting
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
+from distbelief.places.sitting import Sitting
 from distbelief.record.folder import RunFolder, write_atomically
 
 

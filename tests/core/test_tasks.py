@@ -25,9 +25,9 @@ from torch import nn
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from distbelief import tasks
-from distbelief.cluster.local import Local
 from distbelief.errors import DataError, UsageError
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import correct

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.place import (
+from distbelief.core import effects, records
+from distbelief.core.outcomes import Cause
+from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
+from distbelief.places.explanation import Explanation
+from distbelief.places.place import (
     Deadlines,
     Effect,
     Ended,
@@ -25,11 +28,8 @@ from distbelief.cluster.place import (
     TickLater,
     Unable,
 )
-from distbelief.cluster.supervisor import Supervisor
-from distbelief.cluster.words import Died, Explain, Failed, Interrupt, Listening
-from distbelief.core import effects, records
-from distbelief.core.outcomes import Cause
-from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
+from distbelief.places.supervisor import Supervisor
+from distbelief.places.words import Died, Explain, Failed, Interrupt, Listening
 
 CAST = ["coordinator", "shard 0", "standby 0", "replica 0", "replica 1", "evaluator"]
 SIGKILL = "its process was killed by SIGKILL"

@@ -17,7 +17,7 @@ from time import monotonic
 
 import pytest
 
-from distbelief.cluster.sitting import Sitting
+from distbelief.places.sitting import Sitting
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes that they start

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from setproctitle import getproctitle
 from torch import nn
 
-from distbelief.cluster.local import Local
-from distbelief.cluster.sitting import Sitting
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
+from distbelief.places.sitting import Sitting
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.testing import tally

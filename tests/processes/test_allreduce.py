@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import PrefixStore, TCPStore
 
-from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.conversations.grouping import Assemble, Member
 from distbelief.core.layout import Tensor, lay_out
@@ -30,6 +29,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.fabric import process_group
 from distbelief.fabric.process_group import ProcessGroup
+from distbelief.places.processes.local import Local
 from distbelief.schedules.allreduce import ALGORITHMS
 from distbelief.strategies import Allreduce, Single, Synchronous
 from distbelief.testing import tally

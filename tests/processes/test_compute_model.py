@@ -8,8 +8,8 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.local import Local
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour, Hogwild
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster.local import Local
-from distbelief.cluster.requirements import TRANSPORTS
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.requirements import TRANSPORTS
 from distbelief.strategies import Bounded, Softsync, Strategy, Synchronous
 
 ADAGRAD = optim("adagrad", lr=0.05)

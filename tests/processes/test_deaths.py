@@ -18,14 +18,14 @@ from time import monotonic
 import jobs
 import pytest
 
-from distbelief.cluster import forkserver, local, requirements, running
-from distbelief.cluster.child import Child
-from distbelief.cluster.place import Deadlines
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
+from distbelief.places.place import Deadlines
+from distbelief.places.processes import forkserver, local, requirements, running
+from distbelief.places.processes.child import Child
 from distbelief.strategies import Downpour, Single
 
 EPOCHS = 30
@@ -286,7 +286,7 @@ def test_a_process_in_an_endless_step_ends_with_its_forkserver(pipe: Path, tmp_p
 SUPERVISOR = """
 import multiprocessing, sys
 import distbelief as db
-from distbelief.cluster.sitting import Sitting
+from distbelief.places.sitting import Sitting
 from distbelief.core import records
 record, told = Sitting.record, []
 def tell(self, moment, role, what):

@@ -22,7 +22,6 @@ import pytest
 import torch
 from spoil import LAYOUT, PLAN, Spoiler
 
-from distbelief.cluster.authority import Authority
 from distbelief.core import messages, wire
 from distbelief.core.conversations import (
     checkpointing,
@@ -42,6 +41,7 @@ from distbelief.core.messages import Message
 from distbelief.core.portions import Portion, Position
 from distbelief.core.protocol import MESSAGES
 from distbelief.errors import CheckpointError, DataError, RemoteProtocolError
+from distbelief.places.join.authority import Authority
 from distbelief.record.checkpoints import MANIFEST, Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics

@@ -20,14 +20,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster import signals, status
-from distbelief.cluster.evaluate import evaluate
-from distbelief.cluster.local import Local
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import UsageError
+from distbelief.places import signals, status
+from distbelief.places.evaluate import evaluate
+from distbelief.places.processes.local import Local
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Hogwild, Locking, Single
 from distbelief.transport.locks import Locks
 

@@ -15,11 +15,12 @@ from typing import Any
 import jobs
 import pytest
 
-from distbelief.cluster import join_server, status
-from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
+from distbelief.places import status
+from distbelief.places.join import join_server
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 
 SECONDS = 60.0

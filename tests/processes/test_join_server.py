@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from distbelief.cluster import join_server
-from distbelief.cluster.authority import Authority
-from distbelief.cluster.join_server import JoinRefusal, JoinRequest, JoinServer, Part, Ticket
 from distbelief.errors import JobFailed
+from distbelief.places.join import join_server
+from distbelief.places.join.authority import Authority
+from distbelief.places.join.join_server import JoinRefusal, JoinRequest, JoinServer, Part, Ticket
 from distbelief.transport.tls import Identity, context
 
 AUTHORITY = Authority("job")

@@ -11,7 +11,7 @@ from typing import Any
 import jobs
 import pytest
 
-from distbelief.cluster.local import Local
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce
 
 REPLICAS = 3

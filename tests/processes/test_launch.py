@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """

@@ -11,10 +11,10 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster.local import Local
-from distbelief.cluster.processes import Processes
-from distbelief.cluster.words import Failed
 from distbelief.errors import JobFailed
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.processes import Processes
+from distbelief.places.words import Failed
 from distbelief.strategies import Allreduce
 
 PATIENCE = 120.0

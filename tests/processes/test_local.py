@@ -19,15 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distbelief import errors
-from distbelief.cluster import forkserver, running
-from distbelief.cluster.local import Local
-from distbelief.cluster.processes import Processes
-from distbelief.cluster.requirements import TRANSPORTS
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.sitting import View
 from distbelief.core import records
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
+from distbelief.places.processes import forkserver, running
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.requirements import TRANSPORTS
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.sitting import View
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.recorder import read_metrics
 from distbelief.strategies import Downpour, Single
@@ -325,7 +325,7 @@ def test_a_run_folder_that_cannot_be_made_again_fails_the_job(
 SPARED = """
 import sys
 import distbelief as db
-from distbelief.cluster import process  # all that the processes of a job are forked with
+from distbelief.places.processes import process  # all that the processes of a job are forked with
 from distbelief.strategies.single.loop import SingleLoop
 import jobs
 assert "torch._dynamo" not in sys.modules, "imported before anything is trained"

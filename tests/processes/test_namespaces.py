@@ -18,7 +18,7 @@ from typing import Any
 import jobs
 import pytest
 
-from distbelief.cluster import join_server
+from distbelief.places.join import join_server
 
 SECONDS = 100.0
 """How long anything may take, before the test fails."""

@@ -10,12 +10,12 @@ from time import monotonic
 
 import jobs
 
-from distbelief.cluster import forkserver
-from distbelief.cluster.local import Local
-from distbelief.cluster.place import Event
-from distbelief.cluster.processes import Processes
-from distbelief.cluster.running import Running
-from distbelief.cluster.sitting import Sitting
+from distbelief.places.place import Event
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.running import Running
+from distbelief.places.sitting import Sitting
 from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 

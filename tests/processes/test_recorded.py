@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster.local import Local
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
 from distbelief.strategies import (
     Allreduce,
     Bounded,

@@ -10,11 +10,11 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import JobFailed
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 EPOCHS = 12

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster import status
-from distbelief.cluster.local import Local
-from distbelief.cluster.processes import Processes
-from distbelief.cluster.running import Running
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.errors import CheckpointError, DistbeliefError, JobFailed, UsageError
+from distbelief.places import status
+from distbelief.places.processes.local import Local
+from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.running import Running
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_part

@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster.evaluate import evaluate
-from distbelief.cluster.local import Local
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
+from distbelief.places.evaluate import evaluate
+from distbelief.places.processes.local import Local
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Downpour, Sandblaster
 
 ITERATIONS = 25

@@ -12,7 +12,7 @@ import pytest
 FREES_AND_TAKES = """
 import ctypes, resource, sys
 import torch
-from distbelief.cluster import settle
+from distbelief.places.processes import settle
 
 for threshold in (settle.M_TRIM_THRESHOLD, settle.M_MMAP_THRESHOLD):
     ctypes.CDLL(None).mallopt(threshold, 1 << 17)  # glibc's first, and fixed by this
@@ -46,7 +46,7 @@ def test_what_a_step_frees_the_next_one_has_without_asking_the_kernel() -> None:
 
 SETTLES = """
 import signal, sys
-from distbelief.cluster import settle
+from distbelief.places.processes import settle
 
 settle.settle_process("test", 1, *map(int, sys.argv[1:]))
 print("settled", flush=True)

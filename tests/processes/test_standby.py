@@ -11,9 +11,9 @@ from pathlib import Path
 import jobs
 import pytest
 
-from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.core.records import Record
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served
 

@@ -12,11 +12,11 @@ import jobs
 import pytest
 
 from distbelief.cli import main
-from distbelief.cluster import status
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.local import Local
 from distbelief.core import records
 from distbelief.errors import UsageError
+from distbelief.places import status
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour, Single
 
 SLOW = Local(compute=ComputeModel(step=0.005, spread="constant"))

@@ -16,9 +16,6 @@ import pytest
 import torch
 from wire_tap import BEFORE, BEHIND, TLS_1_3, agreed, tap
 
-from distbelief.cluster import join_server
-from distbelief.cluster.authority import Authority
-from distbelief.cluster.local import Local
 from distbelief.core import records, wire
 from distbelief.core.conversations.initialising import Ready
 from distbelief.core.conversations.linking import Hello
@@ -26,6 +23,9 @@ from distbelief.core.conversations.pushing import Fetched, Pushed
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Version
 from distbelief.errors import JobFailed
+from distbelief.places.join import join_server
+from distbelief.places.join.authority import Authority
+from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets, tls

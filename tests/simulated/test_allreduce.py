@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
 from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import INSTANT
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import Link, price

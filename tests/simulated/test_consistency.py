@@ -17,16 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster import handling
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
 from distbelief.core.conversations import checkpointing, evaluating, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated import handling
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
 from distbelief.strategies import Bounded, Downpour, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.strategies.parameter_server.options import Served

@@ -10,9 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import INSTANT, STATES, Handling, Labour, touched
-from distbelief.cluster.simulated import Simulated
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import Piece
 from distbelief.core.conversations.mirroring import Copied, CopyUse, Took
@@ -24,6 +21,9 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import INSTANT, STATES, Handling, Labour, touched
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import HEADER, NetworkModel

@@ -16,10 +16,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Batch
@@ -27,6 +23,10 @@ from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.hogwild import Racing
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
 from distbelief.strategies.single.loop import SingleLoop

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.hogwild import Racing
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Hogwild, Locking
 from distbelief.testing.simulations import Observed
 

@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
 from distbelief.core.effects import Arrival, Batch, Computed, Measured
@@ -23,6 +20,9 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import INSTANT
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.replica.downpour import Downpour as Story
 from distbelief.runtime.driver import Driver
 from distbelief.server.coordinator import Coordinator

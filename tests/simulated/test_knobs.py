@@ -16,15 +16,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach

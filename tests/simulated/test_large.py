@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import norms, records
 from distbelief.core.conversations import agreement
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import INSTANT
+from distbelief.places.simulated.hogwild import Racing
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server import layerwise, optimizers
 from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
 from distbelief.strategies.allreduce.torch_whole import TorchWhole

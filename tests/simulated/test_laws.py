@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.simulated import Simulated
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import INSTANT
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData

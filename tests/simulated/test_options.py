@@ -20,18 +20,18 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from distbelief.cluster import simulated
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import Handling
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.simulation import Simulation
-from distbelief.cluster.sitting import Sitting
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import DistbeliefError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated import simulated
+from distbelief.places.simulated.handling import Handling
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import Simulation
+from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.places.sitting import Sitting
 from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import learning_rate
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from distbelief.cluster.place import Effect, Ended, Event
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.simulation import Simulation
-from distbelief.cluster.supervisor import Supervisor
-from distbelief.cluster.words import Word
 from distbelief.core import roles
 from distbelief.job import Job
+from distbelief.places.place import Effect, Ended, Event
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import Simulation
+from distbelief.places.supervisor import Supervisor
+from distbelief.places.words import Word
 from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 

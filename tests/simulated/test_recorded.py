@@ -24,9 +24,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import roles
 from distbelief.core.conversations.table import States
 from distbelief.core.effects import Arrival, Effect
@@ -34,6 +31,9 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.core.protocol import CONVERSATIONS
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server.machine import Answering
 from distbelief.strategies import (
     Allreduce,

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.simulation import Simulation
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
 from distbelief.core.effects import Arrival
@@ -22,6 +19,9 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import Simulation
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.journal import Journal
 from distbelief.runtime import lasting
 from distbelief.runtime.clock import VirtualClock

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from distbelief.bench.balance import balance, coordinator_bytes
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import operations, pushing
 from distbelief.core.descent import Batches, Descent
 from distbelief.core.messages import Message
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.bundles import RESERVE
 from distbelief.tasks import Task

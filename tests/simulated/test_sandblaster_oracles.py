@@ -11,13 +11,13 @@ import torch
 from scipy import optimize
 from torch import Tensor, nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import records, roles, wire
 from distbelief.core.conversations import initialising, operations, pushing
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.recursion import Pair, classical
 from distbelief.tasks import Task

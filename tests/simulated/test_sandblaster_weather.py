@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import operations
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order

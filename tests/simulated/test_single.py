@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.simulated import Simulated
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.core.sharding import cut
 from distbelief.errors import TrainingError
 from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.restore import load_part
 from distbelief.strategies import Downpour, Single

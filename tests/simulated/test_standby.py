@@ -10,9 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.conversations import membership, mirroring, pushing
 from distbelief.core.messages import Message
@@ -20,6 +17,9 @@ from distbelief.core.optimizer import LAYERWISE, Optimizer, optim
 from distbelief.core.outcomes import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server.standby import Standby
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served

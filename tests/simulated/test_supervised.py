@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from distbelief.cluster.place import Effect, Ended, Event, Kill, Moved, Said, Start, Tell
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
-from distbelief.cluster.words import Died
 from distbelief.core import records
 from distbelief.job import Job
+from distbelief.places.place import Effect, Ended, Event, Kill, Moved, Said, Start, Tell
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.places.words import Died
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
 from distbelief.testing import Observed
 from distbelief.transport.virtual import NetworkModel

@@ -20,11 +20,11 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core import records
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import INSTANT
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.virtual_cluster import Crash
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import INSTANT
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Downpour
 from distbelief.testing.simulations import Observed, Trace
 from distbelief.transport.virtual import NetworkModel

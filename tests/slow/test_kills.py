@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import distbelief as db
-from distbelief.cluster.sitting import Sitting
 from distbelief.core import records
+from distbelief.places.sitting import Sitting
 
 KILLS = int(os.environ.get("DISTBELIEF_KILLS", "60"))
 ROLES = ["replica 0", "replica 1", "shard 0", "shard 1", "standby 0", "coordinator", "evaluator"]

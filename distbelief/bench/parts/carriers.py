@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 
 from distbelief.bench.parts.peers import Peers
-from distbelief.cluster.authority import Authority
 from distbelief.core import roles
 from distbelief.core.conversations import initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
@@ -22,6 +21,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.sharding import cut
 from distbelief.errors import JobFailed, UsageError
+from distbelief.places.join.authority import Authority
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.server.shard import Shard

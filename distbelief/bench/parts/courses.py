@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distbelief.cluster.local import Local
 from distbelief.job import Job
+from distbelief.places.processes.local import Local
 from distbelief.tasks import Task, TensorData, resolve
 
 SHORT = 12_800

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from distbelief.cluster import forkserver
-from distbelief.cluster.settle import settle_process
 from distbelief.errors import JobFailed
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.settle import settle_process
 
 ANSWER_SECONDS = 120.0
 """Longest wait for one word of a peer."""

@@ -195,7 +195,7 @@ MUTANTS = [
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",),
     ),
     Mutant(
-        "the-times-of-steps-follow-from-no-seed", SEED, "cluster/compute_model.py",
+        "the-times-of-steps-follow-from-no-seed", SEED, "places/compute_model.py",
         "random.Random(", "random.SystemRandom(",
         ("tests/simulated/test_traces.py::test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",),
     ),

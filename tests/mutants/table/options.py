@@ -30,7 +30,7 @@ MUTANTS = [
     Mutant(
         "hogwild-clips-nothing",
         OPTIONS,
-        "cluster/hogwild.py",
+        "places/simulated/hogwild.py",
         "            settings.clip_norm,\n            settings.drop_last,",
         "            0.0,\n            settings.drop_last,",
         (f"{PLAYED}[hogwild clip_norm]",),
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "a-test-set-is-tried-after-an-epoch",
         TOLD,
-        "cluster/simulation.py",
+        "places/simulated/simulation.py",
         "        check_measure(self.task, evaluated.module)\n",
         "",
         (f"{WRONG}[downpour-a metric in words]",),

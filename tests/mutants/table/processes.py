@@ -18,7 +18,7 @@ MUTANTS = [
     Mutant(
         "processes-of-a-job-take-sigterm",
         "A Ctrl-C at any moment of the command ends it",
-        "cluster/settle.py",
+        "places/processes/settle.py",
         "    signal.signal(signal.SIGTERM, leave)",
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)",
         (
@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "the-memory-of-a-job-stays-open",
         LEFT,
-        "cluster/running.py",
+        "places/processes/running.py",
         "for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):",
         "for descriptor in self._journal:",
         ("tests/processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them",),
@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "a-folder-of-the-forkserver-stays",
         LEFT,
-        "cluster/forkserver.py",
+        "places/processes/forkserver.py",
         'tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:',
         'contextlib.nullcontext(tempfile.mkdtemp(prefix="distbelief-")) as folder:',
         ("tests/processes/test_local.py::test_a_job_leaves_what_the_house_promises",),
@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         "who-is-left-at-the-end-is-not-killed",
         LEFT,
-        "cluster/running.py",
+        "places/processes/running.py",
         "        finally:\n            self.close()\n",
         "        finally:\n            if supervisor.failure:\n                self.close()\n",
         ("tests/processes/test_deaths.py::test_an_error_of_the_supervisor_itself_leaves_nobody_behind",),
@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         "processes-outlive-their-supervisor",
         LEFT,
-        "cluster/settle.py",
+        "places/processes/settle.py",
         "    threading.Thread(target=_outlive_nobody, args=descriptors, daemon=True).start()\n",
         "",
         (
@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "processes-watch-the-first-above-them-only",
         LEFT,
-        "cluster/settle.py",
+        "places/processes/settle.py",
         "    for descriptor in above:\n",
         "    for descriptor in above[:1]:\n",
         ("tests/processes/test_settle.py::test_a_process_ends_with_either_of_those_above_it[the forkserver]",),
@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "open-files-are-not-counted",
         "What this machine limits",
-        "cluster/requirements.py",
+        "places/processes/requirements.py",
         "if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:",
         "if resource.RLIM_INFINITY in (allowed, most) or needed >= allowed:",
         (
@@ -124,7 +124,7 @@ MUTANTS = [
     Mutant(
         "a-life-repeats-the-error-of-the-last",
         "What this machine limits",
-        "cluster/explanation.py",
+        "places/explanation.py",
         "return bool(said) and said == before",
         "return bool(said) and role == before",
         ("tests/processes/test_limits.py::test_an_error_that_the_next_life_would_repeat_is_not_waited_for",),
@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         "the-metrics-of-a-lost-folder-are-lost",
         "A run folder that is deleted",
-        "cluster/sitting.py",
+        "places/sitting.py",
         "        self.recorder.write_again()\n",
         "",
         ("tests/processes/test_local.py::test_a_run_folder_that_is_deleted_is_told_and_written_again[single-deleted]",),

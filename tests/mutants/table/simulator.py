@@ -31,7 +31,7 @@ MUTANTS = [
     Mutant(
         "an-update-costs-a-simulated-shard-no-time",
         COSTS,
-        "cluster/handling.py",
+        "places/simulated/handling.py",
         "                seconds += self.update(payload.nbytes)\n        elif isinstance(event, Copied):",
         "                seconds += 0.0\n        elif isinstance(event, Copied):",
         (
@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "a-simulated-round-is-updated-once-for-each-gradient",
         COSTS,
-        "cluster/handling.py",
+        "places/simulated/handling.py",
         "                self._known = updates\n",
         "",
         ("tests/simulated/test_handling.py::test_a_round_costs_an_addition_for_each_gradient_and_one_update",),
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "simulated-single-updates-in-no-time",
         COSTS,
-        "cluster/alone.py",
+        "places/simulated/alone.py",
         "        super().update()\n        self._clock.time += self._updating",
         "        super().update()",
         ("tests/simulated/test_handling.py::test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates",),

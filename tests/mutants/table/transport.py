@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "tcp-in-the-place-of-tls",
         TLS,
-        "cluster/process.py",
+        "places/processes/process.py",
         "return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)",
         "return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=True)",
         (ON_THE_WIRE, TLS_TESTS + "test_a_job_beyond_loopback_is_encrypted_unasked"),
@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant(
         "one-loopback-address-of-two-will-do",
         TLS,
-        "cluster/local_options.py",
+        "places/processes/options.py",
         "return self.tls or not (is_loopback(host_and_port(self.bound)[0]) and is_loopback(self.advertised))",
         "return self.tls or not (is_loopback(host_and_port(self.bound)[0]) or is_loopback(self.advertised))",
         ("tests/core/test_cli.py::test_links_are_encrypted_wherever_others_could_read_them",),
@@ -224,7 +224,7 @@ MUTANTS = [
     Mutant(
         "a-process-shows-its-key-in-its-title",
         KEYS,
-        "cluster/process.py",
+        "places/processes/process.py",
         "settle_process(role, spec.threads, spec.supervisor, spec.forkserver)",
         'settle_process(f"{role} {msgspec.to_builtins(spec.identity)}", spec.threads, spec.supervisor, '
         "spec.forkserver)",
@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "a-ticket-that-others-may-read",
         KEYS,
-        "cluster/join_server.py",
+        "places/join/join_server.py",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644",
         (JOIN_SERVER + "test_the_ticket_is_its_owners_only_and_goes_with_the_server",),
@@ -242,7 +242,7 @@ MUTANTS = [
     Mutant(
         "a-ticket-that-stays",
         KEYS,
-        "cluster/join_server.py",
+        "places/join/join_server.py",
         "        self.path.unlink(missing_ok=True)\n",
         "",
         (JOIN_SERVER + "test_the_ticket_is_its_owners_only_and_goes_with_the_server", HIDDEN),
@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "any-secret-lets-a-guest-in",
         TICKET,
-        "cluster/join_server.py",
+        "places/join/join_server.py",
         "hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode())",
         "bool(request.secret)",
         (JOIN_SERVER + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",),
@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         "any-role-of-the-job-may-ask-to-join",
         TICKET,
-        "cluster/join_server.py",
+        "places/join/join_server.py",
         "if connection.peer != GUEST:",
         "if not connection.peer:",
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",),
@@ -292,7 +292,7 @@ MUTANTS = [
     Mutant(
         "a-guest-that-is-asked-to-leave-just-ends",
         TICKET,
-        "cluster/supervisor.py",
+        "places/supervisor.py",
         "        elif self._guest and again:\n",
         "        elif self._guest:\n",
         ("tests/processes/test_join.py::test_a_guest_leaves_and_what_it_had_not_begun_is_dealt_to_others[Ctrl-C]",),

@@ -19,18 +19,18 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster.addresses import listen_at
-from distbelief.cluster.channel import Channel
-from distbelief.cluster.compute_model import Padding
-from distbelief.cluster.settle import name_process, settle_process
-from distbelief.cluster.spec import Spec
-from distbelief.cluster.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
+from distbelief.places.compute_model import Padding
+from distbelief.places.processes.addresses import listen_at
+from distbelief.places.processes.channel import Channel
+from distbelief.places.processes.settle import name_process, settle_process
+from distbelief.places.processes.spec import Spec
+from distbelief.places.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.evaluator import Evaluator

@@ -32,7 +32,7 @@ UNTOLD = 255
 def context() -> ForkServerContext:
     """The context of processes that start with torch imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["distbelief.cluster.process"])
+    context.set_forkserver_preload(["distbelief.places.processes.process"])
     return context
 
 

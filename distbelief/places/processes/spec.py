@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.local_options import LocalOptions
 from distbelief.core.portions import START, Position
 from distbelief.core.settings import Settings
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.processes.options import LocalOptions
 from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
-    from distbelief.cluster.sitting import Sitting
     from distbelief.job import Job
+    from distbelief.places.sitting import Sitting
 
 
 class Spec(msgspec.Struct, frozen=True):

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from distbelief.cluster import requirements, signals
-from distbelief.cluster.local_options import LocalOptions
 from distbelief.core.settings import Settings
 from distbelief.job import Job
+from distbelief.places import signals
+from distbelief.places.processes import requirements
+from distbelief.places.processes.options import LocalOptions
 
 if TYPE_CHECKING:
-    from distbelief.cluster.sitting import View
+    from distbelief.places.sitting import View
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Local(LocalOptions):
         settings = self.settings(job)
         requirements.allow_files(settings)
         requirements.check_task(job)
-        from distbelief.cluster.sitting import evaluates
+        from distbelief.places.sitting import evaluates
         from distbelief.tasks import resolve
 
         task = resolve(job.reference, job.data_dir)
@@ -74,8 +75,8 @@ class Local(LocalOptions):
         evaluated: bool,
         script: list[str] | None = None,
     ) -> dict[str, Any]:
-        from distbelief.cluster.running import Running
-        from distbelief.cluster.sitting import Sitting
+        from distbelief.places.processes.running import Running
+        from distbelief.places.sitting import Sitting
 
         with signals.waitable() as woken:
             return Running(self, job, settings, Sitting(job, settings, view, began), evaluated, script).run(woken)

@@ -9,13 +9,13 @@ import resource
 from typing import TYPE_CHECKING
 
 from distbelief import errors
-from distbelief.cluster.addresses import PORTS, check_network, host_and_port, listen_at
-from distbelief.cluster.local_options import LocalOptions
 from distbelief.core import roles
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
+from distbelief.places.processes.addresses import PORTS, check_network, host_and_port, listen_at
+from distbelief.places.processes.options import LocalOptions
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distbelief.cluster.addresses import host_and_port, is_loopback, told_host
-from distbelief.cluster.compute_model import ComputeModel
 from distbelief.core.values import Checked
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.processes.addresses import host_and_port, is_loopback, told_host
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from distbelief.cluster.words import Word
 from distbelief.core import effects, records
 from distbelief.errors import DistbeliefError
+from distbelief.places.words import Word
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import torch
 
-from distbelief.cluster.compute_model import Stopwatch
-from distbelief.cluster.handling import Labour
-from distbelief.cluster.place import NEVER, Said
-from distbelief.cluster.simulation import model_of, task_of, without_loss
-from distbelief.cluster.sitting import Sitting
-from distbelief.cluster.supervisor import Supervisor
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.job import Job
+from distbelief.places.compute_model import Stopwatch
+from distbelief.places.place import NEVER, Said
+from distbelief.places.simulated.handling import Labour
+from distbelief.places.simulated.simulation import model_of, task_of, without_loss
+from distbelief.places.sitting import Sitting
+from distbelief.places.supervisor import Supervisor
 from distbelief.runtime.clock import VirtualClock
 from distbelief.strategies.single.loop import SingleLoop
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from distbelief.cluster.compute_model import ComputeModel
-from distbelief.cluster.handling import Handling
 from distbelief.core import roles
 from distbelief.core.settings import Settings, option
 from distbelief.core.values import Checked, CheckedStruct, admit, shown
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import Handling
 from distbelief.strategies import Strategy
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import NetworkModel

@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief import errors
-from distbelief.cluster import forkserver, status
-from distbelief.cluster.addresses import host_and_port
-from distbelief.cluster.child import Child
-from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.join_server import Guests, JoinRefusal, JoinRequest, JoinServer, Part
-from distbelief.cluster.local_options import LocalOptions
-from distbelief.cluster.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
-from distbelief.cluster.processes import Processes
-from distbelief.cluster.spec import tell, tell_guest
-from distbelief.cluster.supervisor import Supervisor
-from distbelief.cluster.words import Ask, Listening, Noted, Over, Standing, Word
 from distbelief.core import effects, records, roles
 from distbelief.core.settings import Settings
 from distbelief.job import Job
+from distbelief.places import status
+from distbelief.places.explanation import Explanation
+from distbelief.places.join.join_server import Guests, JoinRefusal, JoinRequest, JoinServer, Part
+from distbelief.places.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.addresses import host_and_port
+from distbelief.places.processes.child import Child
+from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.spec import tell, tell_guest
+from distbelief.places.supervisor import Supervisor
+from distbelief.places.words import Ask, Listening, Noted, Over, Standing, Word
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
 if TYPE_CHECKING:
-    from distbelief.cluster.authority import Authority
-    from distbelief.cluster.sitting import Sitting
+    from distbelief.places.join.authority import Authority
+    from distbelief.places.sitting import Sitting
 
 DEADLINES = Deadlines()
 TICK = 1.0
@@ -108,7 +109,7 @@ class Running:
     def _start(self, woken: Connection) -> None:
         """Start every process; a Ctrl-C is acted on before the rest is started."""
         if self.cluster.encrypted:
-            from distbelief.cluster.authority import Authority  # with what it encrypts by
+            from distbelief.places.join.authority import Authority  # with what it encrypts by
 
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.sitting.folder:

@@ -14,13 +14,6 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.cluster.handling import INSTANT, Labour
-from distbelief.cluster.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
-from distbelief.cluster.sitting import Sitting, evaluates
-from distbelief.cluster.supervisor import Supervisor
-from distbelief.cluster.timed import TimedPhantom, TimedWorker, Watcher, with_data
-from distbelief.cluster.virtual_cluster import VirtualCluster
-from distbelief.cluster.words import Died, Interrupt, Listening, Word
 from distbelief.core import events, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Story
@@ -29,6 +22,13 @@ from distbelief.core.messages import Message
 from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
+from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
+from distbelief.places.simulated.handling import INSTANT, Labour
+from distbelief.places.simulated.timed import TimedPhantom, TimedWorker, Watcher, with_data
+from distbelief.places.simulated.virtual_cluster import VirtualCluster
+from distbelief.places.sitting import Sitting, evaluates
+from distbelief.places.supervisor import Supervisor
+from distbelief.places.words import Died, Interrupt, Listening, Word
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import Store, load_weights

@@ -15,15 +15,17 @@ from typing import Any
 import msgspec
 
 from distbelief import errors
-from distbelief.cluster import forkserver, join_server, signals
-from distbelief.cluster.child import Child
-from distbelief.cluster.join_server import JoinRefusal, JoinRequest, Part, Ticket, read_ticket
-from distbelief.cluster.place import NEVER, Effect, Event, Interruption, Said, carry_out
-from distbelief.cluster.processes import Processes
-from distbelief.cluster.supervisor import Supervisor
-from distbelief.cluster.words import Failed, Listening, Noted, Word
 from distbelief.core import effects, records
 from distbelief.errors import Interrupted, JobFailed
+from distbelief.places import signals
+from distbelief.places.join import join_server
+from distbelief.places.join.join_server import JoinRefusal, JoinRequest, Part, Ticket, read_ticket
+from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, carry_out
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.child import Child
+from distbelief.places.processes.processes import Processes
+from distbelief.places.supervisor import Supervisor
+from distbelief.places.words import Failed, Listening, Noted, Word
 from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
@@ -148,7 +150,7 @@ class _Stay:
 
     def _spec(self, role: str, incarnation: int) -> bytes:
         """What the process must know: the job's part of it, and this machine's."""
-        from distbelief.cluster.spec import Spec
+        from distbelief.places.processes.spec import Spec
 
         theirs, guest = msgspec.msgpack.decode(self._part.spec, type=Spec), self._guest
         own = msgspec.structs.replace(

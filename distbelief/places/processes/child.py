@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from distbelief.cluster.channel import Channel
+from distbelief.places.processes.channel import Channel
 
 
 class Child:

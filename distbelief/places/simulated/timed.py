@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from distbelief.cluster.compute_model import Stopwatch
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
+from distbelief.places.compute_model import Stopwatch
 from distbelief.tasks import Data, Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure

@@ -27,7 +27,7 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.transport.secure import Identity, TlsSocket, context
 
 if TYPE_CHECKING:
-    from distbelief.cluster.authority import Authority
+    from distbelief.places.join.authority import Authority
 
 GUEST = "guest"
 """What the certificate in a ticket names: not yet a replica."""

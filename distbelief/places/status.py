@@ -12,9 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from distbelief.cluster.words import Standing
 from distbelief.core import roles
 from distbelief.errors import JobFailed
+from distbelief.places.words import Standing
 from distbelief.record.folder import RunFolder
 from distbelief.record.summary import Summary
 from distbelief.transport.secure import check_user

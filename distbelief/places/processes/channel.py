@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from distbelief.cluster.words import AnyWord, Failed, Word
+from distbelief.places.words import AnyWord, Failed, Word
 
 MESSAGE_LIMIT = 1 << 24
 """Longest message on a channel, in bytes."""

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distbelief.cluster.compute_model import Stopwatch
-from distbelief.cluster.simulation import Simulation
-from distbelief.cluster.timed import with_data
 from distbelief.core import roles
 from distbelief.core.buckets import Bucket, buckets, shares
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
+from distbelief.places.compute_model import Stopwatch
+from distbelief.places.simulated.simulation import Simulation
+from distbelief.places.simulated.timed import with_data
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, Link, cheapest
 from distbelief.strategies.allreduce.replica import Allreduce

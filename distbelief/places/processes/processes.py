@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from distbelief.cluster import forkserver, signals
-from distbelief.cluster.child import Child
-from distbelief.cluster.place import Ended, Event, Unable
-from distbelief.cluster.words import Over, Word
 from distbelief.errors import JobFailed
+from distbelief.places import signals
+from distbelief.places.place import Ended, Event, Unable
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.child import Child
+from distbelief.places.words import Over, Word
 
 GRACE = 1.0
 """Seconds that a process whose descriptors are closed may take to be gone."""
@@ -57,7 +58,7 @@ class Processes:
         self._children[role, incarnation] = Child(role, incarnation, process, ours)
 
     def _forked(self, role: str, incarnation: int) -> tuple[Any, Any]:
-        from distbelief.cluster.process import main  # with torch
+        from distbelief.places.processes.process import main  # with torch
 
         return forkserver.fork(role, main, role, incarnation, self._spec(role, incarnation))
 

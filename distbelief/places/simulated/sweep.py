@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from distbelief.cluster.simulated import Simulated
-from distbelief.cluster.simulation import task_of
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import task_of
 from distbelief.record.live import SIMULATED
 from distbelief.tasks import as_data
 

@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distbelief.cluster.alone import Alone
-from distbelief.cluster.assembled import Assembled
-from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.handling import Labour
-from distbelief.cluster.hogwild import Racing
-from distbelief.cluster.signals import WORDS
-from distbelief.cluster.simulation import Simulation, task_of
-from distbelief.cluster.sitting import Sitting, View, evaluates
-from distbelief.cluster.virtual_cluster import VirtualCluster
 from distbelief.core import roles
 from distbelief.core.outcomes import cause_of
 from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
+from distbelief.places.explanation import Explanation
+from distbelief.places.signals import WORDS
+from distbelief.places.simulated.alone import Alone
+from distbelief.places.simulated.assembled import Assembled
+from distbelief.places.simulated.handling import Labour
+from distbelief.places.simulated.hogwild import Racing
+from distbelief.places.simulated.simulation import Simulation, task_of
+from distbelief.places.simulated.virtual_cluster import VirtualCluster
+from distbelief.places.sitting import Sitting, View, evaluates
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
 

@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from distbelief.cluster.forkserver import LEFT
+from distbelief.places.processes.forkserver import LEFT
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from distbelief import errors
-from distbelief.cluster.explanation import Explanation
-from distbelief.cluster.place import (
+from distbelief.core import effects, records, roles
+from distbelief.core.outcomes import Outcome
+from distbelief.errors import DistbeliefError, Interrupted, JobFailed
+from distbelief.places.explanation import Explanation
+from distbelief.places.place import (
     Deadlines,
     Effect,
     Ended,
@@ -28,10 +31,7 @@ from distbelief.cluster.place import (
     TickLater,
     Unable,
 )
-from distbelief.cluster.words import Died, Explain, Failed, Interrupt, Listening
-from distbelief.core import effects, records, roles
-from distbelief.core.outcomes import Outcome
-from distbelief.errors import DistbeliefError, Interrupted, JobFailed
+from distbelief.places.words import Died, Explain, Failed, Interrupt, Listening
 
 
 class _Life:

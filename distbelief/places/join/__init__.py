@@ -1,0 +1,1 @@
+"""Joining a job that runs on another machine: tickets, certificates, guests."""

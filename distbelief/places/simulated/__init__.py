@@ -1,0 +1,1 @@
+"""A virtual cluster: the same roles on a simulated clock."""
