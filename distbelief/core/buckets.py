@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from distbelief.core.layout import ITEM_SIZES, Entry, Layout
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout
 
 MEGABYTE = 1_000_000
 FORWARD = 1 / 3
@@ -37,7 +37,7 @@ def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
     """Every trained parameter in one bucket of at most so many megabytes, of whole tensors; a larger tensor is one by
     itself.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> layout = lay_out([Tensor(name, (250,), "float32") for name in "abc"])
     >>> buckets(layout, 0.002)
     (Bucket(start=1000, stop=3000, dtype='float32', adds=True), Bucket(start=0, stop=1000, dtype='float32', adds=True))

@@ -13,9 +13,9 @@ from itertools import pairwise
 import msgspec
 
 from distbelief.core.counts import size_of
-from distbelief.core.layout import ALIGNMENT, ITEM_SIZES, Entry, Layout, Range
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
+from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, Entry, Layout, Range
 
 LOCKS = ("none", "shard", "global")
 """What an update locks: nothing, each range that it writes to, or everything."""
@@ -72,7 +72,7 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
     Raises:
         UsageError: there are more parts than parameters.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> ranges(lay_out([Tensor("a", (10,), "float32"), Tensor("b", (90,), "float32")]), 2)
     (Range(start=0, stop=168), Range(start=168, stop=400))
     """
@@ -97,7 +97,7 @@ def trained(layout: Layout) -> list[Entry]:
 class MappingLayout(msgspec.Struct, frozen=True):
     """Where everything lies in a mapping, in bytes.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.optimizer import optim
     >>> lie = mapping_layout(lay_out([Tensor("w", (100,), "float32")]), optim("adagrad"), shards=2, replicas=2)
     >>> lie.state, lie.steps, lie.counts, lie.length

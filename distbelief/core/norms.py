@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from distbelief.core import roles
 from distbelief.core.conversations.agreement import Norms, Squares
 from distbelief.core.effects import Send
-from distbelief.core.layout import Layout, Range
 from distbelief.core.optimizer import LAYERWISE
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.sharding.layout import Layout, Range
 
 KEPT = 8
 """Rounds whose norms are kept: no shard is more than two behind (see `core/rounds`)."""
@@ -36,9 +36,9 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
 def cut_layers(plan: Plan) -> dict[int, set[int]]:
     """The layers that lie on several shards, by their number in the layout: on which.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
-    >>> from distbelief.core.sharding import cut
+    >>> from distbelief.sharding.assignments import cut
     >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
     >>> cut_layers(Plan(Settings(), layout, cut(layout, 2), 8))
     {1: {0, 1}}
@@ -57,10 +57,10 @@ class Exchange:
         plan: of the job.
         index: of the shard.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.optimizer import Optimizer
     >>> from distbelief.core.settings import Settings
-    >>> from distbelief.core.sharding import cut
+    >>> from distbelief.sharding.assignments import cut
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
     >>> plan = Plan(Settings("synchronous", optimizer=Optimizer("lars")), layout, cut(layout, 2), 8)
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)

@@ -6,11 +6,11 @@ import msgspec
 
 from distbelief.core import mapping
 from distbelief.core.descent import Descent
-from distbelief.core.layout import Layout
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.sharding import Assignment
 from distbelief.errors import UsageError, unknown
+from distbelief.sharding.assignments import Assignment
+from distbelief.sharding.layout import Layout
 
 MOST = 1 << 16
 """Most replicas and most shards of a job, be it simulated."""

@@ -22,13 +22,13 @@ import torch
 from distbelief.core import roles
 from distbelief.core.buckets import Bucket
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.layout import Range
 from distbelief.errors import UsageError
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.player import WHOLE, SchedulePlayer
 from distbelief.fabric.waiting import Wait
 from distbelief.schedules.allreduce import PLACED, cut
 from distbelief.schedules.schedule import Move, RankStep, Schedule
+from distbelief.sharding.layout import Range
 
 BLOCK = 1 << 18
 """Bytes that are added up at a time: what is read and written stays in the caches of one core."""

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from distbelief.core.layout import Range
 from distbelief.fabric.shared_memory import in_order
 from distbelief.fabric.waiting import SPIN_SECONDS, rest
 from distbelief.schedules.allreduce import cut
 from distbelief.schedules.schedule import RankStep
+from distbelief.sharding.layout import Range
 
 CHUNK = 1 << 20
 """Bytes of a tensor that pass at a time, where there are few ranks."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from distbelief.core.layout import ITEM_SIZES, Layout, Range, Tensor
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError
+from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, Tensor
 
 CHUNK = 1 << 20
 """Bytes that are copied at a time."""

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from distbelief.core.layout import ITEM_SIZES, Layout, Range, check_same
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, LayoutError
 from distbelief.record.checkpoints import MANIFEST, MODEL, Checkpoints, Manifest, Part, checksum, corrupt, read_manifest
+from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, check_same
 
 
 def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

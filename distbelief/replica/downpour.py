@@ -20,13 +20,13 @@ from typing import Any
 from distbelief.core import events, roles
 from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
-from distbelief.core.layout import Range
 from distbelief.core.settings import Plan
 from distbelief.replica.links import Links, unwanted
 from distbelief.replica.parameters import Parameters
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Work, check_loss
+from distbelief.sharding.layout import Range
 
 REPORT_SECONDS = 0.25
 """A replica reports its progress when it has computed for this long since its last report, and at the end of every

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from distbelief.core.effects import Payload, Phantom
-from distbelief.core.layout import Layout, Range
+from distbelief.sharding.layout import Layout, Range
 
 
 class Vectors(Protocol):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 
-from distbelief.core.layout import Range
 from distbelief.errors import UsageError, unknown
 from distbelief.schedules.schedule import Move, Postcondition, Schedule, Step
+from distbelief.sharding.layout import Range
 
 Steps = list[list[Move]]
 

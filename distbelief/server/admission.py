@@ -7,11 +7,11 @@ from __future__ import annotations
 import msgspec
 
 from distbelief.core.conversations.membership import Join
-from distbelief.core.layout import check_same
 from distbelief.core.records import Started
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import check_same
 
 
 def plan(settings: Settings, event: Join) -> Plan:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.layout import ITEM_SIZES, Layout, Range, Section
 from distbelief.core.norms import layers_in
 from distbelief.server.layerwise import Layerwise
+from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, Section
 
 
 class Layers:

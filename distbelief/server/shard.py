@@ -27,7 +27,6 @@ from distbelief.core.conversations import (
 )
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
-from distbelief.core.layout import Range
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, Taking
 from distbelief.core.messages import Version
 from distbelief.core.norms import Exchange
@@ -40,6 +39,7 @@ from distbelief.server.machine import Answers
 from distbelief.server.making import Making, pushed, standing, waiting
 from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
+from distbelief.sharding.layout import Range
 
 # by names of their own: to look a member up in its class takes longer than to judge a push
 APPLY, ACKNOWLEDGE, REFUSE = Taking

@@ -8,12 +8,12 @@ import torch
 
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import Payload, Phantom
-from distbelief.core.layout import Layout, Section
 from distbelief.core.settings import Plan
 from distbelief.server import optimizers
 from distbelief.server.layers import Layers
 from distbelief.server.layerwise import Layerwise
 from distbelief.server.packing import as_bytes
+from distbelief.sharding.layout import Layout, Section
 
 MASTERED = (torch.bfloat16, torch.float16)
 """Dtypes whose parameters have float32 masters on the shard, which the optimizer steps."""

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distbelief.core.layout import ITEM_SIZES, Entry, Kind, Layout, Range, Tensor, lay_out
 from distbelief.errors import TrainingError, UsageError
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Kind, Layout, Range, Tensor, lay_out
 
 GROUP_OPTIONS = ("lr", "weight_decay")
 """What a parameter group may set for itself."""

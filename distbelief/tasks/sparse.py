@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from distbelief.core import mapping
-from distbelief.core.layout import Layout
 from distbelief.core.settings import Settings
 from distbelief.errors import TrainingError, UsageError
+from distbelief.sharding.layout import Layout
 
 
 def check_dense(gradient: torch.Tensor | None) -> None:

@@ -14,9 +14,9 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.conversations import dealing, initialising, membership, pushing
-from distbelief.core.layout import Range
 from distbelief.core.messages import Message, Version
 from distbelief.core.settings import Plan
+from distbelief.sharding.layout import Range
 from distbelief.transport.virtual import VirtualNetwork
 
 MESSAGE_LIMIT = 200_000

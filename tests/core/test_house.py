@@ -62,7 +62,7 @@ def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> N
 
 
 ROOM_FILES = 20
-LARGER_ROOMS = {"core": 29}
+LARGER_ROOMS = {"core": 27}
 """Rooms that still have more files: the numbers may only fall."""
 
 

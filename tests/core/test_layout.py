@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core.layout import ALIGNMENT, ITEM_SIZES, TRAINABLE, Layout, Range, Tensor, check_same, lay_out
-from distbelief.core.sharding import cut
 from distbelief.errors import LayoutError, UsageError
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, TRAINABLE, Layout, Range, Tensor, check_same, lay_out
 
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 kinds = st.sampled_from(["parameter", "buffer", "frozen"])

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core.counts import ROW, STALENESS, Counts, size_of
-from distbelief.core.layout import ALIGNMENT, Tensor, lay_out
 from distbelief.core.locks import Queues
 from distbelief.core.mapping import ranges, trained
 from distbelief.errors import UsageError
+from distbelief.sharding.layout import ALIGNMENT, Tensor, lay_out
 from distbelief.strategies.shared_memory.mapped import touched
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=6)

@@ -10,12 +10,12 @@ import pytest
 
 from distbelief.core.conversations.agreement import Norms
 from distbelief.core.effects import Send
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.norms import KEPT, Exchange, cut_layers
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
 
 LAYOUT = lay_out(
     [Tensor("first", (32,), "float32"), Tensor("second", (120,), "float32"), Tensor("third", (40,), "float32")]

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from distbelief.core.layout import Range, Tensor, lay_out
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.restore import load_part, load_weights
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Range, Tensor, lay_out
 
 POSITION = Position(1, 3, (Portion(0, 2, 1),))
 TENSORS = (

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core import learning_rate
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
 from distbelief.core.settings import Plan, Settings, option
-from distbelief.core.sharding import cut
 from distbelief.errors import UsageError
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
 
 NAN, INF = float("nan"), float("inf")
 LAYOUT = lay_out([Tensor("w", (3,), "float32")])

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from distbelief.core import effects, messages, wire
 from distbelief.core.conversations import dealing, membership, pushing
-from distbelief.core.layout import Entry, Layout, Range, Section, Tensor
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import Assignment
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
+from distbelief.sharding.assignments import Assignment
+from distbelief.sharding.layout import Entry, Layout, Range, Section, Tensor
 
 # msgpack has 64 bits
 integers = st.integers(-(2**63), 2**63 - 1)

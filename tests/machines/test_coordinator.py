@@ -13,7 +13,6 @@ from distbelief.core import events, messages, records
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
 from distbelief.core.events import Event
-from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
@@ -21,6 +20,7 @@ from distbelief.core.settings import Settings
 from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.coordinator import Coordinator
+from distbelief.sharding.layout import Layout, Tensor, lay_out
 
 LAYOUT = lay_out([Tensor("weight", (1000,), "float32")])
 SETTINGS = Settings(replicas=2, shards=2, batch_size=1, evaluate_every=1, checkpoint_every=0, snapshot_seconds=0)

@@ -20,12 +20,12 @@ from distbelief.core.conversations import (
 from distbelief.core.conversations.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
 from distbelief.core.descent import OVERLAPPING, Bundle, Descent
 from distbelief.core.effects import Become, Effect, Save, Send
-from distbelief.core.layout import Range, Tensor, lay_out
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice

@@ -7,9 +7,9 @@ from __future__ import annotations
 from distbelief.core import events
 from distbelief.core.conversations import grouping
 from distbelief.core.effects import RECEIVE, Arrival, Connect, Form
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Message, Place
 from distbelief.core.settings import Plan, Settings
+from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.replica import Allreduce
 from distbelief.strategies.allreduce.whole import PhantomWhole

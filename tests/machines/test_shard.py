@@ -13,15 +13,15 @@ from distbelief.core import events
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring, pushing
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
-from distbelief.core.layout import Layout, Range, Tensor, lay_out
 from distbelief.core.messages import Place, Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
 
 LAYOUT = lay_out([
     Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),

@@ -25,15 +25,15 @@ from distbelief.core.effects import (
     Story,
 )
 from distbelief.core.events import Event
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
 
 PLACES = (messages.Place("unix:@a", 0), messages.Place("unix:@b", 0))
 LAYOUT = lay_out([Tensor("weight", (100,), "float32")])

@@ -13,13 +13,13 @@ from distbelief.core.consistency import Key
 from distbelief.core.conversations import agreement, attendance, initialising, pushing
 from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.effects import Effect, Phantom, Send
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Message, Version
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
 
 LAYOUT = lay_out([Tensor("weight", (128,), "float32")])
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from distbelief.core import wire
-from distbelief.core.layout import Layout, Tensor, lay_out
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Layout, Tensor, lay_out
 
 LAYOUT = lay_out(
     [Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")]

@@ -22,7 +22,6 @@ from torch.distributed import PrefixStore, TCPStore
 
 from distbelief.core import records
 from distbelief.core.conversations.grouping import Assemble, Member
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Place
 from distbelief.core.optimizer import optim
 from distbelief.core.settings import Plan, Settings
@@ -31,6 +30,7 @@ from distbelief.fabric import process_group
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.places.processes.local import Local
 from distbelief.schedules.allreduce import ALGORITHMS
+from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Allreduce, Single, Synchronous
 from distbelief.testing import tally
 

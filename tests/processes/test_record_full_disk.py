@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from distbelief.core import records
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import Recorder
 from distbelief.record.restore import load_part
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
 
 
 @pytest.fixture

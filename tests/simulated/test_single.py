@@ -16,12 +16,12 @@ from torch import nn
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
-from distbelief.core.sharding import cut
 from distbelief.errors import TrainingError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.restore import load_part
+from distbelief.sharding.assignments import cut
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task

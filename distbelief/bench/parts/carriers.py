@@ -15,17 +15,17 @@ from distbelief.bench.parts.peers import Peers
 from distbelief.core import roles
 from distbelief.core.conversations import initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
-from distbelief.core.layout import Tensor, lay_out
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.sharding import cut
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.join.authority import Authority
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint

@@ -11,11 +11,11 @@ from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
 from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
 from distbelief.core.events import Lost, Saved
-from distbelief.core.layout import Layout
 from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
+from distbelief.sharding.layout import Layout
 
 NOTHING = -2
 """The rounds of a replica that holds nothing yet."""

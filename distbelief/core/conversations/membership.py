@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.layout import Layout
 from distbelief.core.messages import Message, Place
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
+from distbelief.sharding.layout import Layout
 
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -128,7 +128,7 @@ def check_cut(task: Task, settings: Settings) -> None:
         return
     import torch
 
-    from distbelief.core.sharding import cut
+    from distbelief.sharding.assignments import cut
     from distbelief.tasks.flat import layout_of
     from distbelief.tasks.worker import build_model
 

@@ -17,13 +17,13 @@ import torch
 from distbelief.core import mapping, roles
 from distbelief.core.counts import Counts
 from distbelief.core.effects import Batch, Computed, Measured, Story
-from distbelief.core.layout import Layout
 from distbelief.core.locks import Queues
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.timed import with_data
 from distbelief.runtime.player import Worker
+from distbelief.sharding.layout import Layout
 from distbelief.strategies.shared_memory.mapped import MappedModel, Stroke
 from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.tasks.flat import FlatModule

@@ -17,7 +17,6 @@ from torch import nn
 from distbelief.core import events, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Story
-from distbelief.core.layout import Layout
 from distbelief.core.messages import Message
 from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
@@ -41,6 +40,7 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
+from distbelief.sharding.layout import Layout
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of

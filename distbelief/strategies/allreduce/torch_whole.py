@@ -12,10 +12,10 @@ import msgspec
 import torch
 
 from distbelief.core.buckets import Bucket, buckets, of_buffers
-from distbelief.core.layout import Layout
 from distbelief.core.settings import Plan
-from distbelief.core.sharding import cut
 from distbelief.server.slice import TorchSlice
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Layout
 from distbelief.tasks.flat import FlatModule
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from distbelief.core.buckets import Bucket
-from distbelief.core.layout import Layout
+from distbelief.sharding.layout import Layout
 
 
 class Whole(Protocol):

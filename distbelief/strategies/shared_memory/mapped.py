@@ -11,10 +11,10 @@ import torch
 
 from distbelief.core import mapping
 from distbelief.core.counts import SAMPLES, Counts
-from distbelief.core.layout import ITEM_SIZES, Entry, Layout, Range
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows
 
@@ -252,7 +252,7 @@ def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int,
         entry: the parameter.
         stops: int64, 1-D: the byte of the vector at which each range ends.
 
-    >>> from distbelief.core.layout import Tensor
+    >>> from distbelief.sharding.layout import Tensor
     >>> entry = Entry(Tensor("rows", (10, 24), "float32"), 0)  # rows of 96 bytes
     >>> [touched(torch.tensor(rows, dtype=torch.int64), entry, torch.tensor([512, 960])) for rows in ([0, 3], [5], [9],
     ...     [9, 0], [])]

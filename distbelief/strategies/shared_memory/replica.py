@@ -30,11 +30,11 @@ from distbelief.core.effects import (
     Story,
     Update,
 )
-from distbelief.core.layout import Layout
 from distbelief.core.settings import Plan
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
 from distbelief.replica.work import Work, check_loss
+from distbelief.sharding.layout import Layout
 
 GLANCE_SECONDS = 10e-3
 """A replica looks for what has arrived when it has computed for this long since it last did."""

@@ -18,7 +18,6 @@ from torch import nn
 from distbelief.core import mapping, records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.layout import Layout
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Position
@@ -30,6 +29,7 @@ from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.server import admission, optimizers
 from distbelief.server.slice import MASTERED
+from distbelief.sharding.layout import Layout
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule

@@ -43,7 +43,7 @@ MUTANTS = [
         ("tests/machines/test_shard.py::test_buffers_are_the_latest_pushs_and_frozen_parameters_stay",),
     ),
     Mutant(
-        "a-range-ends-where-no-element-does", ANY_SHARDS, "core/sharding.py",
+        "a-range-ends-where-no-element-does", ANY_SHARDS, "sharding/assignments.py",
         "* ALIGNMENT for part", "* ALIGNMENT + 2 for part",
         (f"{ORACLES}::test_any_number_of_shards_gives_the_parameters_of_one",),
     ),

@@ -6,8 +6,8 @@ import itertools
 
 import msgspec
 
-from distbelief.core.layout import ALIGNMENT, Layout, Range
 from distbelief.errors import UsageError
+from distbelief.sharding.layout import ALIGNMENT, Layout, Range
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -23,7 +23,7 @@ def cut(layout: Layout, shards: int) -> tuple[Assignment, ...]:
     Raises:
         UsageError: fewer than one shard, or more shards than parameters.
 
-    >>> from distbelief.core.layout import Tensor, lay_out
+    >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), 2)]
     [Range(start=0, stop=2048), Range(start=2048, stop=4000)]
     """
