@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from distbelief.core.settings import Settings, option
+from distbelief.core.settings import DECLARED, Settings, from_options, option
 from distbelief.core.values import Given, check_fields, device_number
 from distbelief.errors import UsageError
 from distbelief.strategies import Downpour, Strategy, by_name
@@ -110,9 +110,10 @@ class Job:
                 raise UsageError(
                     f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
                 )
-        common = {one.name: getattr(self, one.name) for one in fields(self) if one.name in Settings.__struct_fields__}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name in DECLARED}
         seconds, pushes = _intervals(self.snapshot_every)
-        settings = Settings(**common | self.strategy.settings(), snapshot_seconds=seconds, snapshot_pushes=pushes)
+        snapshots = {"snapshot_seconds": seconds, "snapshot_pushes": pushes}
+        settings = from_options({**own, **self.strategy.settings(), **snapshots})
         self.strategy.check_device(self.device)
         settings.check()
         return settings

@@ -20,21 +20,23 @@ SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "line
 
 
 class Moment(NamedTuple):
-    """Where a job stands: the epochs that are applied, and the progress (0 to 1) of what follows the warm-up."""
+    """Where a job stands: the epochs that are applied, the progress (0 to 1) of what follows the warm-up, and how many
+    epochs it has.
+    """
 
     epoch: float
     since: float
+    epochs: int
 
 
 class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the learning rate follows.
 
-    >>> rate = LearningRate(epochs=10, lr_scaling="linear", base_batch=64, warmup_epochs=5.0)
-    >>> [rate.factor(samples, 100, batch=256) for samples in (0, 250, 500, 900)]
+    >>> rate = LearningRate(lr_scaling="linear", base_batch=64, warmup_epochs=5.0)
+    >>> [rate.factor(samples, of_epoch=100, epochs=10, batch=256) for samples in (0, 250, 500, 900)]
     [1.0, 2.5, 4.0, 4.0]
     """
 
-    epochs: int = 1
     lr_schedule: str = "constant"
     lr_steps: tuple[float, ...] = ()
     """The epochs after which step makes the rate smaller; none: half and three quarters of all. Of backoff: the first
@@ -59,8 +61,8 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the factor is ever another than 1."""
         return self.lr_schedule != "constant" or bool(self.warmup_epochs) or self.lr_scaling != "none"
 
-    def check_rate(self) -> None:
-        """Refuse what no learning rate can follow.
+    def check(self, epochs: int) -> None:
+        """Refuse what no learning rate of a job of so many epochs can follow.
 
         Raises:
             UsageError: naming the option, its value and the remedy.
@@ -72,14 +74,12 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
         ):  # fmt: skip
             if named not in known:
                 raise unknown(what, named, known)
-        self._check_warmup()
-        self._check_schedule()
+        self._check_warmup(epochs)
+        self._check_schedule(epochs)
 
-    def _check_warmup(self) -> None:
-        if not 0 <= self.warmup_epochs <= self.epochs:
-            raise UsageError(
-                f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {self.epochs}"
-            )
+    def _check_warmup(self, epochs: int) -> None:
+        if not 0 <= self.warmup_epochs <= epochs:
+            raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {epochs}")
         if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
             needs = "is what --lr-scaling linear or sqrt scales from: give both or neither"
             raise UsageError(
@@ -90,7 +90,7 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
             raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
 
-    def _check_schedule(self) -> None:
+    def _check_schedule(self, epochs: int) -> None:
         for name, words in OWN.items():
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:
@@ -99,19 +99,17 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
                     f"--{name.replace('_', '-')} {value}: belongs to --lr-schedule {whose}, and this one is "
                     f"{self.lr_schedule}"
                 )
-        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(
-            0 < epoch < self.epochs for epoch in self.lr_steps
-        ):
+        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < epoch < epochs for epoch in self.lr_steps):
             raise UsageError(
                 f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is "
-                f"{self.epochs}"
+                f"{epochs}"
             )
         if self.lr_schedule == "backoff" and len(self.lr_steps) > 1:
             raise UsageError(
                 f"--lr-steps {self.lr_steps}: --lr-schedule backoff needs the first only, the others follow from "
                 "--lr-gamma"
             )
-        if self.lr_schedule == "backoff" and not self.lr_steps and self.epochs == 1:
+        if self.lr_schedule == "backoff" and not self.lr_steps and epochs == 1:
             raise UsageError(
                 "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: give it more, "
                 "or --lr-steps 0.5"
@@ -124,17 +122,18 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
                 "it) to 1"
             )
 
-    def factor(self, samples: int, of_epoch: int, batch: int) -> float:
+    def factor(self, samples: int, of_epoch: int, epochs: int, batch: int) -> float:
         """The factor on the base rate, for one update.
 
         Args:
             samples: that have been applied before it.
             of_epoch: samples in an epoch.
+            epochs: of the job.
             batch: samples in it.
         """
         if of_epoch < 1:
             raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
-        total, warming = of_epoch * self.epochs, self.warmup_epochs * of_epoch
+        total, warming = of_epoch * epochs, self.warmup_epochs * of_epoch
         scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
         if samples < warming:
             if self.warmup == "constant":
@@ -143,7 +142,7 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             # none, since none moves nothing
             return 1.0 + (scale - 1.0) * samples / warming if self.base_batch else min(1.0, (samples + batch) / warming)
         since = (samples - warming) / (total - warming) if total > warming else 1.0
-        return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since)))
+        return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since), epochs))
 
 
 GAMMAS = {"step": 0.1, "backoff": 0.37}
@@ -157,7 +156,7 @@ def _gamma(rate: LearningRate) -> float:
 
 
 def _step(rate: LearningRate, at: Moment) -> float:
-    steps = rate.lr_steps or (rate.epochs / 2, rate.epochs * 3 / 4)
+    steps = rate.lr_steps or (at.epochs / 2, at.epochs * 3 / 4)
     return math.prod(_gamma(rate) for epoch in steps if at.epoch >= epoch)
 
 
@@ -170,7 +169,7 @@ def _backoff(rate: LearningRate, at: Moment) -> float:
         return 1.0
     # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; the last digits of a logarithm decide
     # nothing
-    phase = math.log1p(min(at.epoch, rate.epochs) / first * (1.0 / gamma - 1.0)) / -math.log(gamma)
+    phase = math.log1p(min(at.epoch, at.epochs) / first * (1.0 / gamma - 1.0)) / -math.log(gamma)
     return gamma ** int(phase + 1e-9)
 
 

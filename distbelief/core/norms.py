@@ -62,7 +62,7 @@ class Exchange:
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
-    >>> plan = Plan(Settings("synchronous", optimizer=Optimizer("lars")), layout, cut(layout, 2), 8)
+    >>> plan = Plan(Settings(consistency="synchronous", optimizer=Optimizer("lars")), layout, cut(layout, 2), 8)
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))
     >>> ruler.say(0, ((0, 16.0, 3.0),)), ruler.take("shard 1", said.message), ruler.whole(0)

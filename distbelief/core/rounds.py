@@ -61,7 +61,7 @@ class Rounds(Policy):
         settings: of the job.
         rules: whether this shard rules.
 
-    >>> policy = Rounds(Settings(replicas=2, batch_size=8), rules=True)
+    >>> policy = Rounds(Settings(Data(batch_size=8), replicas=2), rules=True)
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
     >>> key = Key("replica 0", 0, 1)
     >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()
@@ -72,7 +72,7 @@ class Rounds(Policy):
 
     def __init__(self, settings: Settings, rules: bool) -> None:
         super().__init__()
-        self._batch_size, self._rules = settings.batch_size, rules
+        self._batch_size, self._rules = settings.data.batch_size, rules
         self._backup = settings.backup_workers
         self._most = settings.replicas - self._backup
         self._decided = 0

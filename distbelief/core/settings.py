@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from distbelief.core import mapping
 from distbelief.core.descent import Descent
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import Optimizer
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout
 
@@ -20,16 +22,38 @@ CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
-class Settings(LearningRate, frozen=True):
-    """The settings of one job, as DESIGN's words name them."""
+class Data(msgspec.Struct, frozen=True):
+    """How often the data are gone through, and in which minibatches."""
 
+    epochs: int = 1
+    """Passes over the training set."""
+    batch_size: int = 64
+    """Samples in a minibatch of one replica."""
+    drop_last: bool = False
+    """A last minibatch that is smaller than the others is not dealt."""
+
+    def check(self, spelled: Mapping[str, str]) -> None:
+        """Refuse what no job can go through.
+
+        Args:
+            spelled: the options that go by another name in this job.
+
+        Raises:
+            UsageError: naming the option, its value and what it may be.
+        """
+        at_least(self, 1, ("epochs", "batch_size"), spelled)
+        fit(self, spelled)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The settings of one job: what is common to all, and a part each for the data and the learning rate."""
+
+    data: Data = Data()
+    rate: LearningRate = LearningRate()
     consistency: str = "downpour"
     """What may be stale: the name of the strategy (`core/consistency`)."""
     replicas: int = 2
     shards: int = 2
-    batch_size: int = 64
-    drop_last: bool = False
-    """A last minibatch that is smaller than the others is not dealt."""
     seed: int = 0
     optimizer: Optimizer = Optimizer()
     clip_norm: float = 0.0
@@ -95,7 +119,7 @@ class Settings(LearningRate, frozen=True):
                 raise unknown(option(name), getattr(self, name), known)
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
-        self.check_rate()
+        self.rate.check(self.data.epochs)
         if self.mapped:
             mapping.check(self.consistency, self.optimizer, self.locks, self.shards)
         self.optimizer.check(norms=self.shards == 1 or self.in_rounds)
@@ -104,33 +128,15 @@ class Settings(LearningRate, frozen=True):
 
     def _check_numbers(self) -> None:
         """Refuse numbers that are out of bounds for their option."""
-        least = dict.fromkeys(
-            ("replicas", "shards", "epochs", "batch_size", "push_every", "fetch_every", "keep_checkpoints", "n"), 1
+        spelled = {"push_every": "accumulate"} if self.among_themselves else {}
+        at_least(self, 1, ("replicas", "shards", "push_every", "fetch_every", "keep_checkpoints", "n"), spelled)
+        frequencies = ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes")
+        at_least(self, 0, ("warm_start_steps", *frequencies, "restarts"), spelled)
+        at_least(
+            self, 0, ("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), spelled
         )
-        least |= dict.fromkeys(
-            (
-                "warm_start_steps",
-                "evaluate_every",
-                "checkpoint_every",
-                "snapshot_seconds",
-                "snapshot_pushes",
-                "restarts",
-            ),
-            0,
-        )
-        least |= dict.fromkeys(
-            ("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), 0
-        )
-        spelled = {"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {}
-        spelled |= {"push_every": "accumulate"} if self.among_themselves else {}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if not bound <= value < float("inf"):
-                raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise UsageError(f"{option(name)} {value}: does not fit into 64 bits")
+        fit(self, spelled)
+        self.data.check({"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {})
         for name in ("replicas", "shards"):
             if (value := getattr(self, name)) > MOST:
                 raise UsageError(f"{option(name)} {value}: must be at most {MOST}")
@@ -177,9 +183,13 @@ class Settings(LearningRate, frozen=True):
         together = self.replicas - self.backup_workers if self.in_rounds or self.among_themselves else 1
         return (
             (self.replicas // self.n if self.consistency == "softsync" else together)
-            * self.batch_size
+            * self.data.batch_size
             * self.push_every
         )
+
+    def with_batch_size(self, batch_size: int) -> Settings:
+        """The same, with minibatches of another size."""
+        return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, batch_size=batch_size))
 
     @property
     def attends(self) -> bool:
@@ -224,6 +234,71 @@ class Settings(LearningRate, frozen=True):
         return 2 if self.prefetch else 1
 
 
+PARTS: Mapping[str, type[msgspec.Struct]] = {"data": Data, "rate": LearningRate}
+"""The parts of the settings that are structs of their own."""
+DECLARED = {*Settings.__struct_fields__, *(name for kind in PARTS.values() for name in kind.__struct_fields__)} - {
+    *PARTS
+}
+"""The names of all settings, whichever part has them."""
+
+
+def from_options(options: Mapping[str, object]) -> Settings:
+    """Settings from options by name: each stands in the part that declares it.
+
+    Raises:
+        LocalProtocolError: no part declares it.
+
+    >>> made = from_options({"replicas": 3, "epochs": 2, "lr_schedule": "cosine"})
+    >>> made.replicas, made.data.epochs, made.rate.lr_schedule
+    (3, 2, 'cosine')
+    """
+    if strange := sorted(options.keys() - DECLARED):
+        raise LocalProtocolError(f"no part of the settings declares {strange[0]!r}")
+    parts = {part: msgspec.convert(options, kind) for part, kind in PARTS.items()}
+    return msgspec.convert({**options, **parts}, Settings)
+
+
+def flat(settings: Settings) -> dict[str, object]:
+    """Settings as one table of names and plain values, as `job.json` and `result.json` have them.
+
+    >>> flat(Settings(replicas=3))["replicas"], flat(Settings())["batch_size"]
+    (3, 64)
+    """
+    told: dict[str, object] = {}
+    for name in settings.__struct_fields__:
+        value = msgspec.to_builtins(getattr(settings, name))
+        told |= value if name in PARTS else {name: value}
+    return told
+
+
+def at_least(part: msgspec.Struct, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
+    """Refuse settings that are less, or no finite number.
+
+    Args:
+        part: what has them.
+        bound: the least that they may be.
+        names: of the settings.
+        spelled: those that go by another name as options.
+
+    Raises:
+        UsageError: naming the option, its value and its bound.
+    """
+    for name in names:
+        if not bound <= (value := getattr(part, name)) < float("inf"):
+            raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
+
+
+def fit(part: msgspec.Struct, spelled: Mapping[str, str]) -> None:
+    """Refuse whole numbers that no message can hold.
+
+    Raises:
+        UsageError: naming the option, and its value.
+    """
+    for name in part.__struct_fields__:
+        if isinstance(value := getattr(part, name), int) and not -(2**63) <= value < 2**63:
+            raise UsageError(f"{option(spelled.get(name, name))} {value}: does not fit into 64 bits")
+
+
 def option(name: str) -> str:
     """How a setting is spelled on the command line.
 
@@ -246,17 +321,17 @@ class Plan(msgspec.Struct, frozen=True):
 
     def factor(self, samples: int) -> float:
         """The factor on the learning rate after so many samples have been applied."""
-        return self.settings.factor(samples, self.samples, self.settings.global_batch)
+        return self.settings.rate.factor(samples, self.samples, self.settings.data.epochs, self.settings.global_batch)
 
     @property
     def batches(self) -> int:
         """Minibatches in one epoch."""
-        return -(-self.samples // self.settings.batch_size)
+        return -(-self.samples // self.settings.data.batch_size)
 
     @property
     def total_samples(self) -> int:
         """Samples of the whole job."""
-        return self.samples * self.settings.epochs
+        return self.samples * self.settings.data.epochs
 
     @property
     def ruler(self) -> int:

@@ -7,12 +7,10 @@ import dataclasses
 import sys
 from typing import Any
 
-import msgspec
-
 from distbelief.core.portions import START, Position
 from distbelief.core.records import Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, flat
 from distbelief.core.values import CheckedStruct, admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -113,7 +111,7 @@ class Sitting:
         return {
             "task": self.job.reference,
             "strategy": self.job.strategy.name,
-            "settings": msgspec.to_builtins(self.settings),
+            "settings": flat(self.settings),
             "seed": self.job.seed,
             "device": self.job.device,
             "options": own,
@@ -139,9 +137,9 @@ class Sitting:
                 f" with --init-from {out}"
             )
         # what was asked for: a script may have named another batch size, and will again
-        kept = before.get("settings", {})
+        kept, now = before.get("settings", {}), flat(self.settings)
         for name in ("batch_size", "drop_last", "seed"):
-            was, asked = kept.get(name), getattr(self.settings, name)
+            was, asked = kept.get(name), now[name]
             if was != asked:
                 raise CheckpointError(
                     f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would "

@@ -159,7 +159,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         )
     for what, was, now in (
         ("training samples", manifest.plan.samples, plan.samples),
-        ("samples in a minibatch", manifest.plan.settings.batch_size, plan.settings.batch_size),
+        ("samples in a minibatch", manifest.plan.settings.data.batch_size, plan.settings.data.batch_size),
     ):
         if was != now:
             raise CheckpointError(

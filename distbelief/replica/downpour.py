@@ -224,7 +224,7 @@ class Downpour:
             yield from self._wait()
         if not self._steps:
             self._based = self._held.versions
-        weight = computed.samples / self._settings.batch_size if self._in_rounds else 1.0
+        weight = computed.samples / self._settings.data.batch_size if self._in_rounds else 1.0
         self.vectors.accrue(self._slot, not self._steps, weight)
         if self._settings.local_lr:
             self.vectors.descend(self._settings.local_lr)

@@ -183,7 +183,7 @@ class Replica:
         assert self._plan is not None or self._batch is None
         while self._batch is not None and self._plan is not None:
             batch, settings = self._batch, self._plan.settings
-            order = self._order(len(data), settings.batch_size, settings.seed)
+            order = self._order(len(data), settings.data.batch_size, settings.seed)
             numbers = order.indices(batch.epoch, batch.index)
             seed_chance(settings.seed, batch.epoch, batch.index)
             inputs, targets = data.batch(numbers)

@@ -4,8 +4,6 @@ have them.
 
 from __future__ import annotations
 
-import msgspec
-
 from distbelief.core.conversations.membership import Join
 from distbelief.core.records import Started
 from distbelief.core.settings import Plan, Settings
@@ -23,12 +21,12 @@ def plan(settings: Settings, event: Join) -> Plan:
     if event.samples < 1:
         raise UsageError("the training set is empty: there is nothing to train on")
     if event.batch_size:
-        settings = msgspec.structs.replace(settings, batch_size=event.batch_size)
-    left_out = event.samples % settings.batch_size if settings.drop_last else 0
+        settings = settings.with_batch_size(event.batch_size)
+    left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
     if left_out == event.samples:
         raise UsageError(
             f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
-            f"{settings.batch_size}: lower --batch-size"
+            f"{settings.data.batch_size}: lower --batch-size"
         )
     return Plan(
         settings,
@@ -48,8 +46,8 @@ def started(plan: Plan, samples: int, done: int) -> Started:
         0 if s.mapped else s.shards,
         plan.layout.parameters,
         plan.samples,
-        s.batch_size,
-        s.epochs,
+        s.data.batch_size,
+        s.data.epochs,
         samples,
         done,
         unit,
@@ -68,7 +66,8 @@ def check(plan: Plan, who: str, event: Join) -> None:
         raise UsageError(
             f"{who} has {event.samples} training samples, the job has {samples}: give every replica the same data"
         )
-    if event.batch_size not in (0, plan.settings.batch_size):
+    if event.batch_size not in (0, plan.settings.data.batch_size):
         raise UsageError(
-            f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.batch_size}: it is one for all"
+            f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.data.batch_size}: it is one for "
+            "all"
         )

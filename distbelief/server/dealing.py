@@ -60,12 +60,12 @@ class Dealing:
     def __init__(self, plan: Plan, position: Position, samples: int) -> None:
         settings = plan.settings
         self.settings, self.samples = settings, samples
-        self.dealer = Dealer(plan.batches, settings.epochs, settings.replicas, position)
+        self.dealer = Dealer(plan.batches, settings.data.epochs, settings.replicas, position)
         self.epochs = self.dealer.completed
         self.pushes = 0
         """Reported since somebody last set it to 0."""
         self._wanting: dict[str, bool] = {}
-        self._warming, self._warmed, self._warmer = settings.warm_start_steps, samples // settings.batch_size, ""
+        self._warming, self._warmed, self._warmer = settings.warm_start_steps, samples // settings.data.batch_size, ""
 
     def report(self, sender: str, event: dealing.Progress) -> int:
         """Take a replica's report; returns how many epochs it completes.

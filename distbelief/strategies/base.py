@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from distbelief.core import roles
-from distbelief.core.settings import Settings
+from distbelief.core.settings import DECLARED, Settings
 from distbelief.core.values import Checked
 from distbelief.errors import LocalProtocolError, UsageError
 
@@ -102,11 +102,7 @@ class Strategy(Checked):
         >>> Bounded(staleness=2).settings()["staleness"]
         2
         """
-        own = {
-            one.name: getattr(self, one.name)
-            for one in dataclasses.fields(self)
-            if one.name in Settings.__struct_fields__
-        }
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in DECLARED}
         return {"consistency": self.name, **own}
 
     @classmethod

@@ -74,7 +74,7 @@ def served_part(context: Context, story: Callable[[str, Vectors, int, int], Down
     """What a process plays for a replica that shards serve, by what makes its story."""
     settings, flat = context.spec.settings, context.flat
     trainer = Trainer(
-        context.task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last
+        context.task, flat.module, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
     )
     worker = ServedWorker(context.spec, context.role, flat, context.padded(trainer.compute), pump=context.pump)
     return Part(story(context.role, flat, len(trainer.data), context.incarnation), worker)

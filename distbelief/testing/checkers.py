@@ -185,7 +185,7 @@ class Rules:
             return
         assert self.plan is not None, "a job was done without a plan"
         settings, died = self.plan.settings, list(died)
-        for epoch in range(settings.epochs):
+        for epoch in range(settings.data.epochs):
             for index in range(self.plan.batches):
                 for shard in self._parts(self.plan):
                     times = self._times[shard, (epoch, index)]
@@ -231,7 +231,7 @@ class Rules:
         )
         if message.clock == len(one.pushes) + 1:
             holds = one.dealt[one.pushed : one.pushed + message.steps]
-            size, most = plan.settings.batch_size, plan.samples
+            size, most = plan.settings.data.batch_size, plan.samples
             samples = sum(min(size, most - index * size) for _, index in holds)
             assert (message.steps, message.samples) == (len(holds), samples), (
                 f"{sender} pushes {message}, and was dealt {holds} for it"

@@ -145,7 +145,7 @@ class Witness:
 
     def _committed(self, number: int, plan: Any, position: Position, samples: int) -> Any:
         """A checkpoint is sealed: hold it against what each of its parts has."""
-        per_epoch = -(-self.plan.samples // self.plan.settings.batch_size)
+        per_epoch = -(-self.plan.samples // self.plan.settings.data.batch_size)
         before = {(epoch, index) for epoch in range(position.epoch + 1) for index in range(per_epoch)}
         ahead = {(position.epoch, index) for index in range(position.batch, per_epoch)}
         undone = {(one.epoch, index) for one in position.undone for index in range(one.first, one.first + one.count)}
@@ -314,7 +314,7 @@ class Witness:
             assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
         if outcome != "done":
             return
-        for epoch in range(self.plan.settings.epochs):
+        for epoch in range(self.plan.settings.data.epochs):
             for index in range(self.plan.batches):
                 for shard in self.shards:
                     times = self.applied[shard][epoch, index]

@@ -23,7 +23,7 @@ LAYOUT = lay_out(
 
 
 def plan(optimizer: str = "lars", shards: int = 3) -> Plan:
-    return Plan(Settings("synchronous", optimizer=Optimizer(optimizer)), LAYOUT, cut(LAYOUT, shards), 8)
+    return Plan(Settings(consistency="synchronous", optimizer=Optimizer(optimizer)), LAYOUT, cut(LAYOUT, shards), 8)
 
 
 def exchanges(optimizer: str = "lars") -> list[Exchange]:

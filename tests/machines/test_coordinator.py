@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from distbelief.core import events, messages, records
@@ -16,15 +15,23 @@ from distbelief.core.events import Event
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, from_options
 from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.coordinator import Coordinator
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 
 LAYOUT = lay_out([Tensor("weight", (1000,), "float32")])
-SETTINGS = Settings(replicas=2, shards=2, batch_size=1, evaluate_every=1, checkpoint_every=0, snapshot_seconds=0)
 VERSION = messages.Version(0, 0)
+
+
+def made(**options: Any) -> Settings:
+    """The settings of these tests, but for some."""
+    usual = {"replicas": 2, "shards": 2, "batch_size": 1, "evaluate_every": 1, "checkpoint_every": 0}
+    return from_options({**usual, "snapshot_seconds": 0, **options})
+
+
+SETTINGS = made()
 
 
 class Office:
@@ -111,7 +118,7 @@ def test_a_replica_that_joins_when_the_one_that_initialised_has_died_is_asked_to
 
 
 def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=3)).gathered().join("replica 2").join("replica 1")
+    office = Office(made(replicas=3)).gathered().join("replica 2").join("replica 1")
     office.said(membership.Welcome)
     assert office.tell("replica 0", gone()).said(membership.Welcome, "replica 2")[0].initialise
     assert office.tell("replica 2", initialising.Ready((0, 0))).said(membership.Welcome, "replica 1") == [
@@ -137,7 +144,7 @@ def test_a_replica_that_does_not_fit_is_refused_and_the_job_goes_on(options: dic
 
 def test_the_first_replicas_batch_size_is_the_jobs() -> None:
     office = Office().gathered(samples=8, batch_size=4)
-    assert office.said(membership.Welcome, "replica 0")[0].plan.settings.batch_size == 4
+    assert office.said(membership.Welcome, "replica 0")[0].plan.settings.data.batch_size == 4
 
 
 def test_an_empty_training_set_is_refused() -> None:
@@ -173,12 +180,7 @@ def test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain() -
 
 
 def test_all_dead_is_failed_and_all_gone_in_peace_is_left() -> None:
-    failed = (
-        Office(msgspec.structs.replace(SETTINGS, restarts=0))
-        .training("replica 1")
-        .tell("replica 0", gone())
-        .tell("replica 1", gone())
-    )
+    failed = Office(made(restarts=0)).training("replica 1").tell("replica 0", gone()).tell("replica 1", gone())
     left = Office().training("replica 1").tell("replica 0", membership.Leave()).tell("replica 1", membership.Leave())
     for office, outcome, cause in ((failed, "failed", Cause.REPLICAS_DIED), (left, "left", Cause.REPLICAS_LEFT)):
         office.tell("shard 0", checkpointing.SnapshotDone(1, "")).tell("shard 1", checkpointing.SnapshotDone(1, ""))
@@ -199,7 +201,7 @@ def test_a_death_is_told_of_once_by_whomever() -> None:
 
 
 def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, restarts=1)).training()
+    office = Office(made(replicas=1, restarts=1)).training()
     office.tell("replica 0", progress(wants=True))
     [deal] = office.said(dealing.Deal, "replica 0")
     office.tell("replica 0", events.Lost("killed", 0))
@@ -216,7 +218,7 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
 
 
 def test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, restarts=2)).training()
+    office = Office(made(replicas=1, restarts=2)).training()
     office.tell("replica 0", membership.Join(1, LAYOUT, 8, 0), progress(wants=True))
     [held] = office.said(dealing.Deal, "replica 0")
     office.tell("replica 0", events.Lost("killed", 0))
@@ -233,7 +235,7 @@ def test_a_shard_that_is_lost_before_there_is_a_checkpoint_ends_the_job() -> Non
 
 
 def rounds(**options: Any) -> Office:
-    settings = msgspec.structs.replace(SETTINGS, consistency="synchronous", epochs=9, checkpoint_every=1, **options)
+    settings = made(consistency="synchronous", epochs=9, checkpoint_every=1, **options)
     return Office(settings).training("replica 1", samples=2)
 
 
@@ -249,7 +251,7 @@ def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for
 
 
 def test_what_a_hold_that_was_given_up_is_told_is_nothing_to_the_next() -> None:
-    settings = msgspec.structs.replace(SETTINGS, replicas=1, epochs=9, checkpoint_every=1)
+    settings = made(replicas=1, epochs=9, checkpoint_every=1)
     office = Office(settings, checkpoint="somewhere", number=2)
     office.join("replica 0", samples=1).shards(membership.Here()).shards(initialising.Restored(loaded=True))
     epoch(office)
@@ -309,7 +311,7 @@ def test_a_replica_that_is_ready_before_the_shards_are_there_is_not_heeded() -> 
 
 
 def warming(steps: int = 3) -> Office:
-    return Office(msgspec.structs.replace(SETTINGS, replicas=3, warm_start_steps=steps))
+    return Office(made(replicas=3, warm_start_steps=steps))
 
 
 def test_a_warm_start_stays_with_the_replica_that_began_it() -> None:
@@ -335,7 +337,7 @@ def test_a_warm_start_goes_on_with_another_when_its_replica_dies() -> None:
 
 def test_a_resumed_job_does_not_warm_up_again() -> None:
     office = Office(
-        msgspec.structs.replace(SETTINGS, warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4,
+        made(warm_start_steps=3, epochs=2), checkpoint="somewhere", position=Position(0, 4,
             ()), samples=4
     )  # fmt: skip
     office.join("replica 0").join("replica 1").shards(membership.Here()).shards(initialising.Restored(loaded=True))
@@ -352,7 +354,7 @@ def measured(number: int, accuracy: float = 0.5) -> evaluating.Evaluated:
 
 def busy(epochs: int, **options: Any) -> Office:
     """Training with an evaluator, one minibatch in an epoch."""
-    settings = msgspec.structs.replace(SETTINGS, replicas=1, epochs=epochs, **options)
+    settings = made(replicas=1, epochs=epochs, **options)
     return Office(settings, evaluator=True).join("evaluator", samples=0).training(samples=1)
 
 
@@ -393,7 +395,7 @@ def close(office: Office) -> Sequence[str]:
 
 @pytest.mark.parametrize("when", ["before it joined", "before it was welcomed", "measuring", "idle"])
 def test_a_dead_evaluator_is_not_waited_for(when: str) -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2, restarts=0), evaluator=True)
+    office = Office(made(replicas=1, epochs=2, restarts=0), evaluator=True)
     if when == "before it was welcomed":
         office.join("evaluator", samples=0)
     if when in ("before it joined", "before it was welcomed"):
@@ -412,7 +414,7 @@ def test_a_dead_evaluator_is_not_waited_for(when: str) -> None:
 
 
 def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), evaluator=True).training(samples=1)
+    office = Office(made(replicas=1, epochs=2), evaluator=True).training(samples=1)
     office.join("evaluator", samples=0)
     assert epoch(office).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
     office.tell("evaluator", events.Lost("killed", 0)).tell("evaluator", membership.Join(1, LAYOUT, 0, 0))
@@ -423,7 +425,7 @@ def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
 
 
 def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1), evaluator=True).training(samples=1)
+    office = Office(made(replicas=1), evaluator=True).training(samples=1)
     epoch(office).tell("replica 0", membership.Leave())
     assert office.said(checkpointing.Snapshot) == []
     assert office.join("evaluator", samples=0).said(evaluating.Evaluate, "evaluator") == [evaluating.Evaluate(1)]
@@ -436,9 +438,7 @@ def test_an_evaluator_that_starts_late_still_measures_the_end() -> None:
 
 def test_epochs_of_a_resumed_job_are_counted_with_what_was_left_of_them() -> None:
     position = Position(1, 1, (Portion(0, 1, 1),))
-    office = Office(
-        msgspec.structs.replace(SETTINGS, replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2
-    )
+    office = Office(made(replicas=1, epochs=2), checkpoint="somewhere", position=position, samples=2)
     office.join("replica 0", samples=2).shards(membership.Here()).shards(initialising.Restored(loaded=True))
     office.tell("replica 0", progress(wants=True), progress(steps=1, wants=True), progress(steps=1))
     assert [record.epoch for record in office.recorded(records.EpochDone)] == [1, 2]
@@ -451,9 +451,7 @@ def test_a_job_resumed_at_its_end_ends() -> None:
 
 
 def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=2, epochs=3, checkpoint_every=1)).training(
-        "replica 1", samples=2
-    )
+    office = Office(made(replicas=2, epochs=3, checkpoint_every=1)).training("replica 1", samples=2)
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(steps=2, wants=True))
     assert office.said(checkpointing.Hold) == ["replica 0", "replica 1"]
     office.tell("replica 1", checkpointing.Held(1))
@@ -470,7 +468,7 @@ def test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied
 
 
 def test_a_shard_that_could_not_save_keeps_the_checkpoint_from_being_the_newest() -> None:
-    office = Office(msgspec.structs.replace(SETTINGS, replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
+    office = Office(made(replicas=1, epochs=3, checkpoint_every=1)).training(samples=1)
     epoch(office).tell("replica 0", checkpointing.Held(1)).tell(
         "shard 0", checkpointing.SnapshotDone(1, "the disk is full")
     ).tell("shard 1", checkpointing.SnapshotDone(1, ""))

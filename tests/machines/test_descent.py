@@ -22,7 +22,7 @@ from distbelief.core.descent import OVERLAPPING, Bundle, Descent
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Data, Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
@@ -36,7 +36,10 @@ LAYOUT = lay_out([
 ], groups=({}, {}))  # fmt: skip
 MOVING = LAYOUT.moving
 PLAN = Plan(
-    Settings(consistency="sandblaster", shards=1, batch_size=5, descent=Descent()), LAYOUT, cut(LAYOUT, 1), samples=100
+    Settings(Data(batch_size=5), consistency="sandblaster", shards=1, descent=Descent()),
+    LAYOUT,
+    cut(LAYOUT, 1),
+    samples=100,
 )
 
 
@@ -341,7 +344,7 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
 
 def coordinator() -> Sandblaster:
     """One that waits for the answer of its only shard to the first evaluation of two bundles."""
-    settings = Settings(consistency="sandblaster", replicas=1, shards=1, batch_size=50, evaluate_every=0,
+    settings = Settings(Data(batch_size=50), consistency="sandblaster", replicas=1, shards=1, evaluate_every=0,
         snapshot_seconds=0.0, checkpoint_every=0,
                         descent=Descent(send_every=1))  # fmt: skip
     one = Sandblaster(settings, evaluator=False)

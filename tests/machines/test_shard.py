@@ -15,7 +15,7 @@ from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.messages import Place, Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan, from_options
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.shard import Shard
@@ -31,7 +31,7 @@ MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
 
 
 def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
-    return Plan(Settings(**settings), layout, cut(layout, shards), samples=100)
+    return Plan(from_options(settings), layout, cut(layout, shards), samples=100)
 
 
 def numbers(size: int, seed: int) -> torch.Tensor:

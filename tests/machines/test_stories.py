@@ -27,7 +27,7 @@ from distbelief.core.effects import (
 from distbelief.core.events import Event
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan, Settings, from_options
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.downpour import Downpour
 from distbelief.replica.evaluator import Evaluator
@@ -40,7 +40,7 @@ LAYOUT = lay_out([Tensor("weight", (100,), "float32")])
 
 
 def plan(**settings: Any) -> Plan:
-    return Plan(Settings(shards=1, **settings), LAYOUT, cut(LAYOUT, 1), samples=8)
+    return Plan(from_options({"shards": 1, **settings}), LAYOUT, cut(LAYOUT, 1), samples=8)
 
 
 class Reader:

@@ -14,7 +14,7 @@ from distbelief.core.conversations import agreement, attendance, initialising, p
 from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.effects import Effect, Phantom, Send
 from distbelief.core.messages import Message, Version
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan, from_options
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice
@@ -28,7 +28,7 @@ class Told:
     """One shard of two, and what it has said to whom."""
 
     def __init__(self, index: int = 0, attending: int = 3, **settings: Any) -> None:
-        plan = Plan(Settings(replicas=3, **settings), LAYOUT, cut(LAYOUT, 2), samples=100)
+        plan = Plan(from_options({"replicas": 3, **settings}), LAYOUT, cut(LAYOUT, 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
         self.hear("coordinator", initialising.Restore(plan, ""))
         if plan.settings.in_rounds and index == 0:

@@ -15,9 +15,10 @@ from torch import nn
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
 from distbelief.core.effects import Arrival, Batch, Computed, Measured
+from distbelief.core.learning_rate import LearningRate
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Data, Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -65,7 +66,7 @@ class Stage:
             model = build_model(task, settings.seed, "cpu")
             flat = FlatModule(model, groups(model) if groups else None)
             self.modules.append(flat)
-            trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm)
+            trainer = Trainer(task, model, settings.data.batch_size, settings.seed, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
                 roles.replica(i), story, self.network.endpoint(roles.replica(i)), _Worker(self, flat, trainer)
@@ -181,8 +182,8 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
 def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
     task = plain.classes(plain.mlp)
     settings = Settings(
-        replicas=1, shards=shards, epochs=2, batch_size=4, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}),
-        lr_schedule="cosine",
+        Data(epochs=2, batch_size=4), LearningRate(lr_schedule="cosine"),
+        replicas=1, shards=shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}),
         evaluate_every=0,
     )  # fmt: skip
     stage = Stage(task, settings, two_groups)

@@ -98,7 +98,7 @@ class _Phantom(_Timed):
 
     def compute(self, batch: Batch) -> Computed:
         """Only the time that passes."""
-        size = self.settings.batch_size
+        size = self.settings.data.batch_size
         return Computed(None, min(size, self._plan.samples - batch.index * size), self._passed())
 
     def update(self) -> None:

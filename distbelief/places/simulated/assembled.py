@@ -45,9 +45,9 @@ class Assembled(Simulation):
             trainer = Trainer(
                 with_data(self.task, self._data),
                 model,
-                settings.batch_size,
+                settings.data.batch_size,
                 settings.seed,
-                drop_last=settings.drop_last,
+                drop_last=settings.data.drop_last,
             )
             if self.evaluates and index == 0 and not incarnation:
                 check_measure(self.task, model)
@@ -119,7 +119,7 @@ class _Phantom(_Gradual):
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         super().attach(plan, arena)
-        self._batch_size = plan.settings.batch_size
+        self._batch_size = plan.settings.data.batch_size
 
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         self._answer(None, min(self._batch_size, self._samples - batch.index * self._batch_size), answer)

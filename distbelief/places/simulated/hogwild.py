@@ -190,10 +190,10 @@ class _Computing(_Peer):
         self._trainer = Trainer(
             with_data(racing.task, racing._data),
             model,
-            settings.batch_size,
+            settings.data.batch_size,
             job.seed,
             settings.clip_norm,
-            settings.drop_last,
+            settings.data.drop_last,
         )
         self._mapped = MappedModel(racing._flat(model), roles.index_of(role))
 
@@ -254,7 +254,7 @@ class _Phantom(_Peer):
     def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
         self.counts.look()
         seconds, settings = self._stopwatch.draw(), self._settings
-        samples = min(settings.batch_size, len(self._racing._data) - batch.index * settings.batch_size)
+        samples = min(settings.data.batch_size, len(self._racing._data) - batch.index * settings.data.batch_size)
         self._endpoint.thread.step(seconds, answer, Computed(None, samples, seconds))
         return None
 

@@ -270,14 +270,16 @@ class Simulation:
         endpoint = self._endpoint(role, incarnation)
         if self.cluster.phantom:
             vectors = PhantomVectors(self._layout())
-            worker = TimedPhantom(endpoint.thread, stopwatch, samples, self.settings.batch_size)
+            worker = TimedPhantom(endpoint.thread, stopwatch, samples, self.settings.data.batch_size)
         else:
             model = self._model()
             self.players.check_model(self.settings, model)
             vectors = self._flat(model)
             settings = self.settings
             task = with_data(self.task, self._data)
-            trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
+            trainer = Trainer(
+                task, model, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
+            )
             worker = TimedWorker(endpoint.thread, stopwatch, vectors, trainer)
         story = self.players.served.replica(role, vectors, samples, incarnation).story()
         self._play_story(role, story, endpoint, worker)

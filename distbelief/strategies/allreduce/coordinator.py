@@ -146,8 +146,8 @@ class AllreduceCoordinator(Answering):
                 self.settings = self.plan.settings
                 self.data = Rations(
                     self.plan.samples,
-                    self.settings.batch_size,
-                    self.settings.epochs,
+                    self.settings.data.batch_size,
+                    self.settings.data.epochs,
                     self._kept[1],
                     self.settings.push_every,
                 )
@@ -169,7 +169,7 @@ class AllreduceCoordinator(Answering):
         self._enter(GroupPhase.TRAINING)
         s, plan = self.settings, self.plan
         begun = records.Started(
-            len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples
+            len(here), 0, plan.layout.parameters, plan.samples, s.data.batch_size, s.data.epochs, self.samples
         )
         effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
         if self.data.finished:
@@ -229,7 +229,11 @@ class AllreduceCoordinator(Answering):
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
         self.data = Rations(
-            self.plan.samples, self.settings.batch_size, self.settings.epochs, position, self.settings.push_every
+            self.plan.samples,
+            self.settings.data.batch_size,
+            self.settings.data.epochs,
+            position,
+            self.settings.push_every,
         )
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
             self._close(Cause.INTERRUPTED, self._interrupted)

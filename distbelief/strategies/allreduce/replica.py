@@ -277,7 +277,9 @@ class Allreduce:
         width = count * settings.push_every
         for number in range(-(-portion.count // width)):
             taken = round_of(portion, width, number)
-            sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
+            sizes = [
+                min(settings.data.batch_size, self._plan.samples - index * settings.data.batch_size) for index in taken
+            ]
             computed = None
             own = [*zip(taken, sizes, strict=True)][self._rank :: count]
             for at, (index, size) in enumerate(own):

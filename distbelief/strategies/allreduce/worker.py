@@ -52,7 +52,9 @@ class Peer:
     ) -> None:
         settings = spec.settings
         self._role, self._incarnation, self._task, self._flat = role, incarnation, task, flat
-        self._trainer = Trainer(task, flat.module, settings.batch_size, settings.seed, drop_last=settings.drop_last)
+        self._trainer = Trainer(
+            task, flat.module, settings.data.batch_size, settings.seed, drop_last=settings.data.drop_last
+        )
         self._compute = padded(self._trainer.compute)
         if spec.evaluator and role == roles.replica(0):
             check_measure(task, flat.module)

@@ -68,7 +68,7 @@ class Sandblaster(Coordinator):
         assert plan.settings.descent is not None
         last = self.data.evaluation if isinstance(self.data, Evaluating) else 0
         work = Evaluating(plan, self._saving.position, self._saving.samples, last)
-        self._story = Descend(plan.settings.descent, plan.settings.epochs, work.state).story()
+        self._story = Descend(plan.settings.descent, plan.settings.data.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
         self._kinds, self._told = (), []  # what shards that have fallen still answer is nobody's
         self._served.clear()

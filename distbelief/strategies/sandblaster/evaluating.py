@@ -29,13 +29,13 @@ class Evaluating:
 
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
         assert plan.settings.descent is not None
-        self.descent, self._size, self._all = plan.settings.descent, plan.settings.batch_size, plan.samples
+        self.descent, self._size, self._all = plan.settings.descent, plan.settings.data.batch_size, plan.samples
         self.epochs, self.state = position.epoch, dict(position.state)
         self.samples, self.pushes = samples, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
         self.again = 0
         """Bundles that were dealt to one more, since somebody last set it to 0."""
-        self._iterations = plan.settings.epochs
+        self._iterations = plan.settings.data.epochs
         self._batches = Batches(self.descent, plan.samples, self._size)
         self._cut: list[Bundle] = []
         self._bundles: Bundles | None = None

@@ -92,7 +92,7 @@ class Sandblaster(Downpour):
             yield from self._look()
             if self._computing is None:
                 return None
-            self.vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.batch_size)
+            self.vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.data.batch_size)
             losses.append((computed.loss or 0.0) * computed.samples)
         self.vectors.carry_buffers(self._slot)
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf

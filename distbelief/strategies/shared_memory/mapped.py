@@ -74,7 +74,7 @@ class MappedModel:
         self._stops = torch.tensor([part.stop for part in self._cut])
         self._locks = settings.locks
         self._made = 0
-        self._scheduled = settings.varies
+        self._scheduled = settings.rate.varies
         self._dense = [(part, list(self._pieces(part))) for part in self._cut]
         strokes = [
             Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces

@@ -44,7 +44,7 @@ class MappedReplica:
         settings = spec.settings
         self._spec, self._role = spec, role
         self._trainer = Trainer(
-            task, flat.module, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last
+            task, flat.module, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
         )
         self._compute = padded(self._trainer.compute)
         self._descriptor = open_memory(spec)

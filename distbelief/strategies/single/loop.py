@@ -73,7 +73,9 @@ class SingleLoop:
             stopped,
             now,
         )
-        self._trainer = Trainer(task, model, settings.batch_size, settings.seed, settings.clip_norm, settings.drop_last)
+        self._trainer = Trainer(
+            task, model, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
+        )
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)
@@ -98,13 +100,15 @@ class SingleLoop:
         """Train to the end, from a checkpoint where one is named."""
         self._samples, self._number = samples, number
         s = self.settings
-        self._dealer = Dealer(self._plan.batches, s.epochs, 1, position or START)
+        self._dealer = Dealer(self._plan.batches, s.data.epochs, 1, position or START)
         self._epochs = self._dealer.completed
         if checkpoint:
             self._load(checkpoint)
         self._saved = self._now(), self._steps
         self._note(
-            records.Started(1, 0, self._plan.layout.parameters, self._plan.samples, s.batch_size, s.epochs, samples)
+            records.Started(
+                1, 0, self._plan.layout.parameters, self._plan.samples, s.data.batch_size, s.data.epochs, samples
+            )
         )
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
