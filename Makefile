@@ -25,7 +25,7 @@ test-fast: .venv/tools
 	$(BIN)/pytest -n 2 tests/core tests/machines tests/simulated
 
 test-slow: .venv/tools
-	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py tests/simulated/test_consistency.py tests/simulated/test_sandblaster_weather.py
+	DISTBELIEF_SEEDS=10000 $(BIN)/pytest -n 2 tests/simulated/test_sweep.py tests/simulated/test_consistency.py tests/simulated/test_sandblaster_faults.py
 	DISTBELIEF_FRAMES=100000 $(BIN)/pytest -n 2 --timeout 0 tests/processes/test_fuzz.py
 	$(BIN)/pytest tests/slow
 

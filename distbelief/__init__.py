@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
     from distbelief.job import Job
+    from distbelief.places.attempt import View
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
     from distbelief.places.processes.local import Local
     from distbelief.places.simulated.handling import INSTANT, Handling
     from distbelief.places.simulated.simulated import Simulated
     from distbelief.places.simulated.virtual_cluster import Crash
-    from distbelief.places.sitting import View
     from distbelief.runtime.loop import join
     from distbelief.strategies import (
         Allreduce,
@@ -50,7 +50,7 @@ _PLACES = {
     "Simulated": "places.simulated.simulated",
     "Crash": "places.simulated.virtual_cluster",
     "ComputeModel": "places.compute_model",
-    "View": "places.sitting",
+    "View": "places.attempt",
     **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
     "Hosts": "transport.processors",
     "Outage": "transport.virtual",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distbelief.bench.parts import courses
+from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, machine, show
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
@@ -111,5 +111,5 @@ def _accuracies(task: str, strategy: Strategy, seed: int) -> dict[int, float]:
     accuracies = {}
     for epochs in (EARLY, LATE):
         job = Job(task=task, strategy=strategy, epochs=epochs, seed=seed, evaluate_every=epochs, checkpoint_every=0)
-        accuracies[epochs] = float(courses.run(job)["test_accuracy"])
+        accuracies[epochs] = float(workloads.run(job)["test_accuracy"])
     return accuracies

@@ -8,8 +8,8 @@ import itertools
 import statistics
 from typing import Any
 
-from distbelief.bench.parts.courses import counted, points
 from distbelief.bench.parts.timing import figure
+from distbelief.bench.parts.workloads import counted, points
 from distbelief.core import records, roles, wire
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
@@ -22,15 +22,16 @@ from distbelief.transport.virtual import VirtualEndpoint
 
 SHARE, STRAGGLERS, SLOWER = 32, 0.02, 10.0
 """Portions of a batch for each replica; the share of replicas that are slow, and how many times."""
-MANY, BUNDLE = 32, 8
-"""Shards, and portions of a bundle: every bundle's gradient goes to the shards whole, so that two shards of 10 Gbit are
+MANY, WORK_UNIT = 32, 8
+"""Shards, and portions of a work unit: every work unit's gradient goes to the shards whole, so that two shards of 10
+Gbit are
 busy with the gradients of 2,000 replicas for longer than the batch takes, and a static split, which sends the fewest,
 is ahead there."""
 WIDTHS, SHARDS = (10, 100, 1000), (1, 2, 4, 8)
 
 
 def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, float]:
-    """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in bundles with and without backup
+    """Median seconds of a batch of the MLP, each portion taking 10 ms: dealt in work units with and without backup
     portions, and split once.
     """
     slow = {round(i / STRAGGLERS): SLOWER for i in range(max(1, round(replicas * STRAGGLERS)))}
@@ -39,8 +40,8 @@ def balance(replicas: int, iterations: int, shards: int = MANY) -> dict[str, flo
         phantom=True,
     )
     ways = {
-        "bundles, backup portions": (BUNDLE, 1),
-        "bundles, no backup portions": (BUNDLE, 0),
+        "work units, backup portions": (WORK_UNIT, 1),
+        "work units, no backup portions": (WORK_UNIT, 0),
         "one static split": (SHARE, 0),
     }
     found = {}
@@ -60,7 +61,7 @@ def balance_settings() -> dict[str, Any]:
         "model": "the MLP, 266,610 parameters",
         "shards": MANY,
         "portions of a replica": SHARE,
-        "portions of a bundle": BUNDLE,
+        "portions of a work unit": WORK_UNIT,
         "slow replicas": STRAGGLERS,
         "times slower": SLOWER,
         "seconds of a portion": 0.01,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
@@ -91,16 +91,16 @@ def run(options: HogwildOptions) -> dict[str, Any]:
 
 
 def _mlp(options: HogwildOptions) -> dict[str, Any]:
-    task = "distbelief.bench.parts.courses:mlp_quick" if options.quick else "mnist"
+    task = "distbelief.bench.parts.workloads:mlp_quick" if options.quick else "mnist"
     samples = len(as_data(resolve(task).train())) * options.epochs
-    course = loops.Course(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
+    workload = loops.Workload(task, max(1, samples // options.batch_size // 2), options.batch_size, RATE)
     taken = interleave(
         {
             OURS: partial(
                 _job, task, Hogwild(replicas=2, optimizer=Optimizer("sgd", RATE)), options.epochs, options.batch_size
             ),
-            PLAIN: partial(plain, course, 2),
-            STRIPPED: partial(loops.hogwild, course, 2),
+            PLAIN: partial(plain, workload, 2),
+            STRIPPED: partial(loops.hogwild, workload, 2),
             GLOBAL: partial(
                 _job,
                 task,
@@ -140,28 +140,30 @@ def _svm(options: HogwildOptions) -> dict[str, dict[str, list[float]]]:
 def _job(task: str, strategy: Mapped, epochs: int, batch_size: int) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
     job = Job(task, strategy, epochs, batch_size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
-    return float(courses.run(job)["samples_per_second"])
+    return float(workloads.run(job)["samples_per_second"])
 
 
-def plain(course: loops.Course, processes: int) -> float:
+def plain(workload: loops.Workload, processes: int) -> float:
     """Samples per second of the Hogwild loop that PyTorch's own examples have: `share_memory`, and in each process a
     loop of plain SGD.
     """
-    model = resolve(course.task).model().share_memory()
+    model = resolve(workload.task).model().share_memory()
     with Peers() as peers:
-        return sum(loops.race([peers.start("plain loop", 1, _plain, course, model, rank) for rank in range(processes)]))
+        return sum(
+            loops.race([peers.start("plain loop", 1, _plain, workload, model, rank) for rank in range(processes)])
+        )
 
 
-def _plain(connection: Connection, course: loops.Course, model: torch.nn.Module, rank: int) -> None:
-    task = resolve(course.task)
+def _plain(connection: Connection, workload: loops.Workload, model: torch.nn.Module, rank: int) -> None:
+    task = resolve(workload.task)
     data = as_data(task.train())
-    optimizer = torch.optim.SGD(model.parameters(), lr=course.lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
     torch.manual_seed(rank)
 
     def train(steps: int) -> int:
         samples = 0
         while steps:
-            for numbers in torch.randperm(len(data)).split(course.batch_size)[:steps]:
+            for numbers in torch.randperm(len(data)).split(workload.batch_size)[:steps]:
                 inputs, targets = data.batch(numbers)
                 optimizer.zero_grad()
                 loss = task.loss(model(inputs), targets)
@@ -176,6 +178,6 @@ def _plain(connection: Connection, course: loops.Course, model: torch.nn.Module,
     connection.send_bytes(b"ready")
     connection.recv_bytes()
     start = time.perf_counter()
-    samples = train(course.steps)
+    samples = train(workload.steps)
     connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
     connection.recv_bytes()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distbelief.bench.parts import courses
+from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, machine, show
 from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError, UsageError
@@ -103,6 +103,6 @@ def _accuracy(options: LargeOptions, name: str, rate: float, seed: int) -> float
         evaluate_every=options.epochs, checkpoint_every=0, snapshot_every="0",
     )  # fmt: skip
     try:
-        return float(courses.run(job)["test_accuracy"])
+        return float(workloads.run(job)["test_accuracy"])
     except TrainingError:
         return 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distbelief.bench.parts import courses
+from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, machine, number, show
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
@@ -20,7 +20,7 @@ from distbelief.places.processes.local import Local
 from distbelief.places.processes.settle import title_of
 from distbelief.strategies import Downpour
 
-VECTOR = 4 * courses.WIDE * courses.WIDE
+VECTOR = 4 * workloads.WIDE * workloads.WIDE
 """Bytes of the large model's parameters."""
 INTERVAL = 0.01
 """Seconds between looks at the processes."""
@@ -50,7 +50,9 @@ def run(options: MemoryOptions) -> dict[str, Any]:
     for prefetch in (0,) if options.quick else (0, 1):
         for transport in ("shared",) if options.quick else ("shared", "tcp"):
             large, small = (
-                _held(f"distbelief.bench.parts.courses:{model}", prefetch, transport, options.epochs, options.optimizer)
+                _held(
+                    f"distbelief.bench.parts.workloads:{model}", prefetch, transport, options.epochs, options.optimizer
+                )
                 for model in ("wide", "narrow")
             )
             measured[f"{transport}, prefetch {prefetch}"] = {
@@ -103,7 +105,7 @@ def _held(task: str, prefetch: int, transport: str, epochs: int, optimizer: str)
     watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
     watcher.start()
     try:
-        courses.run(job, Local(transport))
+        workloads.run(job, Local(transport))
     finally:
         ended.set()
         watcher.join()

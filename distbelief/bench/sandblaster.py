@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from distbelief.bench.balance import balance, balance_settings, coordinator_bytes
-from distbelief.bench.parts import courses
+from distbelief.bench.parts import workloads
 from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.core.effects import Batch
@@ -59,7 +59,7 @@ class SandblasterOptions:
     quiet: bool = False
     """Print nothing."""
     QUICK: ClassVar[Mapping[str, Any]] = {
-        "task": "distbelief.bench.parts.courses:mlp_quick",
+        "task": "distbelief.bench.parts.workloads:mlp_quick",
         "portion_size": 64,
         "repeats": 1,
         "iterations": 3,
@@ -113,7 +113,7 @@ def run(options: SandblasterOptions) -> dict[str, Any]:
 def _job(options: SandblasterOptions, iterations: int, measures: bool = False, **more: Any) -> dict[str, Any]:
     """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
     strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size, **more)
-    return courses.run(
+    return workloads.run(
         Job(options.task, strategy, evaluate_every=int(measures), checkpoint_every=0, snapshot_every="0")
     )
 
@@ -254,7 +254,7 @@ def _lbfgs(connection: Connection, task: str, target: float) -> None:
 
 def _stragglers(options: SandblasterOptions) -> dict[str, Any]:
     found = balance(options.replicas, 2 if options.quick else 3)
-    cut = found["one static split"] / found["bundles, backup portions"]
+    cut = found["one static split"] / found["work units, backup portions"]
     return {
         **found,
         "settings": balance_settings(),

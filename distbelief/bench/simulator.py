@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distbelief.bench import validate
-from distbelief.bench.parts.courses import counted
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, show
+from distbelief.bench.parts.workloads import counted
 from distbelief.core.messages import Message
 from distbelief.errors import UsageError
 from distbelief.job import Job

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from distbelief.bench.parts import courses
+from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
@@ -36,7 +36,7 @@ ENDLESS = 1_000_000
 class StandbyOptions:
     """Options of `bench standby`."""
 
-    task: str = "distbelief.bench.parts.courses:lenet_short"
+    task: str = "distbelief.bench.parts.workloads:lenet_short"
     """What is trained with and without standbys."""
     replicas: int = 2
     """Replicas of every job."""
@@ -50,7 +50,7 @@ class StandbyOptions:
     """One short round: whether it runs, not how fast."""
     quiet: bool = False
     """Print nothing."""
-    QUICK: ClassVar[Mapping[str, Any]] = {"task": "distbelief.bench.parts.courses:lenet_quick", "repeats": 1}
+    QUICK: ClassVar[Mapping[str, Any]] = {"task": "distbelief.bench.parts.workloads:lenet_quick", "repeats": 1}
     """Defaults with --quick."""
 
 
@@ -92,7 +92,7 @@ def run(options: StandbyOptions) -> dict[str, Any]:
 
 def _rate(task: str, strategy: Downpour) -> float:
     return float(
-        courses.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"]
+        workloads.run(Job(task=task, strategy=strategy, evaluate_every=0, checkpoint_every=0))["samples_per_second"]
     )
 
 
@@ -105,7 +105,7 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
             "-m",
             "distbelief",
             "train",
-            "distbelief.bench.parts.courses:million",
+            "distbelief.bench.parts.workloads:million",
             "downpour",
             "--standby",
             "1",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from distbelief.bench.parts import courses
+from distbelief.bench.parts import workloads
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
@@ -116,7 +116,7 @@ def _rate(strategy: Strategy, compute: ComputeModel, options: StraggleOptions) -
         evaluate_every=0,
         checkpoint_every=0,
     )
-    return float(courses.run(job, Local(compute=compute))["samples_per_second"])
+    return float(workloads.run(job, Local(compute=compute))["samples_per_second"])
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import unknown
@@ -18,8 +18,8 @@ from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchro
 from distbelief.tasks import as_data, resolve
 
 TASKS = {
-    "mlp": ("mnist", "distbelief.bench.parts.courses:mlp_quick"),
-    "lenet": ("distbelief.bench.parts.courses:lenet_short", "distbelief.bench.parts.courses:lenet_quick"),
+    "mlp": ("mnist", "distbelief.bench.parts.workloads:mlp_quick"),
+    "lenet": ("distbelief.bench.parts.workloads:lenet_short", "distbelief.bench.parts.workloads:lenet_quick"),
 }
 """The task of each model, and that of its quick form."""
 RATE = 0.01
@@ -97,7 +97,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
     def downpour(replicas: int, prefetch: int) -> Callable[[], float]:
         return job(Downpour(replicas=replicas, shards=1, optimizer=Optimizer("sgd", RATE), prefetch=prefetch))
 
-    alone, halved = (loops.Course(task, count, options.batch_size, RATE) for count in (steps, max(1, steps // 2)))
+    alone, halved = (loops.Workload(task, count, options.batch_size, RATE) for count in (steps, max(1, steps // 2)))
     contenders: dict[str, Callable[[], float]] = {
         "single, 1 thread": job(Single(optimizer=Optimizer("sgd", RATE))),
         "single, 2 threads": job(Single(optimizer=Optimizer("sgd", RATE)), threads=2),
@@ -129,7 +129,7 @@ def _of_model(model: str, options: TrainOptions) -> dict[str, Any]:
 
 def _job(job: Job, transport: str) -> float:
     """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
-    return float(courses.run(job, Local(transport))["samples_per_second"])
+    return float(workloads.run(job, Local(transport))["samples_per_second"])
 
 
 def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:

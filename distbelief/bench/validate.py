@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.carriers import GRADIENT, Ours
 from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, interleave, number, show, spread
@@ -63,12 +63,12 @@ class Model(NamedTuple):
     epochs: int
 
 
-MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.parts.courses:lenet_short", 1)}
+MODELS = {"mlp": Model("mnist", 2), "lenet": Model("distbelief.bench.parts.workloads:lenet_short", 1)}
 QUICK = {
-    "mlp": Model("distbelief.bench.parts.courses:mlp_quick", 1),
-    "lenet": Model("distbelief.bench.parts.courses:lenet_quick", 1),
+    "mlp": Model("distbelief.bench.parts.workloads:mlp_quick", 1),
+    "lenet": Model("distbelief.bench.parts.workloads:lenet_quick", 1),
 }
-PADDED = Model("distbelief.bench.parts.courses:mlp_short", 4)
+PADDED = Model("distbelief.bench.parts.workloads:mlp_short", 4)
 """What padded replicas train: steps that are much shorter than the pad, so that few cores hold many replicas."""
 
 
@@ -141,8 +141,8 @@ def measure(repeats: int, quick: bool, only: tuple[str, ...] = ()) -> dict[str, 
 def _inputs(model: Model, repeats: int) -> Inputs:
     """What a plain loop does alone, and two that know nothing of each other."""
     steps = len(as_data(resolve(model.task).train())) * model.epochs // BATCH
-    course = loops.Course(model.task, max(1, steps), BATCH, SGD.lr)
-    rates = interleave({str(count): partial(loops.independent, course, count) for count in (1, CORES)}, repeats)
+    workload = loops.Workload(model.task, max(1, steps), BATCH, SGD.lr)
+    rates = interleave({str(count): partial(loops.independent, workload, count) for count in (1, CORES)}, repeats)
     alone = statistics.median(rates["1"])
     length, handling = layout_of(resolve(model.task).model()).trained.size, _handling(model.task)
     together = statistics.median(pair / one / CORES for one, pair in zip(rates["1"], rates[str(CORES)], strict=True))
@@ -205,7 +205,7 @@ def _job(case: Case) -> Job:
 
 
 def _real(case: Case) -> float:
-    return float(courses.run(_job(case), Local(compute=case.pad))["seconds"])
+    return float(workloads.run(_job(case), Local(compute=case.pad))["seconds"])
 
 
 def _simulated(case: Case, inputs: Inputs) -> float:

@@ -400,7 +400,7 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
 
 
 def _view(asked: options.Options) -> Any:
-    from distbelief.places.sitting import View
+    from distbelief.places.attempt import View
 
     return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
 

@@ -92,7 +92,7 @@ HISTORY_LIMIT = 100
 """Most curvature pairs."""
 
 
-class Bundle(msgspec.Struct, frozen=True, array_like=True):
+class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
     """Portions that are dealt, computed, sent and counted together, and the part of the batch that they are in."""
 
     portion: Portion
@@ -112,10 +112,10 @@ class Batches:
         portion_size: samples in a portion; the last of a pass may be smaller.
 
     >>> batches = Batches(Descent(send_every=2), samples=50, portion_size=10)
-    >>> [(bundle.portion.first, bundle.portion.count) for bundle in batches.bundles(7)]
+    >>> [(work_unit.portion.first, work_unit.portion.count) for work_unit in batches.work_units(7)]
     [(0, 2), (2, 2), (4, 1)]
     >>> windows = Batches(Descent(batch=40, overlap=0.25, send_every=2), samples=50, portion_size=10)
-    >>> [(b.portion.epoch, b.portion.first, b.portion.count, b.part) for b in windows.bundles(1)]
+    >>> [(b.portion.epoch, b.portion.first, b.portion.count, b.part) for b in windows.work_units(1)]
     [(0, 3, 1, 0), (0, 4, 1, 1), (1, 0, 1, 1), (1, 1, 1, 2)]
     """
 
@@ -136,20 +136,20 @@ class Batches:
         """Whether every batch is the whole training set."""
         return not self._size
 
-    def bundles(self, batch: int) -> list[Bundle]:
-        """The bundles of a batch, in order; always cut alike."""
+    def work_units(self, batch: int) -> list[WorkUnit]:
+        """The work units of a batch, in order; always cut alike."""
         if self.whole:
             return self._cut(0, self.portions, 0)
         first = batch * (self._size - self._shared)
         edges = (first, first + self._shared, first + self._size - self._shared, first + self._size)
-        return [bundle for part in range(3) for bundle in self._cut(edges[part], edges[part + 1], part)]
+        return [work_unit for part in range(3) for work_unit in self._cut(edges[part], edges[part + 1], part)]
 
-    def _cut(self, start: int, stop: int, part: int) -> list[Bundle]:
-        """Portions `start` to `stop` of the endless row of passes, as bundles, none of which is in two passes."""
+    def _cut(self, start: int, stop: int, part: int) -> list[WorkUnit]:
+        """Portions `start` to `stop` of the endless row of passes, as work units, none of which is in two passes."""
         cut = []
         while start < stop:
             epoch, first = divmod(start, self.portions)
             count = min(self._each, stop - start, self.portions - first)
-            cut.append(Bundle(Portion(epoch, first, count), part))
+            cut.append(WorkUnit(Portion(epoch, first, count), part))
             start += count
         return cut

@@ -94,7 +94,7 @@ class Succeeded(Record, frozen=True, tag=True, gc=False):
 
 class Iterated(Record, frozen=True, tag=True, gc=False):
     """An iteration of a batch method, or a search that failed (`step` 0): the loss, the gradient's largest component,
-    the step along the direction, how often a batch was evaluated, how many bundles were dealt to one more, and what
+    the step along the direction, how often a batch was evaluated, how many work units were dealt to one more, and what
     there is to say.
     """
 

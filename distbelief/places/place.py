@@ -11,7 +11,7 @@ import msgspec
 
 from distbelief.core import effects, records
 from distbelief.errors import DistbeliefError
-from distbelief.places.words import Word
+from distbelief.places.channel_messages import ChannelMessage
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Said(msgspec.Struct, frozen=True):
 
     role: str
     incarnation: int
-    what: Word | records.Record
+    what: ChannelMessage | records.Record
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Tell(msgspec.Struct, frozen=True):
     """Effect: say a word to the latest life of a role."""
 
     role: str
-    word: Word
+    word: ChannelMessage
 
 
 class TickLater(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class Place(Protocol):
         """End a life of a role at once; nothing, where it has ended already."""
         ...
 
-    def tell(self, role: str, word: Word) -> None:
+    def tell(self, role: str, word: ChannelMessage) -> None:
         """Say a word to the latest life of a role; nothing, where that has ended."""
         ...
 

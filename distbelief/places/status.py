@@ -14,7 +14,7 @@ from typing import Any
 
 from distbelief.core import roles
 from distbelief.errors import JobFailed
-from distbelief.places.words import Standing
+from distbelief.places.channel_messages import Standing
 from distbelief.record.folder import RunFolder
 from distbelief.record.summary import Summary
 from distbelief.transport.secure import check_user

@@ -15,6 +15,7 @@ from distbelief import errors
 from distbelief.core import effects, records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, JobFailed
+from distbelief.places.channel_messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.explanation import Explanation
 from distbelief.places.place import (
     Deadlines,
@@ -31,7 +32,6 @@ from distbelief.places.place import (
     TickLater,
     Unable,
 )
-from distbelief.places.words import Died, Explain, Failed, Interrupt, Listening
 
 
 class _Life:

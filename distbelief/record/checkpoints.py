@@ -36,7 +36,7 @@ _PART = re.compile(r"shard[- ](\d+)")
 _NUMBER = re.compile(r"\d{6,}")
 
 
-class Part(msgspec.Struct, frozen=True):
+class CheckpointFile(msgspec.Struct, frozen=True):
     """One file of a checkpoint: its length in bytes, its CRC-32, and what its shard said beside its arrays."""
 
     file: str
@@ -54,9 +54,9 @@ class Manifest(msgspec.Struct, frozen=True):
     """Samples applied when it was made."""
     position: Position
     plan: Plan
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointFile, ...]
     """One per shard, in the order of the plan's assignments."""
-    model: Part
+    model: CheckpointFile
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class Checkpoints:
     def commit(self, number: int, plan: Plan, position: Position, samples: int) -> Path:
         """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
 
-        Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a course that a
+        Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a generation that a
         resumed job went back on.
 
         Args:
@@ -185,7 +185,7 @@ class Checkpoints:
             ) from error
 
     def _install(self, making: Path, final: Path) -> None:
-        """Rename into place; one of the same number, of a course that was abandoned, steps aside first."""
+        """Rename into place; one of the same number, of a generation that was abandoned, steps aside first."""
         aside = final.with_name(f".making-{final.name}-aside")
         if final.exists():
             shutil.rmtree(aside, ignore_errors=True)
@@ -269,14 +269,14 @@ def _room() -> str:
     return f"make room on that disk or mend it{limited}"
 
 
-def sealed(path: Path, facts: Mapping[str, Any] | None = None) -> Part:
+def sealed(path: Path, facts: Mapping[str, Any] | None = None) -> CheckpointFile:
     """What a manifest says of a file, which is put on disk first.
 
     Raises:
         OSError: it cannot be.
     """
     sync(path)
-    return Part(path.name, path.stat().st_size, checksum(path), dict(facts or {}))
+    return CheckpointFile(path.name, path.stat().st_size, checksum(path), dict(facts or {}))
 
 
 def checksum(path: Path) -> int:
@@ -292,9 +292,9 @@ def checksum(path: Path) -> int:
     return crc
 
 
-def _part(making: Path, index: int) -> Part:
+def _part(making: Path, index: int) -> CheckpointFile:
     path = making / f"shard-{index}.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Part)
+        return msgspec.json.decode(path.read_bytes(), type=CheckpointFile)
     except (OSError, msgspec.DecodeError) as error:
         raise CheckpointError(f"the part of {roles.shard(index)} is missing ({error})") from error

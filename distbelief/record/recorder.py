@@ -16,12 +16,12 @@ from distbelief.core import records, roles
 from distbelief.errors import RemoteProtocolError
 from distbelief.record.curves import Curves
 from distbelief.record.folder import RunFolder, write_atomically
-from distbelief.record.summary import Summary, course
+from distbelief.record.summary import Summary, in_effect
 
 _encode = msgspec.json.Encoder().encode
 
 BLOCK = 1 << 16
-"""Bytes that are read at a time, from the end of the metrics of an earlier sitting, to find their last whole line."""
+"""Bytes that are read at a time, from the end of the metrics of an earlier attempt, to find their last whole line."""
 
 
 def line(seconds: float, record: records.Record) -> bytes:
@@ -90,7 +90,7 @@ class Recorder:
             self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Write a record down; `seconds` count from the beginning of this sitting of the job. A full disk is noted once
+        """Write a record down; `seconds` count from the beginning of this attempt of the job. A full disk is noted once
         and does not stop it.
         """
         if (
@@ -99,7 +99,7 @@ class Recorder:
             self._earlier = list(read_metrics(self.folder.metrics))
         if isinstance(record, records.Started) and self._earlier:
             self.summary = Summary(self.job)
-            for then, earlier in course([*self._earlier, (seconds, record)]):
+            for then, earlier in in_effect([*self._earlier, (seconds, record)]):
                 self.summary.take(then, earlier)
             self._earlier = []
         else:

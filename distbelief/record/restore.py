@@ -12,7 +12,16 @@ from safetensors import SafetensorError, safe_open
 
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError, LayoutError
-from distbelief.record.checkpoints import MANIFEST, MODEL, Checkpoints, Manifest, Part, checksum, corrupt, read_manifest
+from distbelief.record.checkpoints import (
+    MANIFEST,
+    MODEL,
+    CheckpointFile,
+    Checkpoints,
+    Manifest,
+    checksum,
+    corrupt,
+    read_manifest,
+)
 from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, check_same
 
 
@@ -174,7 +183,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
             raise CheckpointError(f"{error}, or start anew") from error
 
 
-def _verified(folder: Path, part: Part) -> Path:
+def _verified(folder: Path, part: CheckpointFile) -> Path:
     """The file of a part, once its length and checksum are seen to be right."""
     file = folder / part.file
     try:
@@ -188,7 +197,7 @@ def _verified(folder: Path, part: Part) -> Path:
     return file
 
 
-def _open(stack: contextlib.ExitStack, folder: Path, part: Part) -> Any:
+def _open(stack: contextlib.ExitStack, folder: Path, part: CheckpointFile) -> Any:
     file = _verified(folder, part)
     try:
         return stack.enter_context(safe_open(file, framework="pt"))

@@ -65,18 +65,18 @@ class Summary:
         ) = 0
         self._forgotten: dict[tuple[str, str, int], int] = {}
         self.seconds = 0.0
-        """Training time: from `Started` to the last `Stepped`, summed over the sittings of a resumed run."""
+        """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
         self.reached: dict[str, Any] | None = None
         self.outcome, self.cause, self.reason = "", "", ""
         self.descent: dict[str, Any] | None = None
-        """Of a batch method: its iterations, evaluations, searches that failed, bundles dealt to one more, last loss
+        """Of a batch method: its iterations, evaluations, searches that failed, work units dealt to one more, last loss
         and largest component of the gradient."""
         self._loss = Mean()
         self._counted = 0  # samples whose seconds are known: those before a resumption whose metrics are lost are not
         self._began = self._before = 0.0
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Add a record that happened `seconds` after its sitting of the job began."""
+        """Add a record that happened `seconds` after its attempt of the job began."""
         if (take := TAKES.get(type(record))) is not None:
             take(self, seconds, record)
 
@@ -237,12 +237,12 @@ class Summary:
         }
 
 
-def course(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, records.Record]]:
+def in_effect(taken: Iterable[tuple[float, records.Record]]) -> list[tuple[float, records.Record]]:
     """The records without those that a resumed job went back on: it goes on from its checkpoint's samples.
 
     >>> step = records.Stepped("replica 0", 1, 10, 1, None, 0, 0)
     >>> begin = [(0.0, records.Started(1, 1, 1, 100, 10, 1)), (1.0, step), (2.0, step)]
-    >>> [seconds for seconds, _ in course([*begin, (0.5, records.Started(1, 1, 1, 100, 10, 1, samples=10))])]
+    >>> [seconds for seconds, _ in in_effect([*begin, (0.5, records.Started(1, 1, 1, 100, 10, 1, samples=10))])]
     [0.0, 1.0, 0.5]
     """
     kept: list[tuple[float, records.Record]] = []

@@ -56,7 +56,7 @@ class Downpour:
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0
     ) -> None:
         self.role, self.vectors, self.incarnation = role, vectors, incarnation
-        self.step = self._course = 0
+        self.step = self._generation = 0
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
         self._links = Links(role)
@@ -89,7 +89,7 @@ class Downpour:
         yield Send(roles.COORDINATOR, membership.Leave(for_good=self._left))
         while not self._excused:
             self._take((yield RECEIVE))
-            if self._welcome is not None and self._welcome.course > self._course:
+            if self._welcome is not None and self._welcome.generation > self._generation:
                 raise AllBack
 
     def _train(self) -> Steps:
@@ -149,9 +149,9 @@ class Downpour:
                 self._take((yield RECEIVE))
             welcome, self._welcome = self._welcome, None
             initialise |= welcome.initialise
-            if welcome.course > self._course:
-                self._course = welcome.course
-                yield Send(roles.COORDINATOR, membership.Anew(self._course))
+            if welcome.generation > self._generation:
+                self._generation = welcome.generation
+                yield Send(roles.COORDINATOR, membership.Anew(self._generation))
             for shard in [*(yield from self._links.reach(welcome)), *self._links.lost]:
                 self._links.forget(shard)
         self._start(plan)
@@ -365,7 +365,7 @@ class Downpour:
         """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone
         back.
         """
-        if welcome.initialise or welcome.course > self._course:
+        if welcome.initialise or welcome.generation > self._generation:
             raise AllBack
         self._welcome = None
         for shard in (yield from self._links.reach(welcome)):

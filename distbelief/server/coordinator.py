@@ -70,7 +70,7 @@ class Coordinator(Answering):
             membership.Here: self._on_here,
             membership.Join: self._on_join,
             membership.Rejoin: self._on_rejoin,
-            membership.Anew: lambda sender, event: self._reception.begun(sender, event.course),
+            membership.Anew: lambda sender, event: self._reception.begun(sender, event.generation),
             checkpointing.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
             initialising.Restored: self._on_restored,
             mirroring.Stands: lambda sender, event: self._standbys.stands(sender, event.life),
@@ -239,7 +239,7 @@ class Coordinator(Answering):
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
         effects: list[Effect] = [
-            Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.course(role)))
+            Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.generation(role)))
         ]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if not self._evaluations.there else [])

@@ -13,7 +13,7 @@ import msgspec
 
 from distbelief.core.consistency import Key
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, StatePart, Told, Whole
+from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, Decided, StatePart, StateSent
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.messages import Message, Place
@@ -37,7 +37,7 @@ class Mirror:
     >>> mirror = Mirror("standby 0")
     >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
     ([], ['said at once'])
-    >>> connect, whole = mirror.begin(Place("unix:@a", 0), {}, Whole(0, 0, 0, 0, {}, {}, 0, ()))
+    >>> connect, whole = mirror.begin(Place("unix:@a", 0), {}, StateSent(0, 0, 0, 0, {}, {}, 0, ()))
     >>> mirror.after(["said when it has all"]), mirror.kept(Confirmed(0, 1))
     ([], (['said when it has all'], True))
     """
@@ -68,7 +68,7 @@ class Mirror:
         return []
 
     def begin(
-        self, place: Place, arrays: dict[str, Any], whole: Whole, beside: Iterable[tuple[Make, Payload]] = ()
+        self, place: Place, arrays: dict[str, Any], whole: StateSent, beside: Iterable[tuple[Make, Payload]] = ()
     ) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 
@@ -140,8 +140,8 @@ class Mirror:
         return self._send(make, payload)
 
     def tell(self, **what: Any) -> list[Effect]:
-        """Tell the standby what has no bytes: the fields of a `Told`."""
-        return self.repeat(lambda number, _: Told(self._life, number, **what))
+        """Tell the standby what has no bytes: the fields of a `Decided`."""
+        return self.repeat(lambda number, _: Decided(self._life, number, **what))
 
     def tell_floor(self, floor: int) -> list[Effect]:
         """Tell the standby that the floor of the policy has risen, unless it knows."""

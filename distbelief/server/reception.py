@@ -22,7 +22,7 @@ class Reception:
         self.lives = Lives(restarts)
         self._new: deque[str] = deque()
         self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
-        self._course = 0
+        self._generation = 0
         self._behind: set[str] = set()
         """Who is to begin anew, and has not said that it has."""
 
@@ -36,12 +36,12 @@ class Reception:
 
     def go_back(self) -> None:
         """All members are to begin anew: what they say until they have is of the past."""
-        self._course += 1
+        self._generation += 1
         self._behind |= self.members
 
-    def begun(self, role: str, course: int) -> list[Effect]:
-        """A member has begun anew, in some course of the job."""
-        if course == self._course:
+    def begun(self, role: str, generation: int) -> list[Effect]:
+        """A member has begun anew, in some generation of the job."""
+        if generation == self._generation:
             self._behind.discard(role)
         return []
 
@@ -49,9 +49,9 @@ class Reception:
         """The members, and which life of each."""
         return tuple((role, self.lives.here(role)) for role in sorted(self.members))
 
-    def course(self, role: str) -> int:
-        """The course that a role is to begin; 0 for one that goes on, or has never taken part."""
-        return self._course if role in self._behind else 0
+    def generation(self, role: str) -> int:
+        """The generation that a role is to begin; 0 for one that goes on, or has never taken part."""
+        return self._generation if role in self._behind else 0
 
     def heeds(self, role: str) -> bool:
         """Whether what a member says is of now."""

@@ -387,7 +387,7 @@ class Shard:
             clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))
         life, updates = self.version
         norms = self._exchange.known()
-        whole = mirroring.Whole(
+        whole = mirroring.StateSent(
             life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings, norms
         )
         return [*made, *self._mirror.begin(event.place, self.held.arrays(), whole)]

@@ -56,9 +56,9 @@ class Standby:
             {
                 mirroring.Stand: self._stand,
                 mirroring.StatePart: self._piece,
-                mirroring.Whole: self._take_whole,
+                mirroring.StateSent: self._take_whole,
                 mirroring.Copied: self._copy,
-                mirroring.Told: self._told,
+                mirroring.Decided: self._told,
                 mirroring.Succeed: self._succeed,
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: lambda sender, _event, _payload: (
@@ -115,7 +115,7 @@ class Standby:
         self._state.take(event, payload)
         return [self._keep(event)]
 
-    def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
+    def _take_whole(self, sender: str, event: mirroring.StateSent, payload: Payload | None) -> list[Effect]:
         shard, arrays = self._shard, self._state.arrays
         if arrays:
             self._held.load(arrays)
@@ -150,7 +150,7 @@ class Standby:
             self._shard.staleness[staleness] = self._shard.staleness.get(staleness, 0) + 1
         return [self._keep(event)]
 
-    def _told(self, sender: str, event: mirroring.Told, payload: Payload | None) -> list[Effect]:
+    def _told(self, sender: str, event: mirroring.Decided, payload: Payload | None) -> list[Effect]:
         if event.step is not None:
             self._step(*event.step)
         if event.dropped is not None:

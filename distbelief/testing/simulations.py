@@ -21,7 +21,8 @@ from distbelief.transport.virtual import NetworkModel, Outage
 
 
 class Observed:
-    """One simulated run, with `Rules` beside it where nobody waits for anybody; `Witness` knows the other consistencies
+    """One simulated run, with `Rules` beside it where nobody waits for anybody; `Accounting` knows the other
+    consistencies
     too.
 
     Args:
@@ -42,7 +43,7 @@ class Observed:
             job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record)
         )
         self.rules = Rules(self._alive, limit)
-        # where a shard goes back, `Witness` knows what that undoes, and with a standby what is said later than it is
+        # where a shard goes back, `Accounting` knows what that undoes, and with a standby what is said later than it is
         # done
         settings, fallen = (
             self.simulation.settings,

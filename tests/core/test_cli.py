@@ -18,10 +18,10 @@ from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
 from distbelief.places import evaluate, status
+from distbelief.places.attempt import Attempt
 from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.spec import Spec, tell
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.places.sitting import Sitting
 from distbelief.runtime.driver import Driver
 from distbelief.tasks import BUILTINS
 from distbelief.tasks.worker import Trainer
@@ -137,7 +137,7 @@ def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
     job, place = asked.job("digits"), asked.local()
-    return tell(place, job, job.settings(), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True)
+    return tell(place, job, job.settings(), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
 
 
 def test_the_options_of_a_process_reach_it() -> None:

@@ -26,14 +26,14 @@ from distbelief.bench import (
     train,
     wire,
 )
-from distbelief.bench.parts import courses, loops
+from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, options
 from distbelief.places import evaluate, status
+from distbelief.places.attempt import Attempt
 from distbelief.places.join import guest
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
-from distbelief.places.sitting import Sitting
 
 TCP = {"transport": "tcp"}
 LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -51,7 +51,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
 def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
-    spec = tell(place, job, place.settings(job), Sitting(job, job.settings(), db.View(), 0.0, kept=False), [], True)
+    spec = tell(place, job, place.settings(job), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
     return spec.transport, spec.bind, spec.advertise, spec.compute, place.encrypted
 
 
@@ -189,7 +189,7 @@ HELD = {"usual": 1.0, "peak": 1.0}
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
-    (courses, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
+    (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "lockstep", 1.0), (loops, "ddp", 1.0), (loops,
         "hogwild", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_show", None), (train, "_figures",
         []), (hogwild, "plain", 1.0),
@@ -199,7 +199,7 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
         1.0),
     (simulator.validate, "measure", {}), (simulator.validate, "figures", []), (simulator.validate, "tell", None),
     (sandblaster, "_halves", 1.0), (sandblaster, "_torchs", 1.0), (sandblaster, "coordinator_bytes", {"figures": []}),
-    (sandblaster, "balance", {"one static split": 1.0, "bundles, backup portions": 1.0}),
+    (sandblaster, "balance", {"one static split": 1.0, "work units, backup portions": 1.0}),
 )  # fmt: skip
 """What takes the time of a benchmark, and what it is to say here; what it is asked for, beside the options as they were
 given, is written down.

@@ -14,8 +14,8 @@ from distbelief.bench import allreduce
 from distbelief.cli import main, options, words
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
+from distbelief.places.attempt import evaluates
 from distbelief.places.join.guest import Guest
-from distbelief.places.sitting import evaluates
 from distbelief.tasks import resolve
 
 BESIDE = {

@@ -234,7 +234,7 @@ def test_state_that_some_shards_had_not_made_yet_is_zero_there(tmp_path):
     assert loaded[f"state.{number}.step"] == arrays[f"state.{number}.step"]
 
 
-def test_only_the_newest_are_kept_and_those_of_an_abandoned_course_go(tmp_path):
+def test_only_the_newest_are_kept_and_those_of_an_abandoned_generation_go(tmp_path):
     plan = plan_of(2, keep=2)
     for number in (1, 2, 3, 10):
         saved(tmp_path, plan, number=number)

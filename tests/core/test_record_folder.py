@@ -10,7 +10,7 @@ import pytest
 
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
-from distbelief.places.sitting import Sitting
+from distbelief.places.attempt import Attempt
 from distbelief.record.folder import RunFolder, write_atomically
 
 
@@ -99,7 +99,7 @@ def test_a_job_that_comes_second_takes_nothing_away(tmp_path: Path) -> None:
     first.lock()
     job = Job("digits", out=str(first.path))
     with pytest.raises(UsageError, match="is the run folder of a job that is running"):
-        Sitting(job, job.settings(), None, 0.0)
+        Attempt(job, job.settings(), None, 0.0)
     assert not first.gone
 
 

@@ -154,7 +154,7 @@ def test_a_measure_that_is_not_a_number_is_null_and_read_back(tmp_path):
     "torn", [b"", b'{"seconds":5.1,"event":"Step', b"x" * 200_000, b"\xff\xff\n"], ids=["", "torn", "long", "garbage"]
 )
 def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
-    """The second sitting goes on from 40 samples; what the first did after that is forgotten, its training time too."""
+    """The second attempt goes on from 40 samples; what the first did after that is forgotten, its training time too."""
     folder = RunFolder.create(tmp_path, "x")
     played(folder, [*RUN[:6], (7.0, step(1, 1, 9.0)), (8.0, r.Finished.of(Cause.INTERRUPTED, "Ctrl-C"))])
     with folder.metrics.open("ab") as file:

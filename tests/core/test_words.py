@@ -7,8 +7,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GIVEN_UP = {"conductor", "gate", "knock", "knocking", "lie", "pace", "sorry", "weather"}
-"""A strategy's coordinator, a mapping's layout; join server, request and refusal; network model and compute model."""
+GIVEN_UP = {
+    "bundle", "bundles", "conductor", "course", "gate", "knock", "knocking", "lie", "pace", "ration", "rations",
+    "sitting", "sorry", "locked_step", "weather", "witness",
+}  # fmt: skip
+"""Work units, a strategy's coordinator, generation or workload; join server, request and refusal; a mapping's layout,
+compute model, round batches, attempt, locked step, network model, accounting."""
 SOURCES = {path: path.read_text() for path in sorted((ROOT / "distbelief").rglob("*.py"))}
 
 

@@ -49,7 +49,10 @@ LOCAL = {*events.TELLERS, events.Lost}
 def test_a_machine_answers_all_that_it_may_be_told_and_nothing_else(name: str) -> None:
     machine, kind, conversations = MACHINES[name]
     heard = {event for event in heard_by(kind, conversations) if event not in LOCAL}
-    of_batches = {row.message for row in operations.OPERATIONS.says} | {mirroring.Did, mirroring.Took}
+    of_batches = {row.message for row in operations.OPERATIONS.says} | {
+        mirroring.OperationsDone,
+        mirroring.WorkUnitTaken,
+    }
     if "in batches" not in name:
         heard -= of_batches - {row.message for row in operations.OPERATIONS.says if "sandblaster" in name}
     assert {event for event in machine._answers.answered if event not in LOCAL} == heard - DEAF.get(name, set())

@@ -18,7 +18,7 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.conversations.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
-from distbelief.core.descent import OVERLAPPING, Bundle, Descent
+from distbelief.core.descent import OVERLAPPING, Descent, WorkUnit
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
@@ -85,7 +85,7 @@ def contribute(
 
 
 def summed(one: DescentShard, name: str, seed: int) -> None:
-    """Make a vector of random numbers, as a bundle would be."""
+    """Make a vector of random numbers, as a work unit would be."""
     do(one, Gather(one.policy.floor + 1, (name,)))
     contribute(one, 0, seed, one.policy.floor)
 
@@ -138,7 +138,7 @@ def test_parameters_follow_what_is_done_to_them_and_an_evaluator_sees_the_accept
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_bundle_is_summed_once_whoever_sends_it_again(ordered: bool) -> None:
+def test_a_work_unit_is_summed_once_whoever_sends_it_again(ordered: bool) -> None:
     one = shard()
     do(one, Gather(1, ("g",), ordered))
     for number, seed, who in (
@@ -218,7 +218,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "which does not hold that": ("replica 0", operations.Contribute(0, 0, 4, 0, 1, 0, 0)),
     "of evaluation 9; shard 0 is at 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 9, 0, 0)),
     "part 1, of evaluation 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 1)),
-    "bundle -1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, -1, 0)),
+    "work unit -1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, -1, 0)),
     "evaluation 1 is to begin after 1": ("coordinator", Operate(9, (Gather(1, ("g",)),))),
 }
 
@@ -330,20 +330,22 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
     standby = DescentStandby(0, TorchVectorSlice)
     standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
     with pytest.raises(RemoteProtocolError, match="operations before the state"):
-        standby.handle("shard 0", mirroring.Did(0, 1, Operate(1, (Zero("g"),)), ()), None)
+        standby.handle("shard 0", mirroring.OperationsDone(0, 1, Operate(1, (Zero("g"),)), ()), None)
     with pytest.raises(RemoteProtocolError, match="does not descend"):
-        standby.handle("shard 0", mirroring.Whole(0, 1, 0, 0, {}, {}, 0, ()), None)
+        standby.handle("shard 0", mirroring.StateSent(0, 1, 0, 0, {}, {}, 0, ()), None)
     for part, size in ((1, MOVING), (0, 8)):
         with pytest.raises(RemoteProtocolError, match="none of its shard's"):
-            standby.handle("shard 0", mirroring.Took(0, 0, size, 0, 1, 0, part), torch.zeros(size, dtype=torch.uint8))
-    assert standby.handle("shard 0", mirroring.Did(7, 1, Operate(1, (Zero("g"),)), ()), None) == []
+            standby.handle(
+                "shard 0", mirroring.WorkUnitTaken(0, 0, size, 0, 1, 0, part), torch.zeros(size, dtype=torch.uint8)
+            )
+    assert standby.handle("shard 0", mirroring.OperationsDone(7, 1, Operate(1, (Zero("g"),)), ()), None) == []
 
 
 # the coordinator
 
 
 def coordinator() -> Sandblaster:
-    """One that waits for the answer of its only shard to the first evaluation of two bundles."""
+    """One that waits for the answer of its only shard to the first evaluation of two work units."""
     settings = Settings(Data(batch_size=50), consistency="sandblaster", replicas=1, shards=1, evaluate_every=0,
         snapshot_seconds=0.0, checkpoint_every=0,
                         descent=Descent(send_every=1))  # fmt: skip
@@ -359,7 +361,7 @@ def done(number: int, evaluation: int = 1, loss: float = 50.0) -> operations.Don
     return operations.Done(evaluation, number, loss, 0, 0)
 
 
-def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> None:
+def test_the_coordinator_takes_each_work_unit_once_and_then_asks_the_shards() -> None:
     one = coordinator()
     assert one.standing()["of"] == {"replica 0": {"minibatches": 2}}
     assert not any(
@@ -377,12 +379,12 @@ def test_the_coordinator_takes_each_bundle_once_and_then_asks_the_shards() -> No
     assert asked[0].commands[0] == Scale(0.5, "g")
 
 
-def test_a_bundle_says_what_it_is_of() -> None:
+def test_a_work_unit_says_what_it_is_of() -> None:
     one = coordinator()
     one.handle("replica 0", events.Lost("it died", 0), None)
     effects = one.handle("replica 0", membership.Join(1, LAYOUT, 100), None)
     assigned = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Assign)]
-    assert assigned == [operations.Assign(1, number, Bundle(Portion(0, number, 1))) for number in (0, 1)]
+    assert assigned == [operations.Assign(1, number, WorkUnit(Portion(0, number, 1))) for number in (0, 1)]
 
 
 def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:

@@ -12,6 +12,7 @@ import pytest
 from distbelief.core import effects, records
 from distbelief.core.outcomes import Cause
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
+from distbelief.places.channel_messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.explanation import Explanation
 from distbelief.places.place import (
     Deadlines,
@@ -29,7 +30,6 @@ from distbelief.places.place import (
     Unable,
 )
 from distbelief.places.supervisor import Supervisor
-from distbelief.places.words import Died, Explain, Failed, Interrupt, Listening
 
 CAST = ["coordinator", "shard 0", "standby 0", "replica 0", "replica 1", "evaluator"]
 SIGKILL = "its process was killed by SIGKILL"

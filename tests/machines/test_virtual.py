@@ -121,7 +121,7 @@ def test_the_news_of_an_end_comes_after_the_heal_and_after_all_that_was_sent(how
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_weather_a_link_keeps_its_order_and_loses_nothing(seed: int) -> None:
+def test_whatever_the_network_does_a_link_keeps_its_order_and_loses_nothing(seed: int) -> None:
     line = Line(NetworkModel(jitter=20.0, delay_chance=0.2, delay=0.5, bandwidth=1e4, outages=STORMS), seed)
     for number in range(300):
         line.clock.call_at(number * 0.01, line.send, None)

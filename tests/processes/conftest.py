@@ -17,7 +17,7 @@ from time import monotonic
 
 import pytest
 
-from distbelief.places.sitting import Sitting
+from distbelief.places.attempt import Attempt
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # where `jobs` is, for the tests and for the processes that they start
@@ -77,7 +77,7 @@ def nothing_is_left(request: pytest.FixtureRequest, temporary: Path) -> Iterator
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Sees every record of the jobs that run in this process."""
     watch = Watch()
-    monkeypatch.setattr(Sitting, "record", lambda *record: watch.take(*record))
+    monkeypatch.setattr(Attempt, "record", lambda *record: watch.take(*record))
     return watch
 
 

@@ -19,8 +19,8 @@ from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.job import Job
+from distbelief.places.attempt import Attempt
 from distbelief.places.processes.local import Local
-from distbelief.places.sitting import Sitting
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task, TensorData
 from distbelief.testing import tally
@@ -132,7 +132,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self._record = Sitting.record
+        self._record = Attempt.record
         self.interrupted = False
         self.rest()
 
@@ -140,9 +140,9 @@ class Watch:
         """Do nothing from here on."""
         self.act: Callable[[Record], object] = bool
 
-    def take(self, sitting: Sitting, moment: float, role: str, record: Record) -> None:
-        """Stand in for `Sitting.record`."""
-        self._record(sitting, moment, role, record)
+    def take(self, attempt: Attempt, moment: float, role: str, record: Record) -> None:
+        """Stand in for `Attempt.record`."""
+        self._record(attempt, moment, role, record)
         self.records.append(record)
         self.act(record)
 

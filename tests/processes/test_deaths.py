@@ -286,15 +286,15 @@ def test_a_process_in_an_endless_step_ends_with_its_forkserver(pipe: Path, tmp_p
 SUPERVISOR = """
 import multiprocessing, sys
 import distbelief as db
-from distbelief.places.sitting import Sitting
+from distbelief.places.attempt import Attempt
 from distbelief.core import records
-record, told = Sitting.record, []
+record, told = Attempt.record, []
 def tell(self, moment, role, what):
     record(self, moment, role, what)
     if isinstance(what, (records.Stepped, records.Tested)) and not told:
         told.append(True)
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-Sitting.record = tell
+Attempt.record = tell
 db.run(db.Job(sys.argv[3], db.Downpour(), epochs=100_000, out=sys.argv[1]), on=db.Local(transport=sys.argv[2]))
 """
 

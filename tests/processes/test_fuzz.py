@@ -46,7 +46,7 @@ from distbelief.record.checkpoints import MANIFEST, Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
 from distbelief.record.restore import load_part, load_weights
-from distbelief.record.summary import Summary, course
+from distbelief.record.summary import Summary, in_effect
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
@@ -439,7 +439,7 @@ def test_spoilt_metrics_lose_lines_and_nothing_else(run: Path) -> None:
         (run / "metrics.jsonl").write_bytes(Spoiler(seed).data(b"".join(lines), lines))
         with told(seed):
             summary = Summary({})
-            for seconds, record in course(read_metrics(run / "metrics.jsonl")):
+            for seconds, record in in_effect(read_metrics(run / "metrics.jsonl")):
                 summary.take(seconds, record)
             msgspec.json.encode(summary.result())
 

@@ -12,11 +12,11 @@ import pytest
 from distbelief.errors import JobFailed
 from distbelief.places.join import join_server
 from distbelief.places.join.authority import Authority
-from distbelief.places.join.join_server import JoinRefusal, JoinRequest, JoinServer, Part, Ticket
+from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, JoinServer, Ticket
 from distbelief.transport.tls import Identity, context
 
 AUTHORITY = Authority("job")
-PART = Part("replica 1", 0, "tcp:127.0.0.1:1", 0, b"")
+PART = JoinGrant("replica 1", 0, "tcp:127.0.0.1:1", 0, b"")
 
 
 class Opened:
@@ -30,7 +30,7 @@ class Opened:
     def ticket(self) -> Ticket:
         return self.server.ticket
 
-    def _admit(self, request: JoinRequest) -> Part:
+    def _admit(self, request: JoinRequest) -> JoinGrant:
         self.admitted.append(request)
         return PART
 

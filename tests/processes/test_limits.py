@@ -12,9 +12,9 @@ import jobs
 import pytest
 
 from distbelief.errors import JobFailed
+from distbelief.places.channel_messages import Failed
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
-from distbelief.places.words import Failed
 from distbelief.strategies import Allreduce
 
 PATIENCE = 120.0

@@ -10,12 +10,12 @@ from time import monotonic
 
 import jobs
 
+from distbelief.places.attempt import Attempt
 from distbelief.places.place import Event
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes
 from distbelief.places.processes.running import Running
-from distbelief.places.sitting import Sitting
 from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 
@@ -29,7 +29,7 @@ def test_processes_are_a_place(tmp_path: Path) -> None:
         runs += 1
         local, job = Local(), jobs.job(tmp_path / f"run {runs}", Downpour(replicas=2))
         settings = local.settings(job)
-        running = Running(local, job, settings, Sitting(job, settings, None, monotonic()), False)
+        running = Running(local, job, settings, Attempt(job, settings, None, monotonic()), False)
         processes = Processes(running._spec, lambda *_: None, happens)
         lives: dict[int | None, tuple[str, int]] = {}
         forkserver.start()
@@ -48,7 +48,7 @@ def test_processes_are_a_place(tmp_path: Path) -> None:
         def close() -> None:
             processes.close()
             running.close()
-            running.sitting.finish()
+            running.attempt.finish()
 
         return Site(processes, ("replica 0", "replica 1"), strike, there, pump, close)
 

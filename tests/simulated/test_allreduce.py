@@ -31,10 +31,10 @@ from distbelief.strategies import Allreduce, Synchronous
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
+from distbelief.testing.accounting import Accounting
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed, draw_outages, draw_revivals
 from distbelief.testing.tally import NAME, Tallied, tallied
-from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import NetworkModel
 
 SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "200"))
@@ -198,10 +198,12 @@ def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
     synchronous = Observed(
         Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster
     )
-    witness = Witness(synchronous)
+    accounting = Accounting(synchronous)
     synchronous.run()
     rounds = [
-        batch for _, group in sorted(witness.groups["shard 0"].items()) for batch in sorted(witness.batches(group))
+        batch
+        for _, group in sorted(accounting.groups["shard 0"].items())
+        for batch in sorted(accounting.batches(group))
     ]
     assert rounds == [(epoch, index) for epoch in range(2) for index in range(12)]
     same_on_all(ours.run())

@@ -32,9 +32,9 @@ from distbelief.strategies import Bounded, Downpour, Sandblaster, Softsync, Stra
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
+from distbelief.testing.accounting import Accounting, Lead
 from distbelief.testing.endings import Endings, hold_floors, ways
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
-from distbelief.testing.witness import Lead, Witness
 from distbelief.transport.virtual import NetworkModel
 
 SEEDS, CHUNK = int(os.environ.get("DISTBELIEF_SEEDS", "1000")), 250
@@ -60,7 +60,7 @@ def smooth(dtype: torch.dtype) -> nn.Module:
 
 def play(
     plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any
-) -> tuple[Observed, Witness]:
+) -> tuple[Observed, Accounting]:
     dtype = options.pop("dtype", torch.float32)
     task = options.pop("task", None) or plain.classes(
         lambda: smooth(dtype), samples=options.pop("samples", 43), dtype=dtype
@@ -69,10 +69,10 @@ def play(
         **{"task": task, "strategy": strategy, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options}
     )
     run = Observed(job, cluster)
-    witness = Witness(run)
+    accounting = Accounting(run)
     run.simulation.run()
-    witness.finish(run.outcome, run.simulation.killed)
-    return run, witness
+    accounting.finish(run.outcome, run.simulation.killed)
+    return run, accounting
 
 
 def summary(run: Observed) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def summary(run: Observed) -> dict[str, Any]:
 
 def union_sgd(
     plain: SimpleNamespace,
-    witness: Witness,
+    accounting: Accounting,
     task: Task,
     optimizer: str,
     lr: float,
@@ -97,11 +97,11 @@ def union_sgd(
     model, data = task.model().train(), task.train()
     flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
     stepper = plain.optimizers[optimizer]([{"params": [flat]}], lr=lr)
-    epochs, applied = 1 + max(epoch for minibatches in witness.pushes.values() for epoch, _ in minibatches), 0
+    epochs, applied = 1 + max(epoch for minibatches in accounting.pushes.values() for epoch, _ in minibatches), 0
     samples = [list(plain.minibatches(len(data), batch_size, epochs, seed))]
     per_epoch = -(-len(data) // batch_size)
-    for _, group in sorted(witness.groups["shard 0"].items()):
-        numbers = torch.cat([samples[0][epoch * per_epoch + index][1] for epoch, index in witness.batches(group)])
+    for _, group in sorted(accounting.groups["shard 0"].items()):
+        numbers = torch.cat([samples[0][epoch * per_epoch + index][1] for epoch, index in accounting.batches(group)])
         nn.utils.vector_to_parameters(flat.detach(), model.parameters())
         model.zero_grad()
         inputs, targets = data.batch(numbers)
@@ -134,12 +134,12 @@ def test_synchronous_replicas_are_sgd_on_the_union_batch(
     plain: SimpleNamespace, replicas: int, shards: int, optimizer: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     strategy = Synchronous(replicas, shards, Optimizer(optimizer, 0.02), push_every=1 + (replicas == 3))
-    run, witness = play(plain, strategy, UNEVEN, dtype=dtype, epochs=3)
-    rounds = witness.groups["shard 0"]
-    assert all(witness.groups[shard] == rounds for shard in witness.shards), "shards made other rounds"
+    run, accounting = play(plain, strategy, UNEVEN, dtype=dtype, epochs=3)
+    rounds = accounting.groups["shard 0"]
+    assert all(accounting.groups[shard] == rounds for shard in accounting.shards), "shards made other rounds"
     assert len(rounds[1]) == replicas
-    assert not witness.dropped
-    expected = union_sgd(plain, witness, run.simulation.task, optimizer, 0.02)
+    assert not accounting.dropped
+    expected = union_sgd(plain, accounting, run.simulation.task, optimizer, 0.02)
     torch.testing.assert_close(vector(run, dtype), expected, rtol=tolerance * 10, atol=tolerance)
 
 
@@ -147,10 +147,10 @@ def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleN
     """22 minibatches on 4 replicas: five rounds of four, and one of the two that are left; nobody is waited for in
     vain.
     """
-    run, witness = play(
+    run, accounting = play(
         plain, Synchronous(4, 2), Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), epochs=2
     )
-    sizes = [len(group) for _, group in sorted(witness.groups["shard 0"].items())]
+    sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
     assert sizes == [4, 4, 4, 4, 4, 2]
     assert run.outcome == "done"
     assert summary(run)["staleness"]["max"] == 0
@@ -159,10 +159,10 @@ def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleN
 def test_a_round_waits_for_the_slowest_and_not_for_the_dead(plain: SimpleNamespace) -> None:
     slow = ComputeModel(spread="constant", slow={1: 50.0})
     waiting, _ = play(plain, Synchronous(3, 2), Simulated(compute=slow))
-    bereft, witness = play(plain, Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
+    bereft, accounting = play(plain, Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
     assert waiting.outcome == bereft.outcome == "done"
     assert bereft.simulation.clock.now() < waiting.simulation.clock.now() / 2
-    assert any(len(group) == 2 for group in witness.groups["shard 0"].values())
+    assert any(len(group) == 2 for group in accounting.groups["shard 0"].values())
 
 
 @pytest.mark.parametrize("message", range(1, 16))
@@ -175,7 +175,7 @@ def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
     task = plain.classes(
         lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)), samples=16
     )
-    run, witness = play(
+    run, accounting = play(
         plain,
         Synchronous(2, 1, Optimizer("sgd", 0.0)),
         Simulated(compute=ComputeModel(spread="constant")),
@@ -185,9 +185,9 @@ def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
     plan, shard = run.simulation.coordinator.plan, run.simulation.shards[0]
     assert plan is not None
     mean = next(e for e in plan.layout.entries if e.tensor.name == "1.running_mean")
-    (group,) = witness.groups["shard 0"].values()
+    (group,) = accounting.groups["shard 0"].values()
     pushed = [
-        witness.sent_pushes[who, "shard 0", clock][1][mean.start : mean.start + 16].view(torch.float32)
+        accounting.sent_pushes[who, "shard 0", clock][1][mean.start : mean.start + 16].view(torch.float32)
         for who, clock in group
     ]
     assert not torch.equal(*pushed)
@@ -200,31 +200,31 @@ def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
 
 def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again(plain: SimpleNamespace) -> None:
     strategy = Synchronous(5, 3, backup_workers=2)
-    run, witness = play(plain, strategy, UNEVEN, samples=203, epochs=2)
+    run, accounting = play(plain, strategy, UNEVEN, samples=203, epochs=2)
     dropped = summary(run)["dropped"]
-    assert dropped == len(witness.dropped) > 5
+    assert dropped == len(accounting.dropped) > 5
     first: dict[int, list[tuple[str, int]]] = {}
-    for who, push in witness.arrivals["shard 0"]:
+    for who, push in accounting.arrivals["shard 0"]:
         first.setdefault(push.tick, []).append((who, push.clock))
-    early = [version for version, group in witness.groups["shard 0"].items() if len(group) == 3]
+    early = [version for version, group in accounting.groups["shard 0"].items() if len(group) == 3]
     assert len(early) > 20
     for version in early:
-        assert sorted(first[version - 1][:3]) == sorted(witness.groups["shard 0"][version]), (
+        assert sorted(first[version - 1][:3]) == sorted(accounting.groups["shard 0"][version]), (
             f"round {version - 1} took others than its first three"
         )
-    # the witness has held that each minibatch was applied exactly once; and those that were dropped had two deals at
+    # the accounting has held that each minibatch was applied exactly once; and those that were dropped had two deals at
     # least
-    again = {minibatch for key in witness.dropped for minibatch in witness.pushes[key]}
-    assert all(sum(minibatch in holds for holds in witness.pushes.values()) >= 2 for minibatch in again)
+    again = {minibatch for key in accounting.dropped for minibatch in accounting.pushes[key]}
+    assert all(sum(minibatch in holds for holds in accounting.pushes.values()) >= 2 for minibatch in again)
     assert run.outcome == "done"
 
 
 def test_backup_workers_are_sgd_on_the_union_of_what_was_taken(plain: SimpleNamespace) -> None:
-    run, witness = play(
+    run, accounting = play(
         plain, Synchronous(5, 3, Optimizer("momentum", 0.02), backup_workers=2), UNEVEN, samples=83, epochs=2
     )
-    assert witness.dropped
-    expected = union_sgd(plain, witness, run.simulation.task, "momentum", 0.02)
+    assert accounting.dropped
+    expected = union_sgd(plain, accounting, run.simulation.task, "momentum", 0.02)
     torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -257,9 +257,9 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
         for seed in range(4):
             job = Job(task=points(100), strategy=Synchronous(100, 1, backup_workers=backups), batch_size=1, seed=seed)
             run = Observed(job, Simulated(network=INSTANT, compute=compute, handling=handling.INSTANT, phantom=True))
-            witness = Witness(run)
+            accounting = Accounting(run)
             run.simulation.run()
-            assert witness.moments["shard 0", 1] == pytest.approx(draws[seed][99 - backups], abs=1e-9)
+            assert accounting.moments["shard 0", 1] == pytest.approx(draws[seed][99 - backups], abs=1e-9)
 
 
 def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard(plain: SimpleNamespace) -> None:
@@ -268,10 +268,10 @@ def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard(plain: Simp
         network=NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2),
         compute=ComputeModel(spread="exponential"),
     )
-    _, witness = play(plain, Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
-    assert len(witness.dropped) > 20
-    for who, clock in witness.pushes:
-        versions = {witness.sent_pushes[who, shard, clock][0].version.updates for shard in witness.shards}
+    _, accounting = play(plain, Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
+    assert len(accounting.dropped) > 20
+    for who, clock in accounting.pushes:
+        versions = {accounting.sent_pushes[who, shard, clock][0].version.updates for shard in accounting.shards}
         assert len(versions) == 1, f"push {clock} of {who} was computed on rounds {versions}"
 
 
@@ -283,8 +283,8 @@ def test_rounds_are_made_where_a_shard_holds_nothing_but_frozen_parameters(plain
         return small
 
     for strategy in (Synchronous(3, 4, backup_workers=1), Bounded(3, 4, staleness=0)):
-        run, witness = play(plain, strategy, UNEVEN, task=plain.classes(model, samples=43))
-        assert (run.outcome, len(witness.shards)) == ("done", 1)
+        run, accounting = play(plain, strategy, UNEVEN, task=plain.classes(model, samples=43))
+        assert (run.outcome, len(accounting.shards)) == ("done", 1)
 
 
 # softsync
@@ -298,10 +298,10 @@ def points(samples: int) -> Task:
 @pytest.mark.parametrize("n", [1, 2, 6, 15, 30])
 def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleNamespace, n: int) -> None:
     """Zhang et al. 2016, section 3: 30 learners, mean about n, P(> 2n) under 1e-4."""
-    run, witness = play(
+    run, accounting = play(
         plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(30 * 700), batch_size=1
     )
-    groups, pushes = witness.groups["shard 0"], witness.sent_pushes
+    groups, pushes = accounting.groups["shard 0"], accounting.sent_pushes
     # while all have work: with fewer replicas, fewer pushes make an update
     whole = [(version, group) for version, group in sorted(groups.items()) if version <= 0.95 * len(groups)]
     found = [
@@ -316,16 +316,16 @@ def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleN
 
 @pytest.mark.parametrize(("n", "size"), [(1, 4), (2, 2), (3, 1), (4, 1)])
 def test_softsync_updates_after_every_floor_of_replicas_by_n_pushes(plain: SimpleNamespace, n: int, size: int) -> None:
-    _, witness = play(plain, Softsync(4, 2, n=n), UNEVEN, samples=203)
-    sizes = [len(group) for _, group in sorted(witness.groups["shard 0"].items())]
+    _, accounting = play(plain, Softsync(4, 2, n=n), UNEVEN, samples=203)
+    sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
     assert set(sizes[4 : len(sizes) // 2]) == {size}
     assert set(sizes) <= set(range(1, size + 1))
 
 
 def test_softsync_wants_no_pushes_of_the_dead(plain: SimpleNamespace) -> None:
     dying = Simulated(crashes=tuple(Crash(f"replica {i}", 12) for i in (1, 2, 3)))
-    run, witness = play(plain, Softsync(4, 1, n=1, restarts=0), dying, samples=203)
-    sizes = [len(group) for _, group in sorted(witness.groups["shard 0"].items())]
+    run, accounting = play(plain, Softsync(4, 1, n=1, restarts=0), dying, samples=203)
+    sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
     assert len(run.simulation.killed) == 3
     assert max(sizes) > 1
     assert sizes[-20:] == [1] * 20
@@ -390,9 +390,9 @@ def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(
         evaluate_every=0,
     )
     run = Observed(job, UNEVEN)
-    witness, lead = Witness(run), Lead(run, bound)
+    accounting, lead = Accounting(run), Lead(run, bound)
     run.simulation.run()
-    witness.finish(run.outcome, [])
+    accounting.finish(run.outcome, [])
     assert run.outcome == "done"
     assert lead.steps >= 204
     assert lead.most == bound, "the bound is not reached: too strict, or never tried"
@@ -404,9 +404,9 @@ def test_the_bound_holds_whichever_message_a_replica_dies_at(plain: SimpleNamesp
         strategy = Bounded(3, 3, staleness=2, fetch_every=3, warm_start_steps=4)
         job = Job(plain.classes(lambda: smooth(torch.float32), samples=43), strategy, batch_size=4, epochs=2)
         run = Observed(job, Simulated(crashes=(Crash("replica 0", message),)))
-        witness, _ = Witness(run), Lead(run, 2)
+        accounting, _ = Accounting(run), Lead(run, 2)
         run.simulation.run()
-        witness.finish(run.outcome, run.simulation.killed)
+        accounting.finish(run.outcome, run.simulation.killed)
         assert run.outcome == "done"
 
 
@@ -669,16 +669,16 @@ TWINS: dict[str, Any] = {
 }
 
 
-def twin(witness: Witness, shard: str, strategy: Any, job: Job) -> torch.Tensor:
+def twin(accounting: Accounting, shard: str, strategy: Any, job: Job) -> torch.Tensor:
     """What plain `torch.optim` makes of the updates of a shard, weighted by hand."""
-    parameter = nn.Parameter(witness.initial[shard].view(torch.float32).clone())
+    parameter = nn.Parameter(accounting.initial[shard].view(torch.float32).clone())
     optimizer = TWINS[strategy.optimizer.name]([parameter])
-    applied, total = 0, witness.plan.samples * job.epochs
-    for version, group in sorted(witness.groups[shard].items()):
-        pushes = [witness.sent_pushes[who, shard, clock] for who, clock in group]
+    applied, total = 0, accounting.plan.samples * job.epochs
+    for version, group in sorted(accounting.groups[shard].items()):
+        pushes = [accounting.sent_pushes[who, shard, clock] for who, clock in group]
         values = [payload.view(torch.float32) for _, payload in pushes]
         scales = [
-            SCALES[getattr(strategy, "staleness_scaling", "none")](version - 1 - witness.based[who, shard, clock])
+            SCALES[getattr(strategy, "staleness_scaling", "none")](version - 1 - accounting.based[who, shard, clock])
             for who, clock in group
         ]
         rate = 0.02 * (1 - min(1.0, applied / total) if job.lr_schedule == "linear" else 1)
@@ -703,15 +703,15 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
     job = Job(task=task, strategy=strategy, **options)
     run = Observed(job, cluster)
     run.simulation.stopped = lambda: "Ctrl-C" if moment is not None and run.simulation.clock.now() > moment else None
-    witness, endings = Witness(run), Endings(run)
+    accounting, endings = Accounting(run), Endings(run)
     if isinstance(strategy, Bounded):
         Lead(run, strategy.staleness)
     run.simulation.run()
     died = [role for role in run.simulation.killed if role != "coordinator"]  # which changes nothing
-    witness.finish(run.outcome, died)
+    accounting.finish(run.outcome, died)
     mortal = [role for role in died if role.startswith("replica")]
     cause, counted = endings.hold(), summary(run)
-    assert counted["dropped"] == len(witness.dropped) or died
+    assert counted["dropped"] == len(accounting.dropped) or died
     if run.outcome == "done" and not died:
         assert counted["samples"] == samples * options["epochs"]
     for index, shard in enumerate(run.simulation.shards):
@@ -720,22 +720,22 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
         dead = run.simulation.supervisor.last_died(role) == run.simulation.network.endpoints[role].incarnation
         if dead or shard.waits() or unsettled:
             continue  # it died, and no other took its place yet; or half an update was gathered when the job failed
-        assert shard.version.updates == len(witness.groups[role])
+        assert shard.version.updates == len(accounting.groups[role])
         assert shard.samples == sum(
-            witness.sent_pushes[who, role, clock][0].samples
-            for group in witness.groups[role].values()
+            accounting.sent_pushes[who, role, clock][0].samples
+            for group in accounting.groups[role].values()
             for who, clock in group
         )
-        if role in witness.initial:
+        if role in accounting.initial:
             held = shard.held.moving().view(torch.float32)  # type: ignore[attr-defined]
-            torch.testing.assert_close(held, twin(witness, role, strategy, job), rtol=1e-3, atol=1e-4)
-        if isinstance(strategy, Synchronous) and not mortal and role in witness.shards and run.outcome != "failed":
-            assert witness.groups[role] == witness.groups[witness.shards[0]]
+            torch.testing.assert_close(held, twin(accounting, role, strategy, job), rtol=1e-3, atol=1e-4)
+        if isinstance(strategy, Synchronous) and not mortal and role in accounting.shards and run.outcome != "failed":
+            assert accounting.groups[role] == accounting.groups[accounting.shards[0]]
     if (
         isinstance(strategy, Synchronous) and not mortal and run.outcome == "done"
     ):  # also where all have gone back, and made rounds anew
         expected = union_sgd(
-            plain, witness, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"]
+            plain, accounting, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"]
         )
         torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-3, atol=1e-4)
     return ways(run, cause)

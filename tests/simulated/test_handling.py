@@ -12,7 +12,7 @@ import pytest
 
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import Piece
-from distbelief.core.conversations.mirroring import Copied, CopyUse, Took
+from distbelief.core.conversations.mirroring import Copied, CopyUse, WorkUnitTaken
 from distbelief.core.conversations.operations import Contribute, Operate
 from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Phantom
@@ -57,7 +57,7 @@ FETCHED = Fetched(0, 0, 100, AT)
         (Sandblaster(), Contribute(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
         (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, CopyUse.APPLY, (), (), 1, 1.0), HUNDRED, 4),
         (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, CopyUse.GATHER, (), (), 1, 1.0), HUNDRED, 2),
-        (Sandblaster(), Took(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
+        (Sandblaster(), WorkUnitTaken(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
         (Allreduce(), Piece(0, 0, 0, 0, 0, True), HUNDRED, 2),
         (Allreduce(), Piece(0, 0, 0, 0, 0, False), HUNDRED, 2),
     ],

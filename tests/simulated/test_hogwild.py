@@ -158,7 +158,7 @@ def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(pla
     written = not torch.equal(simulation.vector()[start:stop], before)
     assert written == (way in ("hogwild", "none"))
     if not written:
-        last = peer.strokes()[-1]
+        last = peer.locked_steps()[-1]
         with torch.no_grad():
             last.act()
         assert last.locks == (0,)
@@ -262,7 +262,11 @@ SIGNALLING = 0x7F800001
 def test_a_sparse_update_writes_to_its_rows_only() -> None:
     _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim("sgd", lr=0.05)), epochs=1)
     peer = simulation.peers["replica 0"]
-    [sparse] = [stroke for stroke in peer.strokes() if stroke.size == 16 * 3 * 4 or stroke.size == 8 * 3 * 4]
+    [sparse] = [
+        locked_step
+        for locked_step in peer.locked_steps()
+        if locked_step.size == 16 * 3 * 4 or locked_step.size == 8 * 3 * 4
+    ]
     rows = peer._mapped.flat.module.rows.weight  # type: ignore[attr-defined]
     touched = rows.grad.coalesce().indices()[0]
     others = torch.ones(50, dtype=torch.bool)

@@ -27,13 +27,13 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
+from distbelief.testing.accounting import Accounting
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
-from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import NetworkModel, Outage
 
 
-class Course:
+class Traffic:
     """What is done by whom, in order."""
 
     def __init__(self, run: Observed) -> None:
@@ -49,7 +49,7 @@ class Course:
             self.pushes.append((sender, message))
 
 
-def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Course]:
+def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Traffic]:
     own = {field.name for field in dataclasses.fields(Downpour)}
     strategy = Downpour(
         **{"replicas": 3, "shards": 2, **{name: value for name, value in options.items() if name in own}}
@@ -58,8 +58,8 @@ def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: An
     run = Observed(
         Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster
     )
-    course = Course(run)
-    return run.run(), course
+    traffic = Traffic(run)
+    return run.run(), traffic
 
 
 def test_shards_share_the_vector(plain: SimpleNamespace) -> None:
@@ -68,8 +68,8 @@ def test_shards_share_the_vector(plain: SimpleNamespace) -> None:
 
 
 def test_push_every_makes_so_many_steps_a_push(plain: SimpleNamespace) -> None:
-    _, course = play(plain, replicas=1, push_every=4)
-    assert [push.steps for _, push in course.pushes] == [4, 4, 2]
+    _, traffic = play(plain, replicas=1, push_every=4)
+    assert [push.steps for _, push in traffic.pushes] == [4, 4, 2]
 
 
 def test_fetch_every_makes_a_fetch_so_often(plain: SimpleNamespace) -> None:
@@ -86,12 +86,12 @@ def test_the_first_steps_of_a_warm_start_are_one_replicas(
 ) -> None:
     late = Simulated(network=NetworkModel(jitter=50.0), compute=ComputeModel(spread=spread))
     for seed in range(5):
-        _, course = play(plain, late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
-        steps = [sender for sender, push in course.pushes for _ in range(push.steps)]
+        _, traffic = play(plain, late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
+        steps = [sender for sender, push in traffic.pushes for _ in range(push.steps)]
         assert len(set(steps[:7])) == 1
         assert len(set(steps)) > 1
         # the others begin when the first steps are applied everywhere, not before
-        assert next(push.version.updates for sender, push in course.pushes if sender != steps[0]) > 0
+        assert next(push.version.updates for sender, push in traffic.pushes if sender != steps[0]) > 0
 
 
 def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace) -> None:
@@ -188,7 +188,7 @@ STEADY = ComputeModel(spread="constant")
     ],
     ids=str,
 )
-def test_the_weather_costs_time(plain: SimpleNamespace, base: NetworkModel, change: dict[str, float]) -> None:
+def test_the_network_costs_time(plain: SimpleNamespace, base: NetworkModel, change: dict[str, float]) -> None:
     def seconds(network: NetworkModel) -> float:
         return play(plain, Simulated(network=network, compute=STEADY, phantom=True))[0].simulation.clock.now()
 
@@ -209,9 +209,9 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(
     def seconds(*outages: Outage) -> float:
         job = Job(plain.classes(plain.mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
         run = Observed(job, Simulated(network=NetworkModel(outages=outages), compute=STEADY))
-        witness = Witness(run)
+        accounting = Accounting(run)
         run.simulation.run()
-        witness.finish(run.outcome, [])
+        accounting.finish(run.outcome, [])
         assert run.outcome == "done"
         assert not run.simulation.killed
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 40

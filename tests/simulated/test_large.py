@@ -28,9 +28,9 @@ from distbelief.server import layerwise, optimizers
 from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
+from distbelief.testing.accounting import Accounting, Minibatch
 from distbelief.testing.simulations import Observed
 from distbelief.testing.tally import NAME, tallied
-from distbelief.testing.witness import Minibatch, Witness
 from distbelief.transport.virtual import NetworkModel
 
 CALM = Simulated(
@@ -324,11 +324,11 @@ def assert_as_in_the_paper(
     assert apart(state_of(run), theirs) < 1e-11
 
 
-def rounds_of(witness: Witness) -> list[list[Minibatch]]:
+def rounds_of(accounting: Accounting) -> list[list[Minibatch]]:
     """The minibatches of each round that counts, the same at all shards."""
     first, *others = (
-        [sorted(witness.batches(group)) for _, group in sorted(witness.groups[shard].items())]
-        for shard in witness.shards
+        [sorted(accounting.batches(group)) for _, group in sorted(accounting.groups[shard].items())]
+        for shard in accounting.shards
     )
     assert all(other == first for other in others)
     return first
@@ -336,16 +336,16 @@ def rounds_of(witness: Witness) -> list[list[Minibatch]]:
 
 def strike(
     plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0
-) -> tuple[Observed, Witness]:
+) -> tuple[Observed, Accounting]:
     """Run a job in which some die."""
     job = Job(
         task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, snapshot_every="5", lr_schedule="linear", seed=seed
     )
     run = Observed(job, cluster)
-    witness = Witness(run)
+    accounting = Accounting(run)
     run.simulation.run()
-    witness.finish(run.outcome, run.simulation.killed)
-    return run, witness
+    accounting.finish(run.outcome, run.simulation.killed)
+    return run, accounting
 
 
 @pytest.mark.parametrize("which", ["shard 0", "shard 1", "shard 2"])
@@ -358,7 +358,7 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
     parameters are those of the paper.
     """
     for moment in range(20, 62, 3):
-        run, witness = strike(
+        run, accounting = strike(
             plain, Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD)
         )
         assert run.outcome == "done", f"{which} at its message {moment}"
@@ -370,7 +370,7 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
         assert ways == ({records.Succeeded: 1} if standby else {records.Rewound: 1}), f"{which} at its message {moment}"
         if standby:
             assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 24
-        assert_as_in_the_paper(plain, run, name, rounds_of(witness))
+        assert_as_in_the_paper(plain, run, name, rounds_of(accounting))
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
@@ -397,11 +397,11 @@ def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_fo
     will say his part again.
     """
     crashes, network = (Crash("shard 0", first), Crash("shard 1", second)), NetworkModel(jitter=3.0)
-    run, witness = strike(
+    run, accounting = strike(
         plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed
     )
     assert run.outcome == "done"
-    assert_as_in_the_paper(plain, run, "lars", rounds_of(witness), seed)
+    assert_as_in_the_paper(plain, run, "lars", rounds_of(accounting), seed)
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -25,13 +25,13 @@ from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.errors import DistbeliefError
 from distbelief.job import Job
+from distbelief.places.attempt import Attempt
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated import simulated
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.places.sitting import Sitting
 from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
@@ -49,7 +49,7 @@ class Seen:
 
     weights: list[bytes] = field(default_factory=list)
     """The trained parameters and buffers, wherever they are held."""
-    course: list[tuple[float, str, str, str]] = field(default_factory=list)
+    traffic: list[tuple[float, str, str, str]] = field(default_factory=list)
     """Every message: when, from whom, to whom, of which kind. Not what is in it, which may only repeat the setting."""
     told: list[str] = field(default_factory=list)
     """The records that were made, and how the job ended."""
@@ -61,7 +61,7 @@ class Seen:
     def sent(self, sender: str, to: str, message: Message) -> None: ...
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        self.course.append((self.now(), sender, to, type(message).__name__))
+        self.traffic.append((self.now(), sender, to, type(message).__name__))
 
     now: Callable[[], float] = field(default=float, compare=False)
 
@@ -132,7 +132,7 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
     Noting.seen = seen.threads
     simulations: list[Any] = []
     loops: list[Any] = []
-    record, loop = Sitting.record, simulated.Alone
+    record, loop = Attempt.record, simulated.Alone
 
     def stage(*args: Any, **more: Any) -> Simulation:
         simulation = staged(*args, **more)
@@ -145,15 +145,15 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
         loops.append(loop(*args, **more))
         return loops[-1]
 
-    def note(sitting: Sitting, moment: float, role: str, one: Record) -> None:
+    def note(attempt: Attempt, moment: float, role: str, one: Record) -> None:
         seen.told.append(type(one).__name__)
-        record(sitting, moment, role, one)
+        record(attempt, moment, role, one)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(simulated, "stage", stage)
         patch.setattr(simulated, "Alone", alone)
-        patch.setattr(Sitting, "record", note)
+        patch.setattr(Attempt, "record", note)
         try:
             seen.told.append(str(place.run(job)["outcome"]))
         except DistbeliefError as error:
@@ -202,8 +202,8 @@ def dying(who: str, message: int = 12) -> dict[str, Any]:
 
 
 ALL: dict[str, Cases] = {
-    "replicas": Case(3, "course"),
-    "shards": Case(3, "course"),
+    "replicas": Case(3, "traffic"),
+    "shards": Case(3, "traffic"),
     "optimizer": (
         Case(optim("adagrad")), Case(optim("sgd", lr=0.01)), Case(optim("sgd", weight_decay=0.5)),
         Case(optim("sgd", weight_decay=0.5, decay_exempt=True), beside=DECAYING),
@@ -213,7 +213,7 @@ ALL: dict[str, Cases] = {
         Case(0, "told", {"epochs": 3, "replicas": 1}, dying("replica 0", 5)),
         Case(0, "told", {"epochs": 3}, dying("coordinator")),
     ),
-    "standby": Case(1, "course"),
+    "standby": Case(1, "traffic"),
     "push_every": Case(2),
     "fetch_every": Case(2),
     "local_lr": Case(0.1, beside={"fetch_every": 2}),
@@ -228,15 +228,15 @@ ALL: dict[str, Cases] = {
     "lr_scaling": Case("sqrt", beside=SCALED),
     "base_batch": Case(4, beside=SCALED),
     "accumulate": Case(2),
-    "algorithm": Case("ring", "course", {"replicas": 3, "algorithm": "naive"}),
-    "bucket_mb": Case(0.0002, "course"),
+    "algorithm": Case("ring", "traffic", {"replicas": 3, "algorithm": "naive"}),
+    "bucket_mb": Case(0.0002, "traffic"),
     "buffers": Case("local"),
     "on_death": Case("stop", "told", {"epochs": 3}, dying("replica 1")),
     "per_host": (
-        Case(2, "course", {"replicas": 4, "algorithm": "hierarchical"}),
-        Case(2, "course", {"replicas": 4, "per_host": 4}, {"network": NetworkModel(latency=1e-3, local_latency=1e-6)}),
+        Case(2, "traffic", {"replicas": 4, "algorithm": "hierarchical"}),
+        Case(2, "traffic", {"replicas": 4, "per_host": 4}, {"network": NetworkModel(latency=1e-3, local_latency=1e-6)}),
     ),
-    "locks": (Case("none", "course", place=ADDING), Case("shard", "course", place=ADDING)),
+    "locks": (Case("none", "traffic", place=ADDING), Case("shard", "traffic", place=ADDING)),
     # of a job
     "epochs": Case(2),
     "batch_size": Case(5),
@@ -284,14 +284,14 @@ OWN: dict[str, dict[str, Cases]] = {
         "restarts": (*ALL["restarts"], Case(0, "told", {"epochs": 3, "on_death": "stop"}, dying("coordinator"))),  # type: ignore[misc]
     },
     "softsync": {"staleness_scaling": Case("inverse", beside={"replicas": 4, "n": 4})},
-    "locking": {"shards": Case(4, "course", {"locks": "shard"}, ADDING)},
+    "locking": {"shards": Case(4, "traffic", {"locks": "shard"}, ADDING)},
     "sandblaster": {
         "iterations": Case(5),
         "batch_size": Case(20),
         "overlap": Case(0.4, beside={"batch_size": 20}),
-        "portion_size": Case(5, "course"),
-        "send_every": Case(3, "course"),
-        "backup_portions": Case(0, "course", {"replicas": 3, "send_every": 1}, UNEVEN),
+        "portion_size": Case(5, "traffic"),
+        "send_every": Case(3, "traffic"),
+        "backup_portions": Case(0, "traffic", {"replicas": 3, "send_every": 1}, UNEVEN),
         "method": (Case("cg"), Case("gradient")),
         "history": Case(2, beside={"epochs": 6}),
         "line_search": (Case("backtracking", beside={"step": 9.0}), Case("none")),
@@ -389,43 +389,43 @@ LATE = {"delay": 1e-2, "delay_chance": 0.2}
 TWO_HOSTS = Allreduce(4, algorithm="hierarchical", per_host=2)
 PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy], ...]]] = {
     NetworkModel: {
-        "latency": ((1e-3, "course", {}, Downpour()),),
-        "bandwidth": ((1e5, "course", {}, Downpour()),),
-        "jitter": ((1.0, "course", {}, Downpour()),),
-        "delay_chance": ((0.5, "course", LATE, Downpour()),),
-        "delay": ((1e-1, "course", LATE, Downpour()),),
-        "reduction": tuple((1e-5, "course", {}, strategy) for strategy in (Allreduce(), Hogwild(), Locking())),
-        "local_latency": ((1e-6, "course", {}, TWO_HOSTS),),
-        "local_bandwidth": ((1e11, "course", {}, TWO_HOSTS),),
-        "outages": (((Outage(2e-3, 7e-3, ("replica 1",)),), "course", {}, Downpour()),),
+        "latency": ((1e-3, "traffic", {}, Downpour()),),
+        "bandwidth": ((1e5, "traffic", {}, Downpour()),),
+        "jitter": ((1.0, "traffic", {}, Downpour()),),
+        "delay_chance": ((0.5, "traffic", LATE, Downpour()),),
+        "delay": ((1e-1, "traffic", LATE, Downpour()),),
+        "reduction": tuple((1e-5, "traffic", {}, strategy) for strategy in (Allreduce(), Hogwild(), Locking())),
+        "local_latency": ((1e-6, "traffic", {}, TWO_HOSTS),),
+        "local_bandwidth": ((1e11, "traffic", {}, TWO_HOSTS),),
+        "outages": (((Outage(2e-3, 7e-3, ("replica 1",)),), "traffic", {}, Downpour()),),
     },
     ComputeModel: {
-        "step": ((2e-3, "course", {}, Downpour()),),
-        "spread": (("constant", "course", {}, Downpour()), ("exponential", "course", {}, Downpour())),
-        "variation": ((0.5, "course", {}, Downpour()),),
-        "slow": (({1: 4.0}, "course", {}, Downpour()),),
-        "straggle_chance": ((0.5, "course", {}, Downpour()),),
-        "straggle_factor": ((5.0, "course", {"straggle_chance": 0.5}, Downpour()),),
+        "step": ((2e-3, "traffic", {}, Downpour()),),
+        "spread": (("constant", "traffic", {}, Downpour()), ("exponential", "traffic", {}, Downpour())),
+        "variation": ((0.5, "traffic", {}, Downpour()),),
+        "slow": (({1: 4.0}, "traffic", {}, Downpour()),),
+        "straggle_chance": ((0.5, "traffic", {}, Downpour()),),
+        "straggle_factor": ((5.0, "traffic", {"straggle_chance": 0.5}, Downpour()),),
     },
     Handling: {
-        "message": ((1e-3, "course", {}, Downpour()),),
-        "memory": ((1e5, "course", {}, Downpour()),),
+        "message": ((1e-3, "traffic", {}, Downpour()),),
+        "memory": ((1e5, "traffic", {}, Downpour()),),
     },
     Hosts: {
-        "cores": ((2, "course", {}, Downpour(4)),),
-        "replicas": ((1, "course", {}, Downpour(4)),),
-        "together": ((0.5, "course", {"cores": 2}, Downpour(4)),),
-        "busy": ((1e-4, "course", {}, Downpour(4)),),
+        "cores": ((2, "traffic", {}, Downpour(4)),),
+        "replicas": ((1, "traffic", {}, Downpour(4)),),
+        "together": ((0.5, "traffic", {"cores": 2}, Downpour(4)),),
+        "busy": ((1e-4, "traffic", {}, Downpour(4)),),
     },
     Simulated: {
-        "network": ((NetworkModel(latency=1e-3), "course", {}, Downpour()),),
-        "compute": ((ComputeModel(step=2e-3), "course", {}, Downpour()),),
+        "network": ((NetworkModel(latency=1e-3), "traffic", {}, Downpour()),),
+        "compute": ((ComputeModel(step=2e-3), "traffic", {}, Downpour()),),
         "crashes": (((Crash("replica 1", 8),), "told", {}, Downpour()),),
-        "restart_seconds": ((1e-3, "course", {"crashes": (Crash("replica 1", 8),)}, Downpour()),),
+        "restart_seconds": ((1e-3, "traffic", {"crashes": (Crash("replica 1", 8),)}, Downpour()),),
         "phantom": ((True, "weights", {}, Downpour()),),
         "keep": ((True, "files", {}, Downpour()),),
-        "handling": ((Handling(message=1e-3), "course", {}, Downpour()),),
-        "hosts": ((Hosts(cores=2), "course", {}, Downpour()),),
+        "handling": ((Handling(message=1e-3), "traffic", {}, Downpour()),),
+        "hosts": ((Hosts(cores=2), "traffic", {}, Downpour()),),
     },
 }
 """Of each option: another value, what must come out otherwise, other options beside it, and the strategy that is

@@ -10,11 +10,11 @@ import pytest
 
 from distbelief.core import roles
 from distbelief.job import Job
+from distbelief.places.channel_messages import ChannelMessage
 from distbelief.places.place import Effect, Ended, Event
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.supervisor import Supervisor
-from distbelief.places.words import Word
 from distbelief.strategies import Downpour
 from distbelief.testing import Site, check_place
 
@@ -53,7 +53,7 @@ class Fake:
         if self._flaw == "ends all":
             self.lives.clear()
 
-    def tell(self, role: str, word: Word) -> None:
+    def tell(self, role: str, word: ChannelMessage) -> None:
         """Nobody listens."""
 
     def pump(self) -> None:

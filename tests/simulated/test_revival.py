@@ -28,8 +28,8 @@ from distbelief.runtime.clock import VirtualClock
 from distbelief.server.coordinator import Coordinator
 from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.strategies.parameter_server.options import Served
+from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Observed
-from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import VirtualNetwork
 
 SAMPLES = 43
@@ -87,10 +87,10 @@ def test_a_coordinator_may_die_at_any_message(plain: SimpleNamespace, name: str)
     assert calm.outcome == "done"
     for message in range(1, count.said + 1):
         run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3))
-        witness = Witness(run) if isinstance(strategy, Served) and strategy.name != "sandblaster" else None
+        accounting = Accounting(run) if isinstance(strategy, Served) and strategy.name != "sandblaster" else None
         run.run()
-        if witness is not None:
-            witness.finish(run.outcome, [])  # each minibatch was applied once at each shard
+        if accounting is not None:
+            accounting.finish(run.outcome, [])  # each minibatch was applied once at each shard
         assert run.simulation.killed == [roles.COORDINATOR], f"message {message}: another had to die"
         # once it has said how the job ended, it need not come again
         stops = message > count.said - len(run.simulation.network.endpoints)
@@ -130,9 +130,9 @@ def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
         run = observe(
             plain, strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3)
         )
-        witness = Witness(run)
+        accounting = Accounting(run)
         run.run()
-        witness.finish(run.outcome, ["shard 0"])
+        accounting.finish(run.outcome, ["shard 0"])
         assert run.outcome == "done", f"message {message}"
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES, (
             f"message {message}"

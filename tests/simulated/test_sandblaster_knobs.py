@@ -22,7 +22,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.bundles import RESERVE
+from distbelief.strategies.sandblaster.work_units import RESERVE
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.checkers import attach
@@ -44,7 +44,7 @@ def task(samples: int = 83, dropout: float = 0.0) -> Task:
     return Task(model=model, train=lambda: data, test=lambda: data)
 
 
-class Course:
+class Traffic:
     """What is dealt, sent and told, in order."""
 
     def __init__(self, run: Observed) -> None:
@@ -64,7 +64,7 @@ class Course:
     def delivered(self, sender: str, to: str, message: Message) -> None: ...
 
     def lasted(self, evaluation: int) -> float:
-        """Seconds from dealing the first bundle of an evaluation to dealing the first of the next."""
+        """Seconds from dealing the first work unit of an evaluation to dealing the first of the next."""
         first = {
             number: min(when for when, _, one in self.dealt if one.evaluation == number)
             for number in (evaluation, evaluation + 1)
@@ -74,7 +74,7 @@ class Course:
 
 def play(
     cluster: Simulated | None = None, task: Task | None = None, shared: dict[str, Any] | None = None, **options: Any
-) -> tuple[Observed, Course]:
+) -> tuple[Observed, Traffic]:
     strategy = Sandblaster(**{"iterations": 6, "portion_size": 4, "send_every": 2, "deterministic": True, **options})
     job = Job(
         task=task or globals()["task"](),
@@ -82,9 +82,9 @@ def play(
         **{"evaluate_every": 0, "checkpoint_every": 0, **(shared or {})},
     )
     run = Observed(job, cluster)
-    course = Course(run)
+    traffic = Traffic(run)
     run.simulation.run()
-    return run, course
+    return run, traffic
 
 
 def test_a_seed_is_of_the_model_and_of_the_order_of_a_batch() -> None:
@@ -92,14 +92,14 @@ def test_a_seed_is_of_the_model_and_of_the_order_of_a_batch() -> None:
 
 
 def test_replicas_and_shards_are_as_many_as_asked() -> None:
-    run, course = play(replicas=3, shards=4)
-    assert len({to for _, to, _ in course.dealt}) == 3
+    run, traffic = play(replicas=3, shards=4)
+    assert len({to for _, to, _ in traffic.dealt}) == 3
     assert len(run.simulation.shards) == 4
 
 
-def test_a_batch_is_cut_into_portions_and_these_into_bundles() -> None:
-    _, course = play(replicas=1, portion_size=10, send_every=3)
-    first = [one.bundle.portion for _, _, one in course.dealt if one.evaluation == 1]
+def test_a_batch_is_cut_into_portions_and_these_into_work_units() -> None:
+    _, traffic = play(replicas=1, portion_size=10, send_every=3)
+    first = [one.work_unit.portion for _, _, one in traffic.dealt if one.evaluation == 1]
     assert [(portion.first, portion.count) for portion in first] == [(0, 3), (3, 3), (6, 3)]
     steps = [
         record
@@ -110,34 +110,34 @@ def test_a_batch_is_cut_into_portions_and_these_into_bundles() -> None:
 
 
 def test_parameters_are_fetched_once_for_an_evaluation() -> None:
-    run, course = play(replicas=2, shards=1)
+    run, traffic = play(replicas=2, shards=1)
     evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
     assert evaluations >= 6
-    assert course.counts[pushing.Fetch] == 2 * (1 + evaluations)  # and once to join
+    assert traffic.counts[pushing.Fetch] == 2 * (1 + evaluations)  # and once to join
 
 
 def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:
-    _, course = play(
+    _, traffic = play(
         Simulated(network=INSTANT, compute=ComputeModel(spread="constant")),
         task=task(160),
         replicas=2,
         backup_portions=0,
     )
-    later = [(to, one.number) for _, to, one in course.dealt if one.evaluation == 3]
+    later = [(to, one.number) for _, to, one in traffic.dealt if one.evaluation == 3]
     numbers = {who: [number for to, number in later if to == who] for who in ("replica 0", "replica 1")}
     assert numbers == {"replica 0": list(range(10)), "replica 1": list(range(10, 20))}
     held: defaultdict[str, int] = defaultdict(int)
-    at_once = min(when for when, _, one in course.dealt if one.evaluation == 3)
-    for when, to, one in course.dealt:
+    at_once = min(when for when, _, one in traffic.dealt if one.evaluation == 3)
+    for when, to, one in traffic.dealt:
         held[to] += one.evaluation == 3 and when == at_once
     assert held == {"replica 0": RESERVE, "replica 1": RESERVE}
 
 
 def test_a_fast_replica_takes_more() -> None:
-    _, course = play(
+    _, traffic = play(
         Simulated(compute=ComputeModel(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0
     )
-    shares = Counter(to for _, to, one in course.dealt if one.evaluation == 3)
+    shares = Counter(to for _, to, one in traffic.dealt if one.evaluation == 3)
     assert 3 < shares["replica 1"] / shares["replica 0"] < 5
 
 
@@ -187,13 +187,16 @@ def rounded() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_one_round_of_dot_products_is_6m_and_a_direction_2m_and_one_coefficients() -> None:
-    _, course = play(iterations=30, history=5)
+    _, traffic = play(iterations=30, history=5)
     learnt = [
-        command for message in course.operations for command in message.commands if isinstance(command, operations.Dots)
+        command
+        for message in traffic.operations
+        for command in message.commands
+        if isinstance(command, operations.Dots)
     ]
     made = [
         command
-        for message in course.operations
+        for message in traffic.operations
         for command in message.commands
         if isinstance(command, operations.Combine) and command.into == "d"
     ]
@@ -240,15 +243,15 @@ def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_e
     assert all(least <= count < least + 16 for count in more)  # which has more digits where it is a number of bytes
     by_shards, each = found["bytes an iteration, by shards"], found["bytes an iteration of each shard"]
     beside = by_shards["1"] - each
-    assert beside > 100  # of bundles that are dealt, and done
+    assert beside > 100  # of work units that are dealt, and done
     assert by_shards == {str(shards): beside + shards * each for shards in (1, 2, 4, 8)}
     assert all(figure["reached"] for figure in found["figures"])
 
 
 def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:
     found = balance(replicas=100, iterations=3)
-    assert found["one static split"] > 3 * found["bundles, backup portions"]
-    assert found["bundles, no backup portions"] > 1.5 * found["bundles, backup portions"]
+    assert found["one static split"] > 3 * found["work units, backup portions"]
+    assert found["work units, no backup portions"] > 1.5 * found["work units, backup portions"]
 
 
 def test_a_target_ends_the_job_with_a_model_that_reaches_it() -> None:

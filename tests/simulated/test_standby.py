@@ -23,9 +23,9 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server.standby import Standby
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served
+from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed
-from distbelief.testing.witness import Witness
 from distbelief.transport.virtual import NetworkModel
 
 STRATEGIES = [
@@ -39,7 +39,7 @@ def name(strategy: Any) -> str:
     return f"{strategy.name} {getattr(strategy, 'prefetch', '')}{getattr(strategy, 'backup_workers', '')}"
 
 
-def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Witness]:
+def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Accounting]:
     model = options.pop("model", lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
     cluster = options.pop("cluster", None) or Simulated(
         crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential")
@@ -50,10 +50,10 @@ def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: A
         **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options},
     )
     run = Observed(job, cluster)
-    witness = Witness(run)
+    accounting = Accounting(run)
     run.simulation.run()
-    witness.finish(run.outcome, run.simulation.killed)
-    return run, witness
+    accounting.finish(run.outcome, run.simulation.killed)
+    return run, accounting
 
 
 def standbys(run: Observed) -> list[Standby]:
@@ -112,7 +112,7 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(
 def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(
     plain: SimpleNamespace, strategy: Served, moment: int
 ) -> None:
-    """The witness holds that every update which was acknowledged is in what the standby goes on from, and every
+    """The accounting holds that every update which was acknowledged is in what the standby goes on from, and every
     minibatch is applied once.
     """
     run, _ = play(plain, strategy, Crash("shard 1", moment))
@@ -124,10 +124,10 @@ def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(
 
 
 def test_without_a_standby_the_same_death_loses_what_was_acknowledged(plain: SimpleNamespace) -> None:
-    _, witness = play(plain, Downpour(3, 2, standby=0), Crash("shard 1", 60))
-    assert witness.forgotten
-    _, witness = play(plain, Downpour(3, 2, standby=1), Crash("shard 1", 60))
-    assert not witness.forgotten
+    _, accounting = play(plain, Downpour(3, 2, standby=0), Crash("shard 1", 60))
+    assert accounting.forgotten
+    _, accounting = play(plain, Downpour(3, 2, standby=1), Crash("shard 1", 60))
+    assert not accounting.forgotten
 
 
 def test_a_standby_that_dies_costs_nothing_and_another_comes(plain: SimpleNamespace) -> None:
@@ -184,7 +184,7 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamesp
     class Watch:
         def sent(self, sender: str, to: str, message: Message) -> None:
             nonlocal told
-            if isinstance(message, mirroring.Whole | mirroring.Copied | mirroring.Told):
+            if isinstance(message, mirroring.StateSent | mirroring.Copied | mirroring.Decided):
                 floors[message.number] = message.floor
             elif isinstance(message, pushing.Fetched) and floors and message.floor:
                 confirmed = max((floor for number, floor in floors.items() if number <= kept[0]), default=-1)
@@ -270,11 +270,11 @@ def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(
         cluster = Simulated(crashes=(Crash(f"shard {which}", message),))
         task, strategy = plain.classes(plain.mlp, samples=43), kind(2, 2, standby=1, restarts=0)
         run = Observed(Job(task=task, strategy=strategy, epochs=2, batch_size=8, snapshot_every="3"), cluster)
-        witness, endings = Witness(run), Endings(run)
+        accounting, endings = Accounting(run), Endings(run)
         run.run()
         died = bool(run.simulation.killed)
         took_over = any(isinstance(record, records.Succeeded) for record in run.records)
-        witness.finish(run.outcome, run.simulation.killed)
+        accounting.finish(run.outcome, run.simulation.killed)
         cause = endings.hold()
         if died and not took_over:
             assert message < 20, f"message {message}: the standby holds everything by then"

@@ -11,10 +11,10 @@ import pytest
 
 from distbelief.core import records
 from distbelief.job import Job
+from distbelief.places.channel_messages import Died
 from distbelief.places.place import Effect, Ended, Event, Kill, Moved, Said, Start, Tell
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.places.words import Died
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
 from distbelief.testing import Observed
 from distbelief.transport.virtual import NetworkModel

@@ -16,7 +16,7 @@ import pytest
 
 import distbelief as db
 from distbelief.core import records
-from distbelief.places.sitting import Sitting
+from distbelief.places.attempt import Attempt
 
 KILLS = int(os.environ.get("DISTBELIEF_KILLS", "60"))
 ROLES = ["replica 0", "replica 1", "shard 0", "shard 1", "standby 0", "coordinator", "evaluator"]
@@ -36,9 +36,9 @@ def test_a_job_reaches_its_accuracy_whoever_is_killed_whenever(
     strategy = dataclasses.replace(strategy, standby=1 if role.startswith("standby") else chance.randint(0, 1))
     place = db.Local(chance.choice(("shared", "tcp")))
     left, killed = [chance.randint(1, 150)], list[int]()
-    record = Sitting.record
+    record = Attempt.record
 
-    def watched(self: Sitting, moment: float, who: str, what: records.Record) -> None:
+    def watched(self: Attempt, moment: float, who: str, what: records.Record) -> None:
         record(self, moment, who, what)
         kept.append(isinstance(what, records.Checkpointed))
         if any(kept) and not killed:
@@ -50,7 +50,7 @@ def test_a_job_reaches_its_accuracy_whoever_is_killed_whenever(
                         killed.append(process.pid)
 
     kept: list[bool] = []
-    monkeypatch.setattr(Sitting, "record", watched)
+    monkeypatch.setattr(Attempt, "record", watched)
     options: dict[str, Any] = {
         "epochs": 12,
         "batch_size": 16,

@@ -29,7 +29,7 @@ WARM = 5
 """Steps before the clock starts."""
 
 
-class Course(NamedTuple):
+class Workload(NamedTuple):
     """What one process of a loop does."""
 
     task: str
@@ -38,40 +38,46 @@ class Course(NamedTuple):
     lr: float
 
 
-def independent(course: Course, processes: int, threads: int = 1) -> float:
+def independent(workload: Workload, processes: int, threads: int = 1) -> float:
     """Samples per second of so many plain loops side by side that know nothing of each other: the sum of their
     rates.
     """
     with Peers() as peers:
-        return sum(race([peers.start("loop", threads, _alone, course) for _ in range(processes)]))
+        return sum(race([peers.start("loop", threads, _alone, workload) for _ in range(processes)]))
 
 
-def lockstep(course: Course, processes: int) -> float:
+def lockstep(workload: Workload, processes: int) -> float:
     """As `independent`, but nobody begins a step before all have ended the one before: what waiting alone costs,
     without a byte sent.
     """
     with Peers() as peers, lend(8 * processes) as memory:
         return sum(
-            race([peers.start("lockstep", 1, _in_step, course, os.getpid(), memory, rank) for rank in range(processes)])
+            race(
+                [peers.start("lockstep", 1, _in_step, workload, os.getpid(), memory, rank) for rank in range(processes)]
+            )
         )
 
 
-def ddp(course: Course, processes: int, algorithm: str = "") -> float:
+def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
     """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes
     its own minibatches.
     """
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
         return sum(
-            race([peers.start("ddp", 1, _ddp, course, store, rank, processes, algorithm) for rank in range(processes)])
+            race(
+                [peers.start("ddp", 1, _ddp, workload, store, rank, processes, algorithm) for rank in range(processes)]
+            )
         )
 
 
-def hogwild(course: Course, processes: int) -> float:
+def hogwild(workload: Workload, processes: int) -> float:
     """Samples per second of processes that step parameters which they share, without a lock."""
-    with Peers() as peers, lend(sum(p.numel() * 4 for p in resolve(course.task).model().parameters())) as memory:
+    with Peers() as peers, lend(sum(p.numel() * 4 for p in resolve(workload.task).model().parameters())) as memory:
         return sum(
-            race([peers.start("hogwild", 1, _hogwild, course, os.getpid(), memory, rank) for rank in range(processes)])
+            race(
+                [peers.start("hogwild", 1, _hogwild, workload, os.getpid(), memory, rank) for rank in range(processes)]
+            )
         )
 
 
@@ -96,13 +102,15 @@ def race(peers: list[Peer]) -> list[float]:
     return rates
 
 
-def _run(connection: Connection, course: Course, trainer: Trainer, step: Callable[[], object], rank: int = 0) -> None:
+def _run(
+    connection: Connection, workload: Workload, trainer: Trainer, step: Callable[[], object], rank: int = 0
+) -> None:
     """Warm up, wait for the word, and tell the samples per second."""
 
     def steps(first: int, count: int) -> int:
         samples = 0
         for number in range(first, first + count):
-            epoch, index = divmod(rank * course.steps + number, trainer.order.batches)
+            epoch, index = divmod(rank * workload.steps + number, trainer.order.batches)
             samples += trainer.compute(Batch(epoch, index)).samples
             step()
         return samples
@@ -111,7 +119,7 @@ def _run(connection: Connection, course: Course, trainer: Trainer, step: Callabl
     connection.send_bytes(b"ready")
     connection.recv_bytes()
     start = time.perf_counter()
-    samples = steps(0, course.steps)
+    samples = steps(0, workload.steps)
     connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
     connection.recv_bytes()  # nobody leaves before all are done: a group ends with its first member
 
@@ -124,16 +132,16 @@ def _sgd(model: nn.Module, lr: float) -> Callable[[], object]:
     return torch.no_grad()(step)
 
 
-def _alone(connection: Connection, course: Course) -> None:
-    task = resolve(course.task)
+def _alone(connection: Connection, workload: Workload) -> None:
+    task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
-    _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr))
+    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), _sgd(model, workload.lr))
 
 
-def _in_step(connection: Connection, course: Course, supervisor: int, memory: int, rank: int) -> None:
-    task = resolve(course.task)
+def _in_step(connection: Connection, workload: Workload, supervisor: int, memory: int, rank: int) -> None:
+    task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
-    sgd, done = _sgd(model, course.lr), memoryview(_map(supervisor, memory)).cast("q")
+    sgd, done = _sgd(model, workload.lr), memoryview(_map(supervisor, memory)).cast("q")
 
     def step() -> None:
         sgd()
@@ -141,20 +149,20 @@ def _in_step(connection: Connection, course: Course, supervisor: int, memory: in
         while min(done) < done[rank]:
             os.sched_yield()
 
-    _run(connection, course, Trainer(task, model, course.batch_size, 0), step)
+    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), step)
 
 
-def _ddp(connection: Connection, course: Course, store: str, rank: int, ranks: int, algorithm: str) -> None:
+def _ddp(connection: Connection, workload: Workload, store: str, rank: int, ranks: int, algorithm: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    task = resolve(course.task)
+    task = resolve(workload.task)
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
     if algorithm:
         model.register_comm_hook(Reduce(algorithm), comm_hook)
-    _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr), rank)
+    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), _sgd(model, workload.lr), rank)
 
 
-def _hogwild(connection: Connection, course: Course, supervisor: int, memory: int, rank: int) -> None:
-    task = resolve(course.task)
+def _hogwild(connection: Connection, workload: Workload, supervisor: int, memory: int, rank: int) -> None:
+    task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
     shared = torch.frombuffer(_map(supervisor, memory), dtype=torch.float32)
     position = 0
@@ -163,4 +171,4 @@ def _hogwild(connection: Connection, course: Course, supervisor: int, memory: in
         own.copy_(parameter.data)  # all write the same initial values
         parameter.data = own
         position += parameter.numel()
-    _run(connection, course, Trainer(task, model, course.batch_size, 0), _sgd(model, course.lr), rank)
+    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), _sgd(model, workload.lr), rank)

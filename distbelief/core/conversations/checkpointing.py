@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
+from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
 from distbelief.core.events import Lost, Saved
 from distbelief.core.messages import Message, Version
 from distbelief.core.roles import Kind
@@ -53,7 +53,7 @@ class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
     staleness: dict[int, int]
 
 
-class CheckpointStage(Word):
+class CheckpointStage(TextEnum):
     """How far a checkpoint is."""
 
     NONE = "none"

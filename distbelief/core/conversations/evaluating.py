@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.core.conversations.membership import Join
-from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
+from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
@@ -23,7 +23,7 @@ class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
     accuracy: float
 
 
-class EvaluatorStanding(Word):
+class EvaluatorStanding(TextEnum):
     """How far the evaluator is, as the coordinator knows."""
 
     EXPECTED = "expected"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
-from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
+from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
 from distbelief.core.events import Lost, Saved
 from distbelief.core.messages import Message, Place
 from distbelief.core.portions import Portion
@@ -97,7 +97,7 @@ class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
     checkpoint: str = ""
 
 
-class Ration(Message, frozen=True, array_like=True, tag=True, gc=False):
+class RoundBatch(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The next minibatches of a group: in each round its members take the next ones, in their order; the last round may
     not have one for all.
     """
@@ -114,7 +114,7 @@ class Keep(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
     """It is on disk, or the error that kept it from there; and how many updates are in it, since the first of all
-    sittings of the job.
+    attempts of the job.
     """
 
     number: int
@@ -155,7 +155,7 @@ class State(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes = b""
 
 
-class GroupPhase(Word):
+class GroupPhase(TextEnum):
     """How far a job is."""
 
     GATHERING = "gathering"
@@ -183,7 +183,7 @@ GROUP_PHASES = States(
 )
 
 
-class GroupMay(Word):
+class GroupMay(TextEnum):
     """What a coordinator of groups may do in some phases only."""
 
     GATHER = "wait for all replicas, to begin with all"
@@ -201,7 +201,7 @@ GROUP_ALLOWED: Mapping[GroupPhase, frozenset[GroupMay]] = {
 """What a coordinator of groups may do in each phase."""
 
 
-class Duty(Word):
+class Duty(TextEnum):
     """What the first member of a group does for all, and what is done when nothing else is left to be."""
 
     MEASURE = "measure"
@@ -218,7 +218,7 @@ GROUPING = Conversation(
         Says(Hail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Rounds, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
-        Says(Ration, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Piece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Evaluate, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Evaluated, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Evaluate),

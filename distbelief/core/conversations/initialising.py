@@ -5,7 +5,7 @@ or of the first replica.
 from __future__ import annotations
 
 from distbelief.core.conversations.membership import Here, Join
-from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
+from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, Place, Version
 from distbelief.core.roles import Kind
@@ -49,7 +49,7 @@ class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
     shards: tuple[int, ...]
 
 
-class ShardStanding(Word):
+class ShardStanding(TextEnum):
     """How far a shard is, as the coordinator knows."""
 
     AWAY = "away"

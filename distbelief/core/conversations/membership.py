@@ -36,7 +36,7 @@ class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
     plan: Plan
     initialise: bool
     shards: tuple[Place, ...]
-    course: int = 0
+    generation: int = 0
     """Greater than before where all have gone back to a checkpoint, and what was pushed since is forgotten."""
 
 
@@ -57,9 +57,9 @@ class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has begun anew: what it says from here on is of this course of the job."""
+    """A replica has begun anew: what it says from here on is of this generation of the job."""
 
-    course: int
+    generation: int
 
 
 class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):

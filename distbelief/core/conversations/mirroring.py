@@ -1,7 +1,7 @@
 """Mirroring: the messages by which a standby holds all that its shard has acknowledged, and takes its place.
 
 A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate
-with which it applied it; in rounds it sends the aggregate, once; of a descent, every operation and every bundle. It
+with which it applied it; in rounds it sends the aggregate, once; of a descent, every operation and every work unit. It
 acknowledges what its standby has confirmed. Whatever is numbered is confirmed by `Confirmed`.
 """
 
@@ -17,7 +17,7 @@ from distbelief.core.conversations.agreement import Norms, Ruling, Squares
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here
 from distbelief.core.conversations.operations import Operate
-from distbelief.core.conversations.table import Conversation, Move, Says, States, Word
+from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, Place
 from distbelief.core.roles import Kind
@@ -104,12 +104,12 @@ class Summing(msgspec.Struct, frozen=True, array_like=True):
     into: tuple[str, ...]
     ordered: bool
     taken: tuple[int, ...]
-    """The bundles that it took, of which those that wait for their turn were sent before."""
+    """The work units that it took, of which those that wait for their turn were sent before."""
     next: int
-    """The bundle whose turn it is, where they are summed in order."""
+    """The work unit whose turn it is, where they are summed in order."""
 
 
-class Whole(Message, frozen=True, array_like=True, tag=True, gc=False):
+class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
     """That was all of its state but these counts; of `clocks`, see `core/ledger`."""
 
     life: int
@@ -152,7 +152,7 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """Of the layers that are cut."""
 
 
-class Told(Message, frozen=True, array_like=True, tag=True, gc=False):
+class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
     """What has no bytes: an update with what was gathered, a push that was dropped, a ruling; and the floor of its
     policy, after that.
     """
@@ -166,7 +166,7 @@ class Told(Message, frozen=True, array_like=True, tag=True, gc=False):
     floor: int = 0
 
 
-class Did(Message, frozen=True, array_like=True, tag=True, gc=False):
+class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Operations on named vectors that it has done, and the scalars that it found."""
 
     life: int
@@ -175,16 +175,16 @@ class Did(Message, frozen=True, array_like=True, tag=True, gc=False):
     scalars: tuple[float, ...]
 
 
-class Took(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """A bundle of its newest evaluation that it has taken."""
+class WorkUnitTaken(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+    """A work unit of its newest evaluation that it has taken."""
 
     life: int
     number: int
-    bundle: int
+    work_unit: int
     part: int
 
 
-Numbered = StatePart | Whole | Copied | Told | Did | Took
+Numbered = StatePart | StateSent | Copied | Decided | OperationsDone | WorkUnitTaken
 """What a standby confirms, of the life of its shard that it follows."""
 
 # standby to shard
@@ -200,7 +200,7 @@ class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
     slot: int = -1
 
 
-class StandbyStanding(Word):
+class StandbyStanding(TextEnum):
     """How far a standby is, as the coordinator knows."""
 
     AWAY = "away"

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.descent import Bundle
+from distbelief.core.descent import WorkUnit
 from distbelief.core.messages import Bulk, Message
 from distbelief.core.roles import Kind
 
@@ -76,7 +76,8 @@ class Norms(Command, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Gather(Command, frozen=True, array_like=True, tag=True, gc=False):
-    """Zero these vectors, and sum the bundles of an evaluation into them: bundle by bundle as they come, or `ordered`
+    """Zero these vectors, and sum the work units of an evaluation into them: work unit by work unit as they come, or
+    `ordered`
     by their numbers.
     """
 
@@ -124,17 +125,17 @@ class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Compute bundle `number` of an evaluation: the sum of its portions' gradients at the parameters of that
+    """Compute work unit `number` of an evaluation: the sum of its portions' gradients at the parameters of that
     evaluation.
     """
 
     evaluation: int
     number: int
-    bundle: Bundle
+    work_unit: WorkUnit
 
 
 class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Bundle `number` of an evaluation is done by another."""
+    """Work unit `number` of an evaluation is done by another."""
 
     evaluation: int
     number: int
@@ -144,7 +145,7 @@ class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The gradient of a bundle: the sum over its portions, each weighted by its samples' share of a full portion."""
+    """The gradient of a work unit: the sum over its portions, each weighted by its samples' share of a full portion."""
 
     incarnation: int
     evaluation: int
@@ -156,7 +157,7 @@ class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A bundle is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be
+    """A work unit is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be
     written again.
     """
 
@@ -169,7 +170,8 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A bundle is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes since
+    """A work unit is in the sum at every shard. `loss` is the sum over its samples; `pushed` and `fetched` are bytes
+    since
     the last report.
     """
 

@@ -11,11 +11,11 @@ from distbelief.core.conversations.evaluating import Evaluated
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here, Join, Leave, Stop
 from distbelief.core.conversations.operations import Done, Operated
-from distbelief.core.conversations.table import Move, States, Word
+from distbelief.core.conversations.table import Move, States, TextEnum
 from distbelief.core.events import Lost, Saved
 
 
-class Phase(Word):
+class Phase(TextEnum):
     """How far a job is."""
 
     GATHERING = "gathering"
@@ -52,7 +52,7 @@ PHASES = States(
 )
 
 
-class May(Word):
+class May(TextEnum):
     """What a coordinator may do in some phases only."""
 
     GATHER = "tell all shards their ranges, once they are there together"

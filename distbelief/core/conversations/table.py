@@ -43,7 +43,7 @@ class Move(NamedTuple):
     on: tuple[type, ...] = ()
 
 
-class Word(StrEnum):
+class TextEnum(StrEnum):
     """An enum of which each member is as quick a key as its text."""
 
     __hash__ = str.__hash__

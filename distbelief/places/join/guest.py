@@ -18,14 +18,14 @@ from distbelief import errors
 from distbelief.core import effects, records
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.places import signals
+from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
-from distbelief.places.join.join_server import JoinRefusal, JoinRequest, Part, Ticket, read_ticket
+from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
 from distbelief.places.supervisor import Supervisor
-from distbelief.places.words import Failed, Listening, Noted, Word
 from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
@@ -94,7 +94,7 @@ class _Stay:
         if self._supervisor.failure is not None:
             raise self._supervisor.failure
 
-    def _ask(self) -> Part:
+    def _ask(self) -> JoinGrant:
         """Ask until there is a part."""
         give_up = time.monotonic() + WAIT_SECONDS
         while isinstance(answer := join_server.ask(self._ticket, self._request), JoinRefusal):
@@ -117,7 +117,7 @@ class _Stay:
         """End a life of the replica at once; nothing, where it has ended already."""
         self._processes.end(role, incarnation)
 
-    def tell(self, role: str, word: Word) -> None:
+    def tell(self, role: str, word: ChannelMessage) -> None:
         """Say a word to the replica; nothing, where it has ended."""
         self._processes.tell(role, word)
 
@@ -132,7 +132,7 @@ class _Stay:
             self._happens(Interruption("distbelief leave"))
         self._processes.look(ready)
 
-    def _take(self, child: Child, word: Word) -> None:
+    def _take(self, child: Child, word: ChannelMessage) -> None:
         if isinstance(word, Failed):
             self._happens(Said(child.role, child.incarnation, word))
         elif isinstance(word, Noted) and isinstance(word.record, records.Note):

@@ -69,7 +69,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     """Of the distbelief that he runs."""
 
 
-class Part(msgspec.Struct, frozen=True, tag=True):
+class JoinGrant(msgspec.Struct, frozen=True, tag=True):
     """The part of a guest: which life of which role, where the coordinator is, and the rest that a process must know,
     encoded.
     """
@@ -88,7 +88,7 @@ class JoinRefusal(msgspec.Struct, frozen=True, tag=True):
     soon: bool = False
 
 
-_answers = msgspec.msgpack.Decoder(Part | JoinRefusal)
+_answers = msgspec.msgpack.Decoder(JoinGrant | JoinRefusal)
 _requests = msgspec.msgpack.Decoder(JoinRequest)
 
 
@@ -110,7 +110,7 @@ class JoinServer:
         where: tuple[str, int],
         advertise: str,
         authority: Authority | None,
-        admit: Callable[[JoinRequest], Part | JoinRefusal],
+        admit: Callable[[JoinRequest], JoinGrant | JoinRefusal],
         run: Path,
     ) -> None:
         self._admit, self._visitors, self._open = admit, deque[socket.socket](), True
@@ -239,7 +239,7 @@ def read_ticket(path: str) -> Ticket:
         raise UsageError(f"{path} is no ticket: {error}; copy the file {TICKET} of the run folder as it is") from error
 
 
-def ask(ticket: Ticket, word: JoinRequest) -> Part | JoinRefusal:
+def ask(ticket: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:
     """Ask at the join server that a ticket names.
 
     Raises:
@@ -258,7 +258,7 @@ def ask(ticket: Ticket, word: JoinRequest) -> Part | JoinRefusal:
                 if connection.peer != roles.SUPERVISOR:
                     raise PermissionError(f"the certificate there is of {connection.peer!r}")
             _say(connection, msgspec.structs.replace(word, version=VERSION))
-            answer: Part | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
+            answer: JoinGrant | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
             return answer
     except (OSError, msgspec.MsgspecError) as error:
         raise JobFailed(

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from distbelief.places.words import AnyWord, Failed, Word
+from distbelief.places.channel_messages import AnyChannelMessage, ChannelMessage, Failed
 
 MESSAGE_LIMIT = 1 << 24
 """Longest message on a channel, in bytes."""
@@ -16,7 +16,7 @@ TEXT_LIMIT = 8000
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Word] = msgspec.msgpack.Decoder(AnyWord).decode
+_decode: Callable[[bytes], ChannelMessage] = msgspec.msgpack.Decoder(AnyChannelMessage).decode
 
 
 class Channel:
@@ -25,7 +25,7 @@ class Channel:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
-    def say(self, word: Word) -> None:
+    def say(self, word: ChannelMessage) -> None:
         """Send a word; to a peer that is gone, nothing."""
         if isinstance(word, Failed) and len(word.text) > TEXT_LIMIT:
             word = Failed(word.kind, "..." + word.text[-TEXT_LIMIT:])
@@ -34,14 +34,14 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError):
             return
 
-    def hear(self) -> Word | None:
+    def hear(self) -> ChannelMessage | None:
         """The next word; None when the other end is gone, be it in the middle of a word."""
         try:
             return _decode(self.connection.recv_bytes(MESSAGE_LIMIT))
         except (EOFError, OSError):
             return None
 
-    def hear_all(self, take: Callable[[Word], None]) -> bool:
+    def hear_all(self, take: Callable[[ChannelMessage], None]) -> bool:
         """Hand over every word that is here; False when the other end is gone."""
         while self.connection.poll():
             word = self.hear()

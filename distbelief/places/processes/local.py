@@ -15,7 +15,7 @@ from distbelief.places.processes import requirements
 from distbelief.places.processes.options import LocalOptions
 
 if TYPE_CHECKING:
-    from distbelief.places.sitting import View
+    from distbelief.places.attempt import View
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Local(LocalOptions):
         settings = self.settings(job)
         requirements.allow_files(settings)
         requirements.check_task(job)
-        from distbelief.places.sitting import evaluates
+        from distbelief.places.attempt import evaluates
         from distbelief.tasks import resolve
 
         task = resolve(job.reference, job.data_dir)
@@ -75,8 +75,8 @@ class Local(LocalOptions):
         evaluated: bool,
         script: list[str] | None = None,
     ) -> dict[str, Any]:
+        from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
-        from distbelief.places.sitting import Sitting
 
         with signals.waitable() as woken:
-            return Running(self, job, settings, Sitting(job, settings, view, began), evaluated, script).run(woken)
+            return Running(self, job, settings, Attempt(job, settings, view, began), evaluated, script).run(woken)

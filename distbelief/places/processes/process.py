@@ -25,12 +25,23 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
+from distbelief.places.channel_messages import (
+    Ask,
+    ChannelMessage,
+    Died,
+    Explain,
+    Failed,
+    Interrupt,
+    Listening,
+    Noted,
+    Over,
+    Standing,
+)
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.settle import name_process, settle_process
 from distbelief.places.processes.spec import Spec
-from distbelief.places.words import Ask, Died, Explain, Failed, Interrupt, Listening, Noted, Over, Standing, Word
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.evaluator import Evaluator
@@ -205,7 +216,7 @@ class _Process:
         if not self.channel.hear_all(self._obey):
             os._exit(1)
 
-    def _obey(self, word: Word) -> None:
+    def _obey(self, word: ChannelMessage) -> None:
         if isinstance(word, Interrupt):
             word_of: events.Event = (
                 membership.Finish(word.reason) if roles.is_replica(self.role) else membership.Stop(word.reason)
@@ -282,7 +293,7 @@ class _Process:
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
 
-        def obey(word: Word) -> None:
+        def obey(word: ChannelMessage) -> None:
             if isinstance(word, Interrupt):
                 told.append(word.reason)
             elif isinstance(word, Ask):

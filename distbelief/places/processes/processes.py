@@ -11,10 +11,10 @@ from typing import Any
 
 from distbelief.errors import JobFailed
 from distbelief.places import signals
+from distbelief.places.channel_messages import ChannelMessage, Over
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
-from distbelief.places.words import Over, Word
 
 GRACE = 1.0
 """Seconds that a process whose descriptors are closed may take to be gone."""
@@ -30,7 +30,10 @@ class Processes:
     """
 
     def __init__(
-        self, spec: Callable[[str, int], bytes], take: Callable[[Child, Word], None], happens: Callable[[Event], None]
+        self,
+        spec: Callable[[str, int], bytes],
+        take: Callable[[Child, ChannelMessage], None],
+        happens: Callable[[Event], None],
     ) -> None:
         self._spec, self._take, self._happens = spec, take, happens
         self._children: dict[tuple[str, int], Child] = {}
@@ -67,7 +70,7 @@ class Processes:
         if (child := self._children.get((role, incarnation))) is not None:
             child.process.kill()
 
-    def tell(self, role: str, word: Word) -> None:
+    def tell(self, role: str, word: ChannelMessage) -> None:
         """Say a word to the latest life of a role; nothing, where that has ended."""
         lives = [incarnation for one, incarnation in self._children if one == role]
         if lives:
@@ -101,7 +104,7 @@ class Processes:
     def _is_there(self, child: Child) -> bool:
         return self._children.get((child.role, child.incarnation)) is child
 
-    def _hear(self, child: Child, word: Word) -> None:
+    def _hear(self, child: Child, word: ChannelMessage) -> None:
         if isinstance(word, Over):
             child.over = True
         self._take(child, word)

@@ -16,8 +16,9 @@ from distbelief.core import effects, records, roles
 from distbelief.core.settings import Settings
 from distbelief.job import Job
 from distbelief.places import status
+from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
 from distbelief.places.explanation import Explanation
-from distbelief.places.join.join_server import Guests, JoinRefusal, JoinRequest, JoinServer, Part
+from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer
 from distbelief.places.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.addresses import host_and_port
@@ -26,12 +27,11 @@ from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.processes import Processes
 from distbelief.places.processes.spec import tell, tell_guest
 from distbelief.places.supervisor import Supervisor
-from distbelief.places.words import Ask, Listening, Noted, Over, Standing, Word
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
 
 if TYPE_CHECKING:
+    from distbelief.places.attempt import Attempt
     from distbelief.places.join.authority import Authority
-    from distbelief.places.sitting import Sitting
 
 DEADLINES = Deadlines()
 TICK = 1.0
@@ -46,20 +46,20 @@ class Running:
         cluster: LocalOptions,
         job: Job,
         settings: Settings,
-        sitting: Sitting,
+        attempt: Attempt,
         evaluates: bool,
         script: list[str] | None = None,
     ) -> None:
-        self.cluster, self.job, self.settings, self.sitting, self.evaluates = cluster, job, settings, sitting, evaluates
+        self.cluster, self.job, self.settings, self.attempt, self.evaluates = cluster, job, settings, attempt, evaluates
         self._script = script or []
-        told = tell(cluster, job, settings, sitting, self._script, evaluates)
+        told = tell(cluster, job, settings, attempt, self._script, evaluates)
         lasts = job.strategy.coordinated and settings.restarts > 0
-        explanation = Explanation(sitting.number - 1, str(sitting.folder.path) if sitting.folder else "")
+        explanation = Explanation(attempt.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)
         )
         self.processes = Processes(self._spec, self._take, self._happens)
-        self.desk = status.Desk(sitting.folder.path if sitting.folder else None, self._ask, self._state)
+        self.desk = status.Desk(attempt.folder.path if attempt.folder else None, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
         """Where the coordinator listens, or did last."""
@@ -82,15 +82,15 @@ class Running:
             while self.processes.children and supervisor.failure is None:
                 self._watch(woken)
         except BaseException:
-            self.sitting.finish()
+            self.attempt.finish()
             raise
         finally:
             self.close()
         self._keep_folder()
         error, told = supervisor.conclude()
         if told is not None:
-            self.sitting.record(time.monotonic(), roles.SUPERVISOR, told)
-        result = self.sitting.finish()
+            self.attempt.record(time.monotonic(), roles.SUPERVISOR, told)
+        result = self.attempt.finish()
         if error is not None:
             raise error
         return result
@@ -112,16 +112,16 @@ class Running:
             from distbelief.places.join.authority import Authority  # with what it encrypts by
 
             self._certifier = Authority(self._told.job)
-        if self.cluster.listen and self.sitting.folder:
+        if self.cluster.listen and self.attempt.folder:
             where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
             self._join_server = JoinServer(
-                self._told.job, where, host, self._certifier, self._admit, self.sitting.folder.path
+                self._told.job, where, host, self._certifier, self._admit, self.attempt.folder.path
             )
             told = (
                 f"others may join: copy {self._join_server.path} to them, and there run distbelief join "
                 f"{self._join_server.path.name}"
             )
-            self.sitting.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
+            self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(told))
         forkserver.start()
         for effect in self.supervisor.begin(self.job.strategy.roles(self.evaluates)):
             if self.supervisor.failure or (self.processes.children and woken.poll()):
@@ -139,7 +139,7 @@ class Running:
             own = msgspec.structs.replace(own, identity=self._certifier.issue(role), heir=heir)
         return msgspec.msgpack.encode(own)
 
-    def _admit(self, request: JoinRequest) -> Part | JoinRefusal:
+    def _admit(self, request: JoinRequest) -> JoinGrant | JoinRefusal:
         """What a guest is told who holds the ticket; called by threads of the join server."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
@@ -155,7 +155,7 @@ class Running:
             return given
         identity = self._certifier.issue(given[0]) if self._certifier else None
         spec = msgspec.msgpack.encode(tell_guest(self._told, identity))
-        return Part(*given, listening.address, self.settings.restarts, spec)
+        return JoinGrant(*given, listening.address, self.settings.restarts, spec)
 
     # watching
 
@@ -176,7 +176,7 @@ class Running:
             return
         self._looked = now
         self._keep_folder()
-        if self.supervisor.started and self.sitting.live.curious:
+        if self.supervisor.started and self.attempt.live.curious:
             for child in self.processes.children:
                 if roles.kind(child.role) is roles.Kind.SHARD:
                     child.channel.say(Ask())
@@ -185,7 +185,7 @@ class Running:
     def _keep_folder(self) -> None:
         """See to it that the run folder is there; without one the job fails."""
         try:
-            if self.sitting.keep_folder(time.monotonic()):
+            if self.attempt.keep_folder(time.monotonic()):
                 self.supervisor.explanation.checkpoint = 0
         except errors.UsageError as error:
             self._happens(Unable(error))
@@ -199,16 +199,16 @@ class Running:
 
     def _state(self, said: Iterable[Standing]) -> dict[str, Any]:
         children = [(child.role, child.process.pid, child.incarnation) for child in self.processes.children]
-        return status.state(children, said, self.sitting.recorder.summary)
+        return status.state(children, said, self.attempt.recorder.summary)
 
-    def _take(self, child: Child, word: Word) -> None:
+    def _take(self, child: Child, word: ChannelMessage) -> None:
         """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
         if isinstance(word, Standing):
             self.desk.take(word)
-            self.sitting.live.stands(word.role, word.facts)
+            self.attempt.live.stands(word.role, word.facts)
         elif isinstance(word, Noted):
             self._known += word.role == roles.COORDINATOR
-            self.sitting.record(word.moment, word.role, word.record)
+            self.attempt.record(word.moment, word.role, word.record)
             self._happens(Said(child.role, child.incarnation, word.record))
             if isinstance(word.record, records.Succeeded) and self.processes.rename(*_names(word.record)):
                 self._happens(Moved(word.record.standby))
@@ -227,7 +227,7 @@ class Running:
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, effects.Record):
-            self.sitting.record(time.monotonic(), roles.SUPERVISOR, effect.record)
+            self.attempt.record(time.monotonic(), roles.SUPERVISOR, effect.record)
         else:
             carry_out(self.processes, effect)
 

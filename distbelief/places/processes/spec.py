@@ -17,7 +17,7 @@ from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
     from distbelief.job import Job
-    from distbelief.places.sitting import Sitting
+    from distbelief.places.attempt import Attempt
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 def tell(
-    cluster: LocalOptions, job: Job, settings: Settings, sitting: Sitting, script: list[str], evaluator: bool
+    cluster: LocalOptions, job: Job, settings: Settings, attempt: Attempt, script: list[str], evaluator: bool
 ) -> Spec:
     """What the processes of a job are told, but for what each proves itself with and what memory they share."""
     return Spec(
@@ -86,11 +86,11 @@ def tell(
         compute=cluster.compute,
         identity=None,
         heir=None,
-        run=str(sitting.folder.path if sitting.folder else ""),
-        checkpoint=sitting.checkpoint,
-        position=sitting.position,
-        samples=sitting.samples,
-        number=sitting.number,
+        run=str(attempt.folder.path if attempt.folder else ""),
+        checkpoint=attempt.checkpoint,
+        position=attempt.position,
+        samples=attempt.samples,
+        number=attempt.number,
         init_from=job.init_from,
         supervisor=os.getpid(),
         forkserver=0,

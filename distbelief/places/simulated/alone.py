@@ -15,11 +15,11 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.job import Job
+from distbelief.places.attempt import Attempt
 from distbelief.places.compute_model import Stopwatch
 from distbelief.places.place import NEVER, Said
 from distbelief.places.simulated.handling import Labour
 from distbelief.places.simulated.simulation import model_of, task_of, without_loss
-from distbelief.places.sitting import Sitting
 from distbelief.places.supervisor import Supervisor
 from distbelief.runtime.clock import VirtualClock
 from distbelief.strategies.single.loop import SingleLoop
@@ -34,19 +34,19 @@ class Alone:
         settings: of it.
         stopwatch: of its steps.
         labour: what its updates cost.
-        sitting: takes the records, and knows where to go on.
+        attempt: takes the records, and knows where to go on.
         clock: of the simulation.
         stopped: says, after each step, why the loop is to end; None while it is not.
         phantom: compute nothing.
     """
 
     def __init__(
-        self, job: Job, settings: Settings, stopwatch: Stopwatch, labour: Labour, sitting: Sitting, clock: VirtualClock,
+        self, job: Job, settings: Settings, stopwatch: Stopwatch, labour: Labour, attempt: Attempt, clock: VirtualClock,
         stopped: Callable[[], str | None], phantom: bool,
     ) -> None:  # fmt: skip
-        self._job, self._sitting, self._clock, self._phantom = job, sitting, clock, phantom
+        self._job, self._attempt, self._clock, self._phantom = job, attempt, clock, phantom
         self.supervisor = Supervisor(0, deadlines=NEVER)
-        task, folder = task_of(job), sitting.folder
+        task, folder = task_of(job), attempt.folder
         run = str(folder.path) if folder is not None and not phantom else ""
         kind = _Phantom if phantom else _Timed
         self._loop = kind(
@@ -54,16 +54,16 @@ class Alone:
         )
 
     def _note(self, record: Record) -> None:
-        self._sitting.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
+        self._attempt.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
         self.supervisor.handle(self._clock.now(), Said(roles.SINGLE, 0, record))
 
     def run(self) -> None:
         """Train to the end."""
-        threads, sitting = torch.get_num_threads(), self._sitting
+        threads, attempt = torch.get_num_threads(), self._attempt
         torch.set_num_threads(self._job.threads)
         try:
             self._loop.run(
-                sitting.checkpoint, sitting.position if sitting.checkpoint else None, sitting.samples, sitting.number
+                attempt.checkpoint, attempt.position if attempt.checkpoint else None, attempt.samples, attempt.number
             )
         finally:
             torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import Piece, State
 from distbelief.core.conversations.initialising import Initialise
-from distbelief.core.conversations.mirroring import Copied, CopyUse, StatePart, Took
+from distbelief.core.conversations.mirroring import Copied, CopyUse, StatePart, WorkUnitTaken
 from distbelief.core.conversations.operations import Contribute, Operate
 from distbelief.core.conversations.pushing import Fetched, Push, Pushed
 from distbelief.core.effects import Payload
@@ -145,7 +145,7 @@ class Labour:
         return 0.0
 
 
-_COPIED = frozenset({Initialise, Contribute, Took, StatePart, State})
+_COPIED = frozenset({Initialise, Contribute, WorkUnitTaken, StatePart, State})
 """Messages whose bytes are copied, or added, where they arrive."""
-_WRITTEN = frozenset({Push, Fetched, Contribute, Copied, Took, StatePart})
+_WRITTEN = frozenset({Push, Fetched, Contribute, Copied, WorkUnitTaken, StatePart})
 """Messages whose bytes are brought to where they can leave from, or straight to where they are wanted."""

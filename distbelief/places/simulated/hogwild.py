@@ -24,7 +24,7 @@ from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.timed import with_data
 from distbelief.runtime.player import Worker
 from distbelief.sharding.layout import Layout
-from distbelief.strategies.shared_memory.mapped import MappedModel, Stroke
+from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
 from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, measure
@@ -90,7 +90,7 @@ class _Peer:
     def __init__(self, racing: Racing, role: str, endpoint: VirtualEndpoint) -> None:
         self._racing, self._role, self._endpoint, self.dead = racing, role, endpoint, False
         self._stopwatch = racing.cluster.compute.stopwatch(roles.index_of(role), racing.job.seed + endpoint.incarnation)
-        self._strokes: deque[Stroke] = deque()
+        self._locked_steps: deque[LockedStep] = deque()
         self._wanted: deque[int] = deque()
         self._then: Callable[[], None]
 
@@ -107,7 +107,7 @@ class _Peer:
     def arrays(self) -> dict[str, Any]:
         return {}
 
-    def strokes(self) -> list[Stroke]:
+    def locked_steps(self) -> list[LockedStep]:
         raise NotImplementedError
 
     def blocked(self) -> str:
@@ -131,7 +131,7 @@ class _Peer:
             self.counts.add(samples)
             self._racing.clock.call_later(0.0, answer, True)
 
-        self._strokes.extend(self.strokes())
+        self._locked_steps.extend(self.locked_steps())
         self._then = done
         self._line_up()
         self._advance()
@@ -139,7 +139,7 @@ class _Peer:
 
     def _line_up(self) -> None:
         """Note which locks the next part needs."""
-        self._wanted = deque(self._strokes[0].locks) if self._strokes else deque()
+        self._wanted = deque(self._locked_steps[0].locks) if self._locked_steps else deque()
 
     def go_on(self) -> None:
         """A lock that was waited for is had, unless that was in another life."""
@@ -149,12 +149,12 @@ class _Peer:
 
     def _advance(self) -> None:
         """Take the locks of the next part, and make it when its time has passed."""
-        while self._strokes:
+        while self._locked_steps:
             while self._wanted:
                 if not self._racing.locks.ask(self._role, self._wanted[0]):
                     return
                 self._wanted.popleft()
-            if seconds := self._seconds(self._strokes[0].size):
+            if seconds := self._seconds(self._locked_steps[0].size):
                 self._endpoint.thread.do(seconds, self._made, None)
                 return
             self._make()
@@ -171,10 +171,10 @@ class _Peer:
             self._advance()
 
     def _make(self) -> None:
-        stroke = self._strokes.popleft()
+        locked_step = self._locked_steps.popleft()
         with torch.no_grad():
-            stroke.act()
-        for number in stroke.locks:
+            locked_step.act()
+        for number in locked_step.locks:
             if other := self._racing.locks.give(self._role, number):
                 self._racing.clock.call_later(0.0, self._racing.wake, other)
         self._line_up()
@@ -203,8 +203,8 @@ class _Computing(_Peer):
     def arrays(self) -> dict[str, Any]:
         return self._mapped.arrays()
 
-    def strokes(self) -> list[Stroke]:
-        return self._mapped.strokes()
+    def locked_steps(self) -> list[LockedStep]:
+        return self._mapped.locked_steps()
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         cut = (
@@ -236,10 +236,10 @@ class _Phantom(_Peer):
             )
         return layout
 
-    def strokes(self) -> list[Stroke]:
+    def locked_steps(self) -> list[LockedStep]:
         locks = self._settings.locks
         return [
-            Stroke(() if locks == "none" else (number,), part.size, lambda: None)
+            LockedStep(() if locks == "none" else (number,), part.size, lambda: None)
             for number, part in enumerate(self._cut)
         ]
 

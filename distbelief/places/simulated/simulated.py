@@ -19,6 +19,7 @@ from distbelief.core.records import Finished, Record
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
+from distbelief.places.attempt import Attempt, View, evaluates
 from distbelief.places.explanation import Explanation
 from distbelief.places.signals import WORDS
 from distbelief.places.simulated.alone import Alone
@@ -27,7 +28,6 @@ from distbelief.places.simulated.handling import Labour
 from distbelief.places.simulated.hogwild import Racing
 from distbelief.places.simulated.simulation import Simulation, task_of
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
-from distbelief.places.sitting import Sitting, View, evaluates
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
 
@@ -58,32 +58,32 @@ class Simulated(VirtualCluster):
         self, job: Job, settings: Settings, view: View | None, stopped: Callable[[], str | None]
     ) -> dict[str, Any]:
         more = {"cluster": self.described()}
-        sitting = Sitting(job, settings, view, 0.0, self.keep or job.out is not None, more)
+        attempt = Attempt(job, settings, view, 0.0, self.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
             if job.strategy.coordinated:
-                simulation = stage(job, settings, self, sitting.record, sitting, clock, stopped=stopped)
-                sitting.live.ask = lambda: _tell_shards(simulation, sitting)
+                simulation = stage(job, settings, self, attempt.record, attempt, clock, stopped=stopped)
+                attempt.live.ask = lambda: _tell_shards(simulation, attempt)
                 supervisor = simulation.supervisor
                 simulation.run()
             else:
                 stopwatch, labour = self.compute.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
-                alone = Alone(job, settings, stopwatch, labour, sitting, clock, stopped, self.phantom)
+                alone = Alone(job, settings, stopwatch, labour, attempt, clock, stopped, self.phantom)
                 supervisor = alone.supervisor
                 alone.run()
-            sitting.keep_folder(clock.now())
+            attempt.keep_folder(clock.now())
         except BaseException as error:
             twice = isinstance(error, KeyboardInterrupt)
-            told = _cut_short(sitting) if twice else error
-            sitting.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(told), str(told)))
-            sitting.finish()
+            told = _cut_short(attempt) if twice else error
+            attempt.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(told), str(told)))
+            attempt.finish()
             if twice:
                 raise told from None
             raise
         failure, record = supervisor.conclude()
         if record is not None:
-            sitting.record(clock.now(), roles.SUPERVISOR, record)
-        result = sitting.finish()
+            attempt.record(clock.now(), roles.SUPERVISOR, record)
+        result = attempt.finish()
         if failure is not None:
             raise failure
         return {**result, "events": clock.events}
@@ -103,18 +103,18 @@ def stage(
     )
 
 
-def _tell_shards(simulation: Simulation, sitting: Sitting) -> None:
+def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:
     """Tell whoever shows the job how its shards stand."""
     for shard in simulation.shards:
-        sitting.live.stands(roles.shard(shard.index), shard.standing())
+        attempt.live.stands(roles.shard(shard.index), shard.standing())
 
 
-def _cut_short(sitting: Sitting) -> JobFailed:
+def _cut_short(attempt: Attempt) -> JobFailed:
     """The error for a simulation that was interrupted twice, with what to go on from where it has a run folder."""
     what = "interrupted twice: ended at once, without a checkpoint"
-    if sitting.folder is None:
+    if attempt.folder is None:
         return Interrupted(what)
-    run = sitting.folder.path
+    run = attempt.folder.path
     newest = Checkpoints(run).latest()
     return Explanation(read_manifest(newest).number if newest else 0, str(run)).failed(what, Interrupted)
 

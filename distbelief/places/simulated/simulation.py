@@ -21,13 +21,13 @@ from distbelief.core.messages import Message
 from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
+from distbelief.places.attempt import Attempt, evaluates
+from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, Labour
 from distbelief.places.simulated.timed import TimedPhantom, TimedWorker, Watcher, with_data
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
-from distbelief.places.sitting import Sitting, evaluates
 from distbelief.places.supervisor import Supervisor
-from distbelief.places.words import Died, Interrupt, Listening, Word
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import Store, load_weights
@@ -79,7 +79,7 @@ class Simulation:
     settings: Settings
     cluster: VirtualCluster
     sink: Callable[[float, str, Record], None]
-    sitting: Sitting | None = None
+    attempt: Attempt | None = None
     clock: VirtualClock = field(default_factory=VirtualClock)
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = lambda: None
@@ -164,11 +164,11 @@ class Simulation:
             self.driver.remove(role)
 
     def _cast(self) -> None:
-        sitting, keep = (
-            self.sitting,
-            self.sitting is not None and self.sitting.folder is not None and not self.cluster.phantom,
+        attempt, keep = (
+            self.attempt,
+            self.attempt is not None and self.attempt.folder is not None and not self.cluster.phantom,
         )
-        self._store = Store(sitting.folder.path) if keep and sitting and sitting.folder else MemoryStore()
+        self._store = Store(attempt.folder.path) if keep and attempt and attempt.folder else MemoryStore()
         self.shards: list[Shard] = []
         self._do(self.supervisor.begin(self._roles()))
 
@@ -190,8 +190,8 @@ class Simulation:
 
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
-        sitting, endpoint = self.sitting, self._endpoint(roles.COORDINATOR, incarnation)
-        resume = (sitting.checkpoint, sitting.position, sitting.samples, sitting.number) if sitting else ()
+        attempt, endpoint = self.attempt, self._endpoint(roles.COORDINATOR, incarnation)
+        resume = (attempt.checkpoint, attempt.position, attempt.samples, attempt.number) if attempt else ()
         self.coordinator = self.players.coordinator(self.settings, self.evaluates, *resume)
         host = (
             Host(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
@@ -341,7 +341,7 @@ class Simulation:
         if endpoint.incarnation == incarnation and not endpoint.ended:
             self._crash(role)
 
-    def tell(self, role: str, word: Word) -> None:
+    def tell(self, role: str, word: ChannelMessage) -> None:
         """Say a word to a role; of a death, the coordinator hears by its link where it has one."""
         if isinstance(word, Interrupt):
             self.driver.tell(role, roles.SUPERVISOR, membership.Stop(word.reason))

@@ -26,10 +26,10 @@ from distbelief.errors import LayoutError, UsageError
 from distbelief.server import admission
 from distbelief.server.machine import Answering, Answers
 from distbelief.strategies.allreduce.grouping import Grouping
-from distbelief.strategies.allreduce.rations import ROUNDS_LIMIT, Rations, Share
+from distbelief.strategies.allreduce.round_batches import ROUNDS_LIMIT, RoundBatches, Share
 
 AHEAD = 2
-"""Rations that a group has at a time."""
+"""Round batches that a group has at a time."""
 BARREN = 5
 """Groups in a row that may break up without having made a round, though nobody has died."""
 
@@ -59,7 +59,7 @@ class AllreduceCoordinator(Answering):
     ) -> None:
         self.settings, self._evaluates = settings, evaluates
         self.plan: Plan | None = None
-        self.data: Rations | None = None
+        self.data: RoundBatches | None = None
         self.samples, self.rounds, self.number = samples, 0, number
         self.phase = GroupPhase.GATHERING
         self._kept = (checkpoint, position, samples)
@@ -144,7 +144,7 @@ class AllreduceCoordinator(Answering):
             if self.plan is None:
                 self.plan = admission.plan(self.settings, join)
                 self.settings = self.plan.settings
-                self.data = Rations(
+                self.data = RoundBatches(
                     self.plan.samples,
                     self.settings.data.batch_size,
                     self.settings.data.epochs,
@@ -228,7 +228,7 @@ class AllreduceCoordinator(Answering):
         held = self._bury(self._held)
         checkpoint, position, self.samples = self._kept
         self.rounds = 0
-        self.data = Rations(
+        self.data = RoundBatches(
             self.plan.samples,
             self.settings.data.batch_size,
             self.settings.data.epochs,
@@ -274,7 +274,7 @@ class AllreduceCoordinator(Answering):
             portion = self.data.deal(len(group), min(ROUNDS_LIMIT, self.settings.snapshot_pushes or ROUNDS_LIMIT))
             if portion is None:
                 break
-            effects += [Send(role, grouping.Ration(self._groups.number, portion)) for role in group]
+            effects += [Send(role, grouping.RoundBatch(self._groups.number, portion)) for role in group]
         if group and self._duties and not self._out and not self.data.out:
             self._out = True
             what, number = self._duties[0]

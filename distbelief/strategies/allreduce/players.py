@@ -9,7 +9,7 @@ from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.grouping import Grouping
-from distbelief.strategies.allreduce.rations import Rations
+from distbelief.strategies.allreduce.round_batches import RoundBatches
 from distbelief.strategies.allreduce.worker import part
 from distbelief.strategies.players import Players
 
@@ -19,7 +19,7 @@ PLAYERS = Players(
         AllreduceCoordinator,
         Grouping,
         Lives,
-        Rations,
+        RoundBatches,
         Enter,
         Rounds,
         Portion,

@@ -43,7 +43,7 @@ from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted
 from distbelief.replica.work import check_loss
 from distbelief.schedules.schedule import Schedule
-from distbelief.strategies.allreduce.rations import round_of
+from distbelief.strategies.allreduce.round_batches import round_of
 from distbelief.strategies.allreduce.whole import Whole
 
 CHUNK = 4 << 20
@@ -99,7 +99,7 @@ class Allreduce:
         self._members: list[str] = []
         self._awaits, self._awaited = "", list[str]()
         """What it, or its worker, may be waiting for now, and from whom of its group."""
-        self._rations: deque[tuple[Portion, int]] = deque()
+        self._round_batches: deque[tuple[Portion, int]] = deque()
         self._early: list[tuple[str, grouping.Piece]] = []
         self._errands: deque[Any] = deque()
         self._hailed: dict[str, int] = {}
@@ -259,10 +259,10 @@ class Allreduce:
     # rounds
 
     def _train(self) -> Steps:
-        """One ration after another, until the group is broken up or the job is over."""
+        """One round batch after another, until the group is broken up or the job is over."""
         while not self._ending:
-            if self._rations:
-                portion, group = self._rations.popleft()
+            if self._round_batches:
+                portion, group = self._round_batches.popleft()
                 if group == self._group:
                     yield from self._make(portion)
             elif self._errands:
@@ -271,7 +271,7 @@ class Allreduce:
                 yield from self._wait()
 
     def _make(self, portion: Portion) -> Steps:
-        """All rounds of a ration."""
+        """All rounds of a round batch."""
         assert self._plan is not None
         count, settings = len(self._members), self._settings
         width = count * settings.push_every
@@ -394,8 +394,8 @@ class Allreduce:
         if isinstance(event, grouping.Piece):
             if event.group >= self._group:
                 self._early.append((arrival.sender, event))
-        elif isinstance(event, grouping.Ration):
-            self._rations.append((event.portion, event.group))
+        elif isinstance(event, grouping.RoundBatch):
+            self._round_batches.append((event.portion, event.group))
         elif isinstance(event, grouping.Assemble):
             self._assemble = event
         elif isinstance(event, grouping.Hail):

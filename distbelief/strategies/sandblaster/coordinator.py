@@ -1,4 +1,5 @@
-"""The coordinator of Sandblaster: it plays the story of a batch method, has replicas compute bundles of portions, and
+"""The coordinator of Sandblaster: it plays the story of a batch method, has replicas compute work units of portions,
+and
 shards operate on vectors.
 
 It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters,
@@ -52,7 +53,7 @@ class Sandblaster(Coordinator):
         """Whether the story waits for an answer."""
         self._resting, self._due, self._begun = True, False, False
         self._served: set[str] = set()
-        """The replicas that hold the shards' parameters, and may be dealt bundles."""
+        """The replicas that hold the shards' parameters, and may be dealt work units."""
         self._operation = 0
         self._told: list[operations.Operate] = []
         """What not every shard is known to have done: the next life of one is told again."""
@@ -158,13 +159,13 @@ class Sandblaster(Coordinator):
 
     def _on_done(self, sender: str, event: operations.Done) -> list[Effect]:
         if sender not in self._reception.members or self.data is None:
-            raise RemoteProtocolError(f"{sender} has done a bundle and is no member")
+            raise RemoteProtocolError(f"{sender} has done a work unit and is no member")
         if not self._reception.heeds(sender):
             return []
-        bundle, effects = self._work.done(sender, event)
-        if bundle is None:
+        work_unit, effects = self._work.done(sender, event)
+        if work_unit is None:
             return [Record(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)), *self._more(sender)]
-        samples, steps = self._work.samples_of(bundle), bundle.portion.count
+        samples, steps = self._work.samples_of(work_unit), work_unit.portion.count
         effects.append(
             Record(
                 records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)

@@ -1,4 +1,4 @@
-"""The evaluations of a job: of which batch, which bundles are done, by whom, and what their losses add up to."""
+"""The evaluations of a job: of which batch, which work units are done, by whom, and what their losses add up to."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.conversations import dealing, operations
-from distbelief.core.descent import Batches, Bundle
+from distbelief.core.descent import Batches, WorkUnit
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
-from distbelief.strategies.sandblaster.bundles import Bundles
 from distbelief.strategies.sandblaster.stories import Sum
+from distbelief.strategies.sandblaster.work_units import WorkUnits
 
 
 class Evaluating:
-    """Deals the bundles of one evaluation after another.
+    """Deals the work units of one evaluation after another.
 
     Args:
         plan: of the job.
@@ -34,11 +34,11 @@ class Evaluating:
         self.samples, self.pushes = samples, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
         self.again = 0
-        """Bundles that were dealt to one more, since somebody last set it to 0."""
+        """Work units that were dealt to one more, since somebody last set it to 0."""
         self._iterations = plan.settings.data.epochs
         self._batches = Batches(self.descent, plan.samples, self._size)
-        self._cut: list[Bundle] = []
-        self._bundles: Bundles | None = None
+        self._cut: list[WorkUnit] = []
+        self._work_units: WorkUnits | None = None
         self._losses: dict[int, float] = {}
 
     @property
@@ -57,24 +57,24 @@ class Evaluating:
     def begin(self, batch: int, members: Iterable[str]) -> operations.Gather:
         """Begin the next evaluation, of a batch; returns what the shards are to do."""
         self.evaluation += 1
-        self._cut, self._losses = self._batches.bundles(batch), {}
-        self._bundles = Bundles(len(self._cut), sorted(members, key=roles.index_of), self.descent.backup_portions)
+        self._cut, self._losses = self._batches.work_units(batch), {}
+        self._work_units = WorkUnits(len(self._cut), sorted(members, key=roles.index_of), self.descent.backup_portions)
         return operations.Gather(self.evaluation, self.descent.parts, self.descent.deterministic)
 
     def abandon(self) -> None:
         """Nobody is to compute anything more of this evaluation."""
-        self._bundles = None
+        self._work_units = None
 
     def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
-        """Give work to those who have room for it: first one bundle to each, then another in reserve."""
+        """Give work to those who have room for it: first one work unit to each, then another in reserve."""
         effects: list[Effect] = []
-        if self._bundles is None or withheld:
+        if self._work_units is None or withheld:
             return effects
         hungry = sorted(members, key=lambda role: (self.held(role), roles.index_of(role)))
         while hungry:
             still = []
             for role in hungry:
-                if (number := self._bundles.deal(role)) is not None:
+                if (number := self._work_units.deal(role)) is not None:
                     effects.append(Send(role, operations.Assign(self.evaluation, number, self._cut[number])))
                     still.append(role)
             hungry = still
@@ -84,41 +84,45 @@ class Evaluating:
         """Give work to one who has room for it."""
         return self.deal((role,))
 
-    def done(self, sender: str, event: operations.Done) -> tuple[Bundle | None, list[Effect]]:
-        """Take a report: the bundle that is done for the first time, if it is, and whoever else holds it is told.
+    def done(self, sender: str, event: operations.Done) -> tuple[WorkUnit | None, list[Effect]]:
+        """Take a report: the work unit that is done for the first time, if it is, and whoever else holds it is told.
 
         Raises:
-            RemoteProtocolError: there is no such bundle, or no such evaluation yet.
+            RemoteProtocolError: there is no such work unit, or no such evaluation yet.
         """
         if event.evaluation > self.evaluation or (
             event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)
         ):
             raise RemoteProtocolError(
-                f"{sender} has done bundle {event.number} of evaluation {event.evaluation}, which there is not"
+                f"{sender} has done work unit {event.number} of evaluation {event.evaluation}, which there is not"
             )
-        if self._bundles is None or event.evaluation < self.evaluation or not self._bundles.done(event.number, sender):
+        if (
+            self._work_units is None
+            or event.evaluation < self.evaluation
+            or not self._work_units.done(event.number, sender)
+        ):
             return None, []
-        others = self._bundles.withdraw(event.number)
-        bundle = self._cut[event.number]
+        others = self._work_units.withdraw(event.number)
+        work_unit = self._cut[event.number]
         self._losses[event.number] = event.loss if math.isfinite(event.loss) else math.inf
-        self.samples += self.samples_of(bundle)
+        self.samples += self.samples_of(work_unit)
         self.pushes += 1
-        return bundle, [Send(role, operations.Withdraw(event.evaluation, event.number)) for role in others]
+        return work_unit, [Send(role, operations.Withdraw(event.evaluation, event.number)) for role in others]
 
-    def samples_of(self, bundle: Bundle) -> int:
-        """Samples in a bundle; the last portion of a pass may be smaller."""
-        first, count = bundle.portion.first, bundle.portion.count
+    def samples_of(self, work_unit: WorkUnit) -> int:
+        """Samples in a work unit; the last portion of a pass may be smaller."""
+        first, count = work_unit.portion.first, work_unit.portion.count
         return min((first + count) * self._size, self._all) - first * self._size
 
     def take(self) -> Sum | None:
-        """The sum of the evaluation, once all its bundles are done."""
-        if self._bundles is None or self._bundles.left:
+        """The sum of the evaluation, once all its work units are done."""
+        if self._work_units is None or self._work_units.left:
             return None
-        self.again += self._bundles.again
-        self._bundles = None
+        self.again += self._work_units.again
+        self._work_units = None
         parts = [0] * len(self.descent.parts)
-        for bundle in self._cut:
-            parts[bundle.part] += self.samples_of(bundle)
+        for work_unit in self._cut:
+            parts[work_unit.part] += self.samples_of(work_unit)
         loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
         return Sum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
@@ -128,17 +132,17 @@ class Evaluating:
         Raises:
             RemoteProtocolError: always.
         """
-        raise RemoteProtocolError(f"{sender} reports steps, and this job is of bundles")
+        raise RemoteProtocolError(f"{sender} reports steps, and this job is of work units")
 
     def held(self, role: str) -> int:
         """How many portions a replica was dealt and has not done."""
-        return sum(self._cut[number].portion.count for number in self._bundles.held(role)) if self._bundles else 0
+        return sum(self._cut[number].portion.count for number in self._work_units.held(role)) if self._work_units else 0
 
     def lost(self, role: str) -> int:
         """A replica is gone, or holds nothing any more; returns how many portions it held."""
         held = self.held(role)
-        if self._bundles is not None:
-            self._bundles.lost(role)
+        if self._work_units is not None:
+            self._work_units.lost(role)
         return held
 
     def waiting(self, members: Collection[str]) -> list[str]:

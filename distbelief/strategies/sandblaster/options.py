@@ -49,7 +49,7 @@ class Sandblaster(Replicated):
     portion_size: int = 500
     """Samples whose gradient is computed at a time."""
     send_every: int = 4
-    """Portions whose gradients are summed into one bundle, which is dealt, sent and counted as one."""
+    """Portions whose gradients are summed into one work unit, which is dealt, sent and counted as one."""
     backup_portions: int = 1
     """How many more replicas are dealt what one has not done near the end of a batch; the first result counts."""
     method: str = "lbfgs"
@@ -67,7 +67,7 @@ class Sandblaster(Replicated):
     tolerance: float = 1e-7
     """The job is done when no component of the gradient is larger."""
     deterministic: bool = False
-    """Sum bundles in the order of their numbers: the same bits, however they are scheduled."""
+    """Sum work units in the order of their numbers: the same bits, however they are scheduled."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
 

@@ -12,14 +12,14 @@ from distbelief.replica.downpour import Downpour
 from distbelief.replica.vectors import Vectors
 from distbelief.strategies.players import Players, Servers
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
-from distbelief.strategies.sandblaster.replica import Sandblaster as BundleStory
+from distbelief.strategies.sandblaster.replica import Sandblaster as WorkUnitStory
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.strategies.served import served_part
 
 
 def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
-    return BundleStory(role, vectors, samples, incarnation=incarnation)
+    return WorkUnitStory(role, vectors, samples, incarnation=incarnation)
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:

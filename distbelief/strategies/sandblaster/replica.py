@@ -1,6 +1,6 @@
 """The story of a Sandblaster replica: Algorithm 1.2's ProcessPortion.
 
-It fetches the parameters once for an evaluation, sums the gradients of a bundle's portions, and sends the sum to all
+It fetches the parameters once for an evaluation, sums the gradients of a work unit's portions, and sends the sum to all
 shards. What it was dealt of an evaluation that is over, or what another has done, it drops, also in the midst of it. A
 standby in its shard's place is sent again what that had not acknowledged; where there is none all go back, and a
 replica begins anew.
@@ -21,7 +21,7 @@ from distbelief.replica.downpour import Downpour, Steps
 
 
 class _Sent:
-    """A bundle on its way to the shards: what was sent to those that have not acknowledged it."""
+    """A work unit on its way to the shards: what was sent to those that have not acknowledged it."""
 
     def __init__(self, assigned: operations.Assign, loss: float, owing: dict[str, Send]) -> None:
         self.assigned, self.loss, self.owing = assigned, loss, owing
@@ -46,8 +46,8 @@ class Sandblaster(Downpour):
         self._sent: list[_Sent | None] = [None] * self._settings.slots
 
     def _train(self) -> Steps:
-        """ProcessPortion, bundle after bundle; while one is on its way to the shards, the next is computed in the other
-        slot.
+        """ProcessPortion, work unit after work unit; while one is on its way to the shards, the next is computed in the
+        other slot.
         """
         while (assigned := (yield from self._next_assigned())) is not None:
             if self._evaluation != assigned.evaluation and not (yield from self._fetched_for(assigned.evaluation)):
@@ -80,10 +80,10 @@ class Sandblaster(Downpour):
             yield from self._wait()
 
     def _gradient(self, assigned: operations.Assign) -> Generator[Effect, Any, float | None]:
-        """The sum of a bundle's gradients, left in the slot, each weighted by its samples' share of a portion; returns
-        the sum of the losses, or None where nobody wants it any more.
+        """The sum of a work unit's gradients, left in the slot, each weighted by its samples' share of a portion;
+        returns the sum of the losses, or None where nobody wants it any more.
         """
-        portion, losses = assigned.bundle.portion, []
+        portion, losses = assigned.work_unit.portion, []
         self._computing = assigned
         if assigned.evaluation < self._newest:
             return None
@@ -98,9 +98,9 @@ class Sandblaster(Downpour):
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def _contribute(self, assigned: operations.Assign, loss: float) -> Steps:
-        """Send a bundle to all shards; does not wait."""
+        """Send a work unit to all shards; does not wait."""
         slot = self._slot
-        named = self.incarnation, assigned.evaluation, assigned.number, assigned.bundle.part
+        named = self.incarnation, assigned.evaluation, assigned.number, assigned.work_unit.part
         sends = {
             role: Send(role, operations.Contribute(slot, part.start, part.stop, *named), payload)
             for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True)
@@ -131,7 +131,7 @@ class Sandblaster(Downpour):
         yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
     def _report(self) -> Steps:
-        """Tell of the bundles that are in the sum at every shard."""
+        """Tell of the work units that are in the sum at every shard."""
         for slot, sent in enumerate(self._sent):
             if sent is not None and not sent.owing:
                 self._sent[slot] = None
@@ -159,14 +159,14 @@ class Sandblaster(Downpour):
                 if sent and (sent.assigned.evaluation, sent.assigned.number) == named:
                     sent.owing.pop(arrival.sender, None)
         else:
-            if isinstance(event, membership.Welcome) and event.course > self._course:
-                self._assigned.clear()  # what it is dealt from here on is of the new course
+            if isinstance(event, membership.Welcome) and event.generation > self._generation:
+                self._assigned.clear()  # what it is dealt from here on is of the new generation
             super()._take(arrival)
 
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
         if self._plan is not None and not self._links.lost and any(self._sent):
-            return "for the shards to take its bundle"
+            return "for the shards to take its work unit"
         return super().waits()
 
     def standing(self) -> dict[str, Any]:

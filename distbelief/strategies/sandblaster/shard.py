@@ -1,11 +1,13 @@
-"""The shard of a job that descends in batches: it sums the bundles of an evaluation, each once, and operates on its
+"""The shard of a job that descends in batches: it sums the work units of an evaluation, each once, and operates on its
 slices of named vectors.
 
-A bundle is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
-copy that reaches it, by the bundle's number, and ignores the others: it need not ask whether other shards took the same
+A work unit is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
+copy that reaches it, by the work unit's number, and ignores the others: it need not ask whether other shards took the
+same
 copy. What reaches it after the evaluation is over, or was computed before, is ignored too.
 
-With a standby (`DescentStandby`) it tells that of every operation and every bundle that it takes, and the standby does
+With a standby (`DescentStandby`) it tells that of every operation and every work unit that it takes, and the standby
+does
 the same; what a shard has to say of them it says once the standby has them. Operations are numbered, so the coordinator
 may tell the next life what a shard that died was told.
 """
@@ -69,7 +71,7 @@ class DescentShard(Shard):
         self._newest = answer = operations.Operated(event.number, tuple(scalars))
         life = self.version.incarnation
         told = self._mirror.repeat(
-            lambda number, _: mirroring.Did(life, number, event, answer.scalars), None, self.policy.floor
+            lambda number, _: mirroring.OperationsDone(life, number, event, answer.scalars), None, self.policy.floor
         )
         told += self._mirror.after([Send(sender, answer)] if asks else [])
         return told + (self._let_go() if self.policy.floor > floor else [])
@@ -100,7 +102,7 @@ class DescentShard(Shard):
             or not 0 <= event.part < max(len(self._into), 1)
         ):
             raise RemoteProtocolError(
-                f"{sender} contributes bundle {event.number}, part {event.part}, of evaluation {event.evaluation}; "
+                f"{sender} contributes work unit {event.number}, part {event.part}, of evaluation {event.evaluation}; "
                 f"{self.role} is at"
                 f" {self.policy.floor}"
             )
@@ -112,12 +114,12 @@ class DescentShard(Shard):
             [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]
         )
 
-    def _took(self, bundle: int, part: int, payload: Payload) -> Callable[[int, int], Message]:
+    def _took(self, work_unit: int, part: int, payload: Payload) -> Callable[[int, int], Message]:
         life, size = self.version.incarnation, payload.nbytes
-        return lambda number, slot: mirroring.Took(slot, 0, size, life, number, bundle, part)
+        return lambda number, slot: mirroring.WorkUnitTaken(slot, 0, size, life, number, work_unit, part)
 
     def take(self, number: int, part: int, payload: Payload) -> None:
-        """Add a bundle to its part of the batch; where that is to be in order, keep a copy of what is before its
+        """Add a work unit to its part of the batch; where that is to be in order, keep a copy of what is before its
         time.
         """
         self._taken.add(number)
@@ -131,7 +133,7 @@ class DescentShard(Shard):
             self._next += 1
 
     def wait(self, number: int, part: int, payload: Payload) -> None:
-        """Keep a copy of a bundle until it is its turn."""
+        """Keep a copy of a work unit until it is its turn."""
         self._early[number] = self.vectors.keep(payload), part
 
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
@@ -148,20 +150,20 @@ class DescentShard(Shard):
         """Send a standby every vector, and how far the sum of the evaluation is."""
         done = self._newest.number, self._newest.scalars
         summing = mirroring.Summing(*done, self._into, self._ordered, tuple(sorted(self._taken)), self._next)
-        whole = mirroring.Whole(
+        whole = mirroring.StateSent(
             self.version.incarnation, 0, self.version.updates, 0, {}, {}, self.policy.floor, (), summing=summing
         )
         early = [(self._took(number, part, kept), kept) for number, (kept, part) in self._early.items()]
         return self._mirror.begin(event.place, self.vectors.everything(), whole, early)
 
-    def follow(self, whole: mirroring.Whole) -> None:
+    def follow(self, whole: mirroring.StateSent) -> None:
         """Be as far as another is."""
         assert whole.summing is not None
         at = whole.summing
         self.policy.floor, self._newest = whole.floor, operations.Operated(at.operation, at.scalars)
         self._into, self._ordered, self._taken, self._next = at.into, at.ordered, set(at.taken), at.next
 
-    def repeat(self, done: mirroring.Did) -> None:
+    def repeat(self, done: mirroring.OperationsDone) -> None:
         """Do what another has done, but for the scalars, which it tells."""
         for command in done.operate.commands:
             if not operations.scalars(command):
@@ -176,7 +178,7 @@ class DescentStandby(Standby):
 
     def __init__(self, index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> None:
         super().__init__(index, make, incarnation)
-        self._answers.change({mirroring.Did: self._did, mirroring.Took: self._take})
+        self._answers.change({mirroring.OperationsDone: self._did, mirroring.WorkUnitTaken: self._take})
 
     def _born(self) -> DescentShard:
         return DescentShard(self.index, self._make)  # type: ignore[arg-type]  # it was given to this class, and makes VectorSlices
@@ -187,26 +189,26 @@ class DescentStandby(Standby):
         assert descent is not None
         return 2 * (2 * (descent.history + 1) + STATE_LIMIT)  # of low precision, twice what the slice has
 
-    def _take_whole(self, sender: str, event: mirroring.Whole, payload: Payload | None) -> list[Effect]:
+    def _take_whole(self, sender: str, event: mirroring.StateSent, payload: Payload | None) -> list[Effect]:
         if event.summing is None:
             raise RemoteProtocolError(f"{self.role} was sent the state of a shard that does not descend")
         kept = super()._take_whole(sender, event, payload)
         self._shard.follow(event)
         return kept
 
-    def _did(self, sender: str, event: mirroring.Did, payload: Payload | None) -> list[Effect]:
+    def _did(self, sender: str, event: mirroring.OperationsDone, payload: Payload | None) -> list[Effect]:
         if not self._whole:
             raise RemoteProtocolError(f"{self.role} was sent operations before the state that they change")
         self._shard.repeat(event)
         self._floor = self._shard.policy.floor
         return [self._keep(event)]
 
-    def _take(self, sender: str, event: mirroring.Took, payload: Payload | None) -> list[Effect]:
+    def _take(self, sender: str, event: mirroring.WorkUnitTaken, payload: Payload | None) -> list[Effect]:
         plan = self._plan
         assert plan.settings.descent is not None
         wrong = payload is None or payload.nbytes != plan.assignments[self.index].moving.size
         if wrong or not 0 <= event.part < len(plan.settings.descent.parts):
-            raise RemoteProtocolError(f"{self.role} was sent a bundle that is none of its shard's: {event}")
+            raise RemoteProtocolError(f"{self.role} was sent a work unit that is none of its shard's: {event}")
         assert payload is not None
-        (self._shard.take if self._whole else self._shard.wait)(event.bundle, event.part, payload)
+        (self._shard.take if self._whole else self._shard.wait)(event.work_unit, event.part, payload)
         return [self._keep(event)]

@@ -30,10 +30,10 @@ class VectorSlice(Slice, Protocol):
         """Do what a command says; returns its scalars."""
 
     def contribute(self, payload: Payload, into: str) -> None:
-        """Add a bundle's gradient to a vector."""
+        """Add a work unit's gradient to a vector."""
 
     def keep(self, payload: Payload) -> Payload:
-        """A copy of a bundle's gradient, to be added later."""
+        """A copy of a work unit's gradient, to be added later."""
 
     def accepted(self) -> Payload:
         """The bytes of the moving range as an evaluator is to see them."""
@@ -170,13 +170,13 @@ class TorchVectorSlice(TorchSlice):
 
     @torch.no_grad()
     def contribute(self, payload: Payload, into: str) -> None:
-        """Add a bundle's gradient to a vector."""
+        """Add a work unit's gradient to a vector."""
         assert isinstance(payload, torch.Tensor)
         for own, piece in zip(self.vector(into), self._trained, strict=True):
             own.add_(piece.typed(payload))
 
     def keep(self, payload: Payload) -> Payload:
-        """A copy of a bundle's gradient."""
+        """A copy of a work unit's gradient."""
         assert isinstance(payload, torch.Tensor)
         return payload.clone()
 

@@ -19,7 +19,7 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows
 
 
-class Stroke(NamedTuple):
+class LockedStep(NamedTuple):
     """A part of an update: what it locks, how many bytes it writes to, and the step itself."""
 
     locks: tuple[int, ...]
@@ -76,12 +76,16 @@ class MappedModel:
         self._made = 0
         self._scheduled = settings.rate.varies
         self._dense = [(part, list(self._pieces(part))) for part in self._cut]
-        strokes = [
-            Stroke((i,), part.size, self._optimizer(pieces)) for i, (part, pieces) in enumerate(self._dense) if pieces
+        locked_steps = [
+            LockedStep((i,), part.size, self._optimizer(pieces))
+            for i, (part, pieces) in enumerate(self._dense)
+            if pieces
         ]
         self._partial = [piece for _, pieces in self._dense for piece in pieces if piece.within is not None]
         self._sparse = [(entry, piece.source, self._optimizer([piece], rows=True)) for entry, piece in self._rows()]
-        self._strokes = strokes if self._locks == "shard" else [one._replace(locks=()) for one in strokes]
+        self._locked_steps = (
+            locked_steps if self._locks == "shard" else [one._replace(locks=()) for one in locked_steps]
+        )
         named = dict(self.flat.module.named_buffers()) if self._locks != "none" else {}
         self._buffers = [
             (
@@ -158,7 +162,7 @@ class MappedModel:
 
     # a step
 
-    def strokes(self) -> list[Stroke]:
+    def locked_steps(self) -> list[LockedStep]:
         """The update with the gradient of the step, in its parts; a parameter without one is left alone."""
         if self._scheduled:
             self._factor = self._plan.factor(self.counts.total(SAMPLES))
@@ -166,19 +170,19 @@ class MappedModel:
             gradient = piece.source.grad
             check_dense(gradient)
             piece.parameter.grad = None if gradient is None else gradient.contiguous().view(-1)[piece.within]
-        found = list(self._strokes)
+        found = list(self._locked_steps)
         for entry, source, step in self._sparse:
             if source.grad is not None:
                 locks, size = self._touched(entry, source.grad)
-                found.append(Stroke(locks, size, step))
+                found.append(LockedStep(locks, size, step))
         if self._buffers:
             found.append(
-                Stroke(
+                LockedStep(
                     (0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry
                 )
             )
         if self._locks == "global":
-            return [Stroke((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
+            return [LockedStep((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
         return found
 
     def _carry(self) -> None:

@@ -18,7 +18,7 @@ from distbelief.errors import UsageError
 from distbelief.record.restore import Store
 from distbelief.runtime.player import Worker
 from distbelief.strategies.process import Compute, Context, Part, ProcessSpec, open_memory
-from distbelief.strategies.shared_memory.mapped import MappedModel, Stroke
+from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
 from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
@@ -50,7 +50,7 @@ class MappedReplica:
         self._descriptor = open_memory(spec)
         self.mapped = MappedModel(flat, roles.index_of(role), os.getpid())
         self._locks = Locks(self._descriptor, lambda process: self.mapped.counts.holder(process))
-        self._left: list[Stroke] | None = None
+        self._left: list[LockedStep] | None = None
         self.store = Store(spec.run)
 
     def story(self, incarnation: int) -> Hogwild:
@@ -81,7 +81,7 @@ class MappedReplica:
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Step the parameters, each part under its locks."""
         with torch.no_grad():
-            left = self._left = self._left or self.mapped.strokes()
+            left = self._left = self._left or self.mapped.locked_steps()
             while left:
                 if left[0].locks and not self._locks.take(left[0].locks, told):
                     return False

@@ -47,13 +47,14 @@ MUTANTS = [
         (f"{ALL}::test_n_replicas_are_sequential_sgd_on_the_union",), 10,
     ),
     Mutant(
-        "a-ration-is-taken-back-from-one-minibatch-before-it", EXACTLY_ONE, "strategies/allreduce/rations.py",
+        "a-round-batch-is-taken-back-from-one-minibatch-before-it", EXACTLY_ONE,
+        "strategies/allreduce/round_batches.py",
         "self._epoch, self._batch = portion.epoch, first",
         "self._epoch, self._batch = portion.epoch, max(first - 1, 0)",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,
     ),
     Mutant(
-        "a-ration-of-the-last-group-is-made", EXACTLY_ONE, "strategies/allreduce/replica.py",
+        "a-round-batch-of-the-last-group-is-made", EXACTLY_ONE, "strategies/allreduce/replica.py",
         "                if group == self._group:\n                    yield",
         "                if True:\n                    yield",
         (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True,
@@ -69,7 +70,7 @@ MUTANTS = [
         (f"{BY_LOCK}[shard]",), 15,
     ),
     Mutant(
-        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/allreduce/rations.py",
+        "what-is-taken-back-begins-one-minibatch-earlier", EXACTLY_ONE, "strategies/allreduce/round_batches.py",
         "                self._epoch, self._batch = portion.epoch, first\n",
         "                self._again.appendleft(Portion(portion.epoch, max(first - 1, 0), end - first))\n",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10,

@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         "the-metrics-of-a-lost-folder-are-lost",
         "A run folder that is deleted",
-        "places/sitting.py",
+        "places/attempt.py",
         "        self.recorder.write_again()\n",
         "",
         ("tests/processes/test_local.py::test_a_run_folder_that_is_deleted_is_told_and_written_again[single-deleted]",),

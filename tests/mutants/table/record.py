@@ -22,8 +22,8 @@ MUTANTS = [
         "a-checkpoint-is-not-written-through",
         CHECKPOINT,
         "record/checkpoints.py",
-        "    sync(path)\n    return Part(path.name",
-        "    return Part(path.name",
+        "    sync(path)\n    return CheckpointFile(path.name",
+        "    return CheckpointFile(path.name",
         (FILES + "test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint",),
     ),
     Mutant(

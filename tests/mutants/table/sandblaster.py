@@ -1,4 +1,4 @@
-"""Mutants of Sandblaster: its iterates, the sums of bundles, their order, and its standbys."""
+"""Mutants of Sandblaster: its iterates, the sums of work_units, their order, and its standbys."""
 
 from mutants import Mutant
 
@@ -18,7 +18,7 @@ BYTES = (
     "::test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards"
 )
 SWEEP = (
-    "tests/simulated/test_sandblaster_weather.py"
+    "tests/simulated/test_sandblaster_faults.py"
     "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
 )
 
@@ -46,19 +46,19 @@ MUTANTS = [
         (f"{ORACLES}::test_a_short_history_backtracking_and_weight_decay_are_those_of_the_plain_method",),
     ),
     Mutant(
-        "a-copy-of-a-bundle-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
+        "a-copy-of-a-work-unit-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "if event.evaluation == self.policy.floor and event.number not in self._taken:",
         "if event.evaluation == self.policy.floor:",
-        (f"{MACHINE}::test_a_bundle_is_summed_once_whoever_sends_it_again",),
+        (f"{MACHINE}::test_a_work_unit_is_summed_once_whoever_sends_it_again",),
     ),
     Mutant(
-        "a-bundle-of-the-last-evaluation-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
+        "a-work-unit-of-the-last-evaluation-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "if event.evaluation == self.policy.floor and event.number not in self._taken:",
         "if event.number not in self._taken:",
         (f"{MACHINE}::test_what_comes_after_its_evaluation_is_acknowledged_and_ignored",),
     ),
     Mutant(
-        "another-bundle-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "strategies/sandblaster/bundles.py",
+        "another-work-unit-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
         "                self._orphans.append(number)\n"
         "                self._fresh_left",
         "                self._orphans.append(max(number - 1, 0))\n"
@@ -66,20 +66,20 @@ MUTANTS = [
         (SWEEP,), seconds=15, hangs=True,
     ),
     Mutant(
-        "the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/bundles.py",
+        "the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
         "        if self._done[number]:\n"
         "            return False\n"
         "        self._done[number] = 1\n",
         "        self._done[number] = 1\n",
-        ("tests/core/test_bundles.py::test_whatever_happens_everything_is_done_once",),
+        ("tests/core/test_work_units.py::test_whatever_happens_everything_is_done_once",),
     ),
     Mutant(
-        "a-bundle-is-of-one-part-only", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
+        "a-work-unit-is-of-one-part-only", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "self.vectors.contribute(payload, self._into[part])", "self.vectors.contribute(payload, self._into[0])",
         (f"{MACHINE}::test_parts_of_a_batch_are_summed_apart",),
     ),
     Mutant(
-        "bundles-are-summed-as-they-come", BITS, "strategies/sandblaster/shard.py",
+        "work-units-are-summed-as-they-come", BITS, "strategies/sandblaster/shard.py",
         "        if self._ordered and number != self._next:\n", "        if False:\n",
         (f"{MACHINE}::test_in_order_the_sum_has_the_same_bits",),
     ),
@@ -95,7 +95,7 @@ MUTANTS = [
         (BYTES,),
     ),
     Mutant(
-        "a-bundle-is-acknowledged-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
+        "a-work-unit-is-acknowledged-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
         "return told + self._mirror.after(\n            [Send(sender, operations.Contributed(",
         "return told + list(\n            [Send(sender, operations.Contributed(",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),

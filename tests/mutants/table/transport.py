@@ -38,7 +38,10 @@ MUTANTS = [
         "transport/virtual.py",
         "self.last[to] = arrives = arrives if arrives > last else last",
         "self.last[to] = arrives",
-        (VIRTUAL + "test_conformance", VIRTUAL + "test_whatever_the_weather_a_link_keeps_its_order_and_loses_nothing"),
+        (
+            VIRTUAL + "test_conformance",
+            VIRTUAL + "test_whatever_the_network_does_a_link_keeps_its_order_and_loses_nothing",
+        ),
     ),
     Mutant(
         "a-cut-does-not-hold-up-what-it-meets",

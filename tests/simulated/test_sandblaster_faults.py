@@ -77,9 +77,11 @@ class Accounts:
     def sent(self, sender: str, to: str, message: Message) -> None:
         if isinstance(message, operations.Assign):
             window = self._windows.setdefault(str(message.evaluation), [{}, {}, {}])
-            portion = message.bundle.portion
+            portion = message.work_unit.portion
             for index in range(portion.first, portion.first + portion.count):
-                window[message.bundle.part][portion.epoch, index] = self._order.indices(portion.epoch, index).tolist()
+                window[message.work_unit.part][portion.epoch, index] = self._order.indices(
+                    portion.epoch, index
+                ).tolist()
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         if isinstance(message, operations.Contribute):
@@ -212,7 +214,7 @@ def test_replay() -> None:
 @pytest.mark.parametrize(
     ("standby", "crashes"), [(0, (Crash("shard 0", 14),)), (1, (Crash("shard 0", 22), Crash("shard 0", 8)))]
 )
-def test_a_replica_in_the_midst_of_a_bundle_is_told_at_once_to_begin_anew_and_to_end(
+def test_a_replica_in_the_midst_of_a_work_unit_is_told_at_once_to_begin_anew_and_to_end(
     standby: int, crashes: tuple[Crash, ...]
 ) -> None:
     """What comes behind the welcome is for the replica that begins anew: it forgot that the job ends, and waited for

@@ -1,7 +1,8 @@
-"""Bundles: who computes what of a batch, so that the slow and the dead hold nobody up, and every bundle counts exactly
+"""Work units: who computes what of a batch, so that the slow and the dead hold nobody up, and every work unit counts
+exactly
 once.
 
-Each replica begins with a run of consecutive bundles of its own, the same in every evaluation, and is dealt them one
+Each replica begins with a run of consecutive work units of its own, the same in every evaluation, and is dealt them one
 after another, some in reserve (so that it need not wait). Who has none left takes half of what is left of the longest
 run. When all are dealt, what is not done is dealt once more, to whoever has nothing to do: the first result counts.
 What a dead replica held is dealt again.
@@ -13,23 +14,25 @@ from collections import deque
 from collections.abc import Iterable
 
 RESERVE = 3
-"""Bundles that a replica holds at most: one on its way to the shards, the one it computes, and the next. Fewer when few
+"""Work units that a replica holds at most: one on its way to the shards, the one it computes, and the next. Fewer when
+few
 are left for each, so that nobody sits on one that another could begin.
 """
 
 
-class Bundles:
-    """Deals the bundles 0 to `count - 1` of one evaluation.
+class WorkUnits:
+    """Deals the work units 0 to `count - 1` of one evaluation.
 
     Args:
-        count: of bundles.
+        count: of work units.
         members: the replicas, in an order that does not change.
-        copies: how many more replicas may be dealt a bundle that another one holds.
+        copies: how many more replicas may be dealt a work unit that another one holds.
 
-    >>> bundles = Bundles(2, ["replica 0", "replica 1"], copies=1)
-    >>> bundles.deal("replica 0"), bundles.deal("replica 1"), bundles.deal("replica 0")
+    >>> work_units = WorkUnits(2, ["replica 0", "replica 1"], copies=1)
+    >>> work_units.deal("replica 0"), work_units.deal("replica 1"), work_units.deal("replica 0")
     (0, 1, None)
-    >>> bundles.done(0, "replica 0"), bundles.deal("replica 0"), bundles.done(1, "replica 0"), bundles.done(1,
+    >>> work_units.done(0, "replica 0"), work_units.deal("replica 0"), work_units.done(1,
+    ...     "replica 0"), work_units.done(1,
     ...     "replica 1")
     (True, 1, True, False)
     """
@@ -50,7 +53,7 @@ class Bundles:
         self._open: deque[int] = deque()  # dealt, and may be dealt to one more
 
     def deal(self, who: str) -> int | None:
-        """The next bundle for a replica that has room for one; None where there is none for it."""
+        """The next work unit for a replica that has room for one; None where there is none for it."""
         held = self._held.setdefault(who, [])
         if len(held) > min(RESERVE - 1, self._fresh_left // len(self._held)):
             return None
@@ -101,7 +104,7 @@ class Bundles:
         return None
 
     def done(self, number: int, who: str) -> bool:
-        """A replica has done a bundle; whether it is the first."""
+        """A replica has done a work unit; whether it is the first."""
         if who in (holders := self._holders.get(number, [])):
             holders.remove(who)
             self._held[who].remove(number)
@@ -112,14 +115,14 @@ class Bundles:
         return True
 
     def withdraw(self, number: int) -> list[str]:
-        """Take a bundle that is done from all who hold it; returns who they are."""
+        """Take a work unit that is done from all who hold it; returns who they are."""
         holders = self._holders.pop(number, [])
         for who in holders:
             self._held[who].remove(number)
         return holders
 
     def lost(self, who: str) -> int:
-        """A replica is gone; what nobody else holds is dealt again. Returns how many bundles that is."""
+        """A replica is gone; what nobody else holds is dealt again. Returns how many work units that is."""
         again = 0
         for number in self._held.pop(who, []):
             self._holders[number].remove(who)
@@ -134,5 +137,5 @@ class Bundles:
         return again
 
     def held(self, who: str) -> list[int]:
-        """The bundles that a replica holds."""
+        """The work units that a replica holds."""
         return self._held.get(who, [])

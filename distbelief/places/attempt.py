@@ -1,4 +1,4 @@
-"""One sitting of a job: its run folder, what it goes on from, and whoever writes down and shows what happens."""
+"""One attempt of a job: its run folder, what it goes on from, and whoever writes down and shows what happens."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def evaluates(settings: Settings, task: Task) -> bool:
     return settings.evaluate_every > 0 and task.test is not None
 
 
-class Sitting:
+class Attempt:
     """A run folder opened for a job; `record` is handed everything that happens, `finish` gives the result.
 
     Args:
@@ -77,7 +77,7 @@ class Sitting:
         self.checkpoint = ""
         self.begun = False
         self._before = job.strategy.name
-        """The strategy of the sitting before."""
+        """The strategy of the attempt before."""
         optimizers.check(settings.optimizer)
         self._description = self._describe(more or {})
         try:
@@ -168,7 +168,7 @@ class Sitting:
 
     @property
     def samples(self) -> int:
-        """Samples done before this sitting."""
+        """Samples done before this attempt."""
         return self.manifest.samples if self.manifest else 0
 
     @property
@@ -183,7 +183,7 @@ class Sitting:
             self.begun = True
             if self.folder:
                 with contextlib.suppress(OSError):
-                    self.folder.result.unlink(missing_ok=True)  # of the sitting before: this one may be killed
+                    self.folder.result.unlink(missing_ok=True)  # of the attempt before: this one may be killed
         self.recorder.take(seconds, record)
         self.live.take(seconds, record)
         if isinstance(record, Started) and self._before != self.job.strategy.name:

@@ -30,7 +30,7 @@ def life(role: str, incarnation: int) -> str:
     return f"{role} again ({incarnation})" if incarnation else role
 
 
-class Witness:
+class Accounting:
     """The accounts of a run.
 
     - A minibatch is held by one living replica at a time; a push holds the next ones dealt; a dropped push gives its
@@ -65,11 +65,11 @@ class Witness:
         """The pushes that shards had applied and lost, by shard, replica and clock."""
         self._lost: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._began: Counter[str] = Counter()
-        self._courses: Counter[tuple[str, int]] = Counter()
+        self._generations: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
         """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next.
         """
-        self._course = 0
+        self._generation = 0
         self._run = run
         self._clock = run.simulation.clock
         self._lives: Counter[str] = Counter()
@@ -95,12 +95,12 @@ class Witness:
 
     def _note_welcome(self, _sender: str, _to: str, message: membership.Welcome) -> None:
         self.plan = message.plan
-        if (course := sum(isinstance(record, Rewound) for record in self._run.records)) > self._course:
-            self._course = course
+        if (generation := sum(isinstance(record, Rewound) for record in self._run.records)) > self._generation:
+            self._generation = generation
             self.holder.clear()
 
     def _note_anew(self, sender: str, _to: str, _message: membership.Anew) -> None:
-        self._courses[sender, self._lives[sender]] += 1
+        self._generations[sender, self._lives[sender]] += 1
 
     def _note_restored(self, sender: str, _: str, message: initialising.Restored) -> None:
         if message.loaded:
@@ -165,16 +165,18 @@ class Witness:
         return self._commit(number, plan, position, samples)
 
     def _name(self, role: str, incarnation: int) -> str:
-        """The name of a life of a role, in one course of the job."""
-        name = life(role, incarnation) + (f", course {course}" if (course := self._courses[role, incarnation]) else "")
+        """The name of a life of a role, in one generation of the job."""
+        name = life(role, incarnation) + (
+            f", generation {generation}" if (generation := self._generations[role, incarnation]) else ""
+        )
         self._ends[name] = role, incarnation
         return name
 
-    def _copied(self, shard: str, message: mirroring.Whole | mirroring.Copied | mirroring.Told) -> None:
+    def _copied(self, shard: str, message: mirroring.StateSent | mirroring.Copied | mirroring.Decided) -> None:
         """A standby hears of an update, in the order in which the shard makes them; of what dies on its way it never
         does.
         """
-        if isinstance(message, mirroring.Whole):
+        if isinstance(message, mirroring.StateSent):
             self._mirrored[shard] = message.updates, [], []
             return
         _, updates, gathered = self._mirrored[shard]
@@ -266,7 +268,7 @@ class Witness:
             payload = self.sent_pushes[key][1]
             assert payload is None or torch.equal(self._lent[key], payload), f"push {message.clock} was overwritten"
             self.arrivals[to].append((key[0], message))
-        elif isinstance(message, mirroring.Whole | mirroring.Copied | mirroring.Told):
+        elif isinstance(message, mirroring.StateSent | mirroring.Copied | mirroring.Decided):
             self._copied(sender, message)
         elif isinstance(message, attendance.Return):
             who = self._name(sender, message.incarnation)
@@ -383,14 +385,14 @@ class Lead:
                 )
 
 
-NOTES: Mapping[type[Message], Callable[[Witness, str, str, Any], None]] = {
-    membership.Join: Witness._note_join,
-    membership.Welcome: Witness._note_welcome,
-    membership.Anew: Witness._note_anew,
-    initialising.Restored: Witness._note_restored,
-    dealing.Deal: Witness._note_deal,
-    pushing.Push: Witness._note_push,
-    initialising.Initialise: Witness._note_initialise,
-    pushing.Pushed: Witness._note_pushed,
+NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
+    membership.Join: Accounting._note_join,
+    membership.Welcome: Accounting._note_welcome,
+    membership.Anew: Accounting._note_anew,
+    initialising.Restored: Accounting._note_restored,
+    dealing.Deal: Accounting._note_deal,
+    pushing.Push: Accounting._note_push,
+    initialising.Initialise: Accounting._note_initialise,
+    pushing.Pushed: Accounting._note_pushed,
 }
 """What a message that is sent (by whom, to whom) adds to the accounts."""

@@ -1,4 +1,4 @@
-"""Bundles: each is done once, none is forgotten, whoever is slow or dies."""
+"""Work units: each is done once, none is forgotten, whoever is slow or dies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core.descent import Batches, Descent
-from distbelief.strategies.sandblaster.bundles import RESERVE, Bundles
+from distbelief.strategies.sandblaster.work_units import RESERVE, WorkUnits
 
 WHO = [f"replica {i}" for i in range(4)]
 
@@ -16,17 +16,17 @@ WHO = [f"replica {i}" for i in range(4)]
     count=st.integers(0, 30),
     members=st.lists(st.sampled_from(WHO), unique=True),
     copies=st.integers(0, 3),
-    course=st.lists(
+    happenings=st.lists(
         st.tuples(st.sampled_from(["deal", "done", "lost"]), st.sampled_from(WHO), st.integers(0, 5)), max_size=200
     ),
 )
 def test_whatever_happens_everything_is_done_once(
-    count: int, members: list[str], copies: int, course: list[tuple[str, str, int]]
+    count: int, members: list[str], copies: int, happenings: list[tuple[str, str, int]]
 ) -> None:
-    bundles, held, counted = Bundles(count, members, copies), {who: list[int]() for who in WHO}, list[int]()
+    work_units, held, counted = WorkUnits(count, members, copies), {who: list[int]() for who in WHO}, list[int]()
 
     def deal(who: str) -> bool:
-        number = bundles.deal(who)
+        number = work_units.deal(who)
         if number is not None:
             assert number not in counted, "one that is done is dealt"
             assert number not in held[who]
@@ -37,24 +37,24 @@ def test_whatever_happens_everything_is_done_once(
 
     def done(who: str, which: int) -> None:
         number = held[who].pop(which % len(held[who]))
-        first = bundles.done(number, who)
+        first = work_units.done(number, who)
         assert first == (number not in counted)
         if first:
             counted.append(number)
-            for other in bundles.withdraw(number):
+            for other in work_units.withdraw(number):
                 held[other].remove(number)
-                assert not bundles.done(number, other), "its copy was on its way, and counts again"
+                assert not work_units.done(number, other), "its copy was on its way, and counts again"
 
-    for what, who, which in course:
+    for what, who, which in happenings:
         if what == "deal":
             deal(who)
         elif what == "done" and held[who]:
             done(who, which)
         elif what == "lost":
-            bundles.lost(who)
+            work_units.lost(who)
             held[who].clear()
-        assert bundles.left == count - len(counted)
-    while bundles.left:  # whoever is still there does the rest
+        assert work_units.left == count - len(counted)
+    while work_units.left:  # whoever is still there does the rest
         dealt = deal(WHO[0])
         assert dealt or held[WHO[0]] or copies == 0
         if held[WHO[0]]:
@@ -66,20 +66,20 @@ def test_whatever_happens_everything_is_done_once(
 
 
 def test_all_that_is_dealt_to_one_more_is_dealt_to_who_has_nothing_and_the_oldest_first() -> None:
-    bundles = Bundles(4, WHO[:2], copies=1)
-    assert [bundles.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1])] == [
+    work_units = WorkUnits(4, WHO[:2], copies=1)
+    assert [work_units.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1])] == [
         0,
         2,
         1,
         None,
     ]  # the last one is whose turn comes first
-    assert bundles.done(2, WHO[1])
-    assert [bundles.deal(WHO[1]), bundles.deal(WHO[1])] == [3, None]
-    assert [bundles.deal(WHO[2]), bundles.deal(WHO[2])] == [0, None]  # in reserve it has only what nobody holds
-    assert bundles.again == 1
-    assert bundles.done(0, WHO[2])
-    assert bundles.withdraw(0) == [WHO[0]]
-    assert bundles.held(WHO[0]) == [1]
+    assert work_units.done(2, WHO[1])
+    assert [work_units.deal(WHO[1]), work_units.deal(WHO[1])] == [3, None]
+    assert [work_units.deal(WHO[2]), work_units.deal(WHO[2])] == [0, None]  # in reserve it has only what nobody holds
+    assert work_units.again == 1
+    assert work_units.done(0, WHO[2])
+    assert work_units.withdraw(0) == [WHO[0]]
+    assert work_units.held(WHO[0]) == [1]
 
 
 @pytest.mark.parametrize(("size", "overlap"), [(40, 0.25), (20, 0.4), (24, 0.3)])
@@ -87,7 +87,7 @@ def test_windows_share_what_they_say_and_go_over_all_samples(size: int, overlap:
     batches = Batches(Descent(batch=size, overlap=overlap, send_every=2), samples=83, portion_size=4)
 
     def portions(batch: int, part: int | None = None) -> list[tuple[int, int]]:
-        cut = [bundle for bundle in batches.bundles(batch) if part in (None, bundle.part)]
+        cut = [work_unit for work_unit in batches.work_units(batch) if part in (None, work_unit.part)]
         return [(b.portion.epoch, b.portion.first + i) for b in cut for i in range(b.portion.count)]
 
     seen = set()

@@ -1,4 +1,5 @@
-"""Rations: whatever group is dealt to, breaks up, and is formed anew, each minibatch is in exactly one round that is
+"""Round batches: whatever group is dealt to, breaks up, and is formed anew, each minibatch is in exactly one round that
+is
 done.
 """
 
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from distbelief.core.portions import Portion, Position
 from distbelief.errors import RemoteProtocolError
-from distbelief.strategies.allreduce.rations import Rations, Share, round_of
+from distbelief.strategies.allreduce.round_batches import RoundBatches, Share, round_of
 
 SAMPLES, BATCH, BATCHES, EPOCHS = 118, 3, 40, 2
 """The last minibatch has one sample."""
@@ -27,11 +28,11 @@ CUTS = [
 
 
 class Grouped(RuleBasedStateMachine):
-    """Rations, rounds and groups in any order, against a list of every minibatch."""
+    """Round batches, rounds and groups in any order, against a list of every minibatch."""
 
     @initialize(cut=st.sampled_from(CUTS), accumulate=st.integers(1, 3))
     def begin(self, cut: Position, accumulate: int) -> None:
-        self.rations, self.accumulate = Rations(SAMPLES, BATCH, EPOCHS, cut, accumulate), accumulate
+        self.round_batches, self.accumulate = RoundBatches(SAMPLES, BATCH, EPOCHS, cut, accumulate), accumulate
         self.group, self.members = 1, 1  # members of what is dealt next, and of what was dealt last
         self.done = Counter({(epoch, index) for epoch, index in ALL if (epoch, index) < (cut.epoch, cut.batch)})
         for portion in cut.undone:
@@ -41,7 +42,7 @@ class Grouped(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 9))
     def deal(self, rounds: int) -> None:
-        portion, self.members = self.rations.deal(self.group, rounds), self.group
+        portion, self.members = self.round_batches.deal(self.group, rounds), self.group
         free = ALL - self.done.keys() - {one for taken in self.rounds for one in taken}
         assert (portion is None) == (not free)
         if portion is not None:
@@ -63,7 +64,7 @@ class Grouped(RuleBasedStateMachine):
             for turn, (_, index) in enumerate(taken):
                 steps, samples = shares[turn % self.members]
                 shares[turn % self.members] = Share(steps + 1, samples + (1 if index == BATCHES - 1 else BATCH))
-        assert self.rations.settle(made) == shares
+        assert self.round_batches.settle(made) == shares
 
     @rule(more=st.integers(1, 3))
     def settle_too_much(self, more: int) -> None:
@@ -71,36 +72,39 @@ class Grouped(RuleBasedStateMachine):
             RemoteProtocolError,
             match=f"{len(self.rounds) + more} rounds are reported, and {len(self.rounds)} were dealt",
         ):
-            self.rations.settle(len(self.rounds) + more)
+            self.round_batches.settle(len(self.rounds) + more)
 
     @rule(members=st.integers(1, 5), again=st.booleans())
     def regroup(self, members: int, again: bool) -> None:
         """Before another group is dealt anything, what the last had not done is taken back."""
         held = [sum(len(taken[member :: self.members]) for taken in self.rounds) for member in range(self.members)]
-        assert self.rations.held() == held
-        assert self.rations.recall() == held
+        assert self.round_batches.held() == held
+        assert self.round_batches.recall() == held
         self.rounds.clear()
         self.group = members
-        if again:  # another sitting of the job
-            self.rations, self.members = Rations(SAMPLES, BATCH, EPOCHS, self.rations.position(), self.accumulate), 1
+        if again:  # another attempt of the job
+            self.round_batches, self.members = (
+                RoundBatches(SAMPLES, BATCH, EPOCHS, self.round_batches.position(), self.accumulate),
+                1,
+            )
 
-    @precondition(lambda self: hasattr(self, "rations"))
+    @precondition(lambda self: hasattr(self, "round_batches"))
     @invariant()
     def all_is_accounted_for(self) -> None:
         assert set(self.done.values()) <= {1}
-        assert self.rations.finished == (self.done.keys() == ALL)
-        assert self.rations.completed == sum(
+        assert self.round_batches.finished == (self.done.keys() == ALL)
+        assert self.round_batches.completed == sum(
             all((epoch, index) in self.done for index in range(BATCHES)) for epoch in range(EPOCHS)
         )
 
     def teardown(self) -> None:
         """However it began, dealing ends, with every minibatch done once."""
-        if hasattr(self, "rations"):
+        if hasattr(self, "round_batches"):
             self.regroup(2, again=False)
-            while (portion := self.rations.deal(2)) is not None:
+            while (portion := self.round_batches.deal(2)) is not None:
                 self.done.update((portion.epoch, portion.first + i) for i in range(portion.count))
-                self.rations.settle(-(-portion.count // (2 * self.accumulate)))
-            assert self.rations.finished
+                self.round_batches.settle(-(-portion.count // (2 * self.accumulate)))
+            assert self.round_batches.finished
             assert self.done == Counter(ALL)
 
 

@@ -1,4 +1,5 @@
-"""Rations: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken back
+"""Round batches: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken
+back
 where the group breaks up.
 """
 
@@ -11,7 +12,7 @@ from distbelief.core.portions import START, Epochs, Portion, Position
 from distbelief.errors import RemoteProtocolError
 
 ROUNDS_LIMIT = 16
-"""Most rounds in one ration; a group is dealt the next while it makes one."""
+"""Most rounds in one round batch; a group is dealt the next while it makes one."""
 
 
 class Share(NamedTuple):
@@ -22,7 +23,7 @@ class Share(NamedTuple):
 
 
 def round_of(portion: Portion, width: int, number: int) -> list[int]:
-    """The minibatches of round `number` of a ration, at most `width`; the members take them by turns.
+    """The minibatches of round `number` of a round batch, at most `width`; the members take them by turns.
 
     >>> round_of(Portion(0, 10, 5), 2, 0), round_of(Portion(0, 10, 5), 2, 2)
     ([10, 11], [14])
@@ -31,16 +32,16 @@ def round_of(portion: Portion, width: int, number: int) -> list[int]:
     return list(range(first, min(first + width, portion.first + portion.count)))
 
 
-class Rations(Epochs):
+class RoundBatches(Epochs):
     """Deals `epochs` epochs of `samples` samples in minibatches of `batch_size`.
 
     A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger
     minibatch; only the last of an epoch may be smaller.
 
-    >>> rations = Rations(samples=50, batch_size=10, epochs=1)
-    >>> rations.deal(2)
+    >>> round_batches = RoundBatches(samples=50, batch_size=10, epochs=1)
+    >>> round_batches.deal(2)
     Portion(epoch=0, first=0, count=5)
-    >>> rations.settle(1), rations.recall(), rations.deal(3)
+    >>> round_batches.settle(1), round_batches.recall(), round_batches.deal(3)
     ([Share(steps=1, samples=10), Share(steps=1, samples=10)], [2, 1], Portion(epoch=0, first=2, count=3))
     """
 
@@ -57,7 +58,7 @@ class Rations(Epochs):
         return min(self._batch_size, self._samples - index * self._batch_size)
 
     def deal(self, members: int, rounds: int = ROUNDS_LIMIT) -> Portion | None:
-        """The next ration of a group of so many, of at most so many rounds; None when all is dealt."""
+        """The next round batch of a group of so many, of at most so many rounds; None when all is dealt."""
         self._members = members
         most = self._width * rounds
         if self._again:
@@ -79,7 +80,7 @@ class Rations(Epochs):
 
     @property
     def out(self) -> int:
-        """Rations that are dealt and not done."""
+        """Round batches that are dealt and not done."""
         return len(self._out)
 
     @property

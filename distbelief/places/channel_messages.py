@@ -11,17 +11,17 @@ from distbelief.core.conversations import membership
 from distbelief.core.events import Event, Lost
 
 
-class Word(msgspec.Struct, frozen=True, tag=True):
+class ChannelMessage(msgspec.Struct, frozen=True, tag=True):
     """Anything that is said on a channel."""
 
 
-class Listening(Word, frozen=True, tag=True):
+class Listening(ChannelMessage, frozen=True, tag=True):
     """The coordinator listens at an address: it says so, and all others are told."""
 
     address: str
 
 
-class Noted(Word, frozen=True, tag=True):
+class Noted(ChannelMessage, frozen=True, tag=True):
     """A role recorded something at a moment of the machine's monotonic clock."""
 
     moment: float
@@ -29,7 +29,7 @@ class Noted(Word, frozen=True, tag=True):
     record: records.AnyRecord
 
 
-class Failed(Word, frozen=True, tag=True):
+class Failed(ChannelMessage, frozen=True, tag=True):
     """A role failed with an error of `distbelief.errors`, or another (`kind` "")."""
 
     kind: str
@@ -38,17 +38,17 @@ class Failed(Word, frozen=True, tag=True):
     """The traceback of what the user's code raised."""
 
 
-class Over(Word, frozen=True, tag=True):
+class Over(ChannelMessage, frozen=True, tag=True):
     """The process has played its role to the end: without this word it died, whatever its status."""
 
 
-class Interrupt(Word, frozen=True, tag=True):
+class Interrupt(ChannelMessage, frozen=True, tag=True):
     """End the job in peace: the person who runs it wants it to."""
 
     reason: str
 
 
-class Died(Word, frozen=True, tag=True):
+class Died(ChannelMessage, frozen=True, tag=True):
     """The process of a role has ended: this life of it."""
 
     role: str
@@ -64,15 +64,15 @@ class Died(Word, frozen=True, tag=True):
         return membership.Leave(for_good=True) if leaves else Lost(self.reason, self.incarnation)
 
 
-class Explain(Word, frozen=True, tag=True):
+class Explain(ChannelMessage, frozen=True, tag=True):
     """Note what the job waits for."""
 
 
-class Ask(Word, frozen=True, tag=True):
+class Ask(ChannelMessage, frozen=True, tag=True):
     """Say how you stand."""
 
 
-class Standing(Word, frozen=True, tag=True):
+class Standing(ChannelMessage, frozen=True, tag=True):
     """How a role stands: what it does, what it waits for and for how many seconds by now, and its counts.
 
     `facts` may hold "of": what this role knows of others, by role.
@@ -85,5 +85,5 @@ class Standing(Word, frozen=True, tag=True):
     facts: dict[str, Any]
 
 
-AnyWord = Listening | Noted | Failed | Over | Interrupt | Died | Explain | Ask | Standing
+AnyChannelMessage = Listening | Noted | Failed | Over | Interrupt | Died | Explain | Ask | Standing
 """Everything that is said."""
