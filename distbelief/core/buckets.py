@@ -44,8 +44,8 @@ def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
     """
     found: list[Bucket] = []
     before: Entry | None = None
-    for entry in reversed([e for e in layout.entries if e.tensor.kind == "parameter" and e.tensor.elements]):
-        stop, tensor = entry.start + entry.tensor.size, entry.tensor
+    for entry in reversed([e for e in layout.entries if e.tensor.kind == "parameter" and e.elements]):
+        stop, tensor = entry.stop, entry.tensor
         together = before is not None and (before.tensor.dtype, before.tensor.group) == (tensor.dtype, tensor.group)
         if together and found[-1].stop - entry.start <= megabytes * MEGABYTE:
             found[-1] = found[-1]._replace(start=entry.start)

@@ -85,7 +85,7 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
         edge = round(stop * part / count)
         entry = max((e for e in entries if e.start <= edge), key=lambda e: e.start)
         snapped = entry.start + round((edge - entry.start) / ALIGNMENT) * ALIGNMENT
-        edges.append(max(edges[-1], min(snapped, entry.start + entry.tensor.size)))
+        edges.append(max(edges[-1], min(snapped, entry.stop)))
     return tuple(Range(a, b) for a, b in pairwise([*edges, stop]))
 
 

@@ -27,7 +27,7 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
     """The trained tensors in a range, in order: the number of each in the layout, and its bytes there."""
     found = []
     for number, entry in enumerate(layout.entries):
-        start, stop = max(entry.start, part.start), min(entry.start + entry.tensor.size, part.stop)
+        start, stop = max(entry.start, part.start), min(entry.stop, part.stop)
         if entry.tensor.kind == "parameter" and start < stop:
             found.append((number, Range(start, stop)))
     return found
@@ -39,8 +39,9 @@ def cut_layers(plan: Plan) -> dict[int, set[int]]:
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
+    >>> from distbelief.sharding.mesh import Mesh
     >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
-    >>> cut_layers(Plan(Settings(), layout, cut(layout, 2), 8))
+    >>> cut_layers(Plan(Settings(), layout, cut(layout, Mesh(1), 2), 8))
     {1: {0, 1}}
     """
     holders: dict[int, set[int]] = {}
@@ -62,7 +63,8 @@ class Exchange:
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
-    >>> plan = Plan(Settings(consistency="synchronous", optimizer=Optimizer("lars")), layout, cut(layout, 2), 8)
+    >>> settings = Settings(consistency="synchronous", optimizer=Optimizer("lars"))
+    >>> plan = Plan(settings, layout, cut(layout, settings.mesh, 2), 8)
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))
     >>> ruler.say(0, ((0, 16.0, 3.0),)), ruler.take("shard 1", said.message), ruler.whole(0)

@@ -12,6 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from distbelief.errors import RemoteProtocolError
+from distbelief.sharding.mesh import Mesh
 
 _FORM = re.compile(r"([a-z]+)(?: (0|[1-9][0-9]{0,17}))?(?:\.(0|[1-9][0-9]{0,17}))?", re.ASCII)
 _KNOWN = 1 << 16
@@ -131,6 +132,16 @@ def replica(index: int) -> str:
     'replica 2'
     """
     return str(Role(Kind.REPLICA, index))
+
+
+def replicas(mesh: Mesh) -> tuple[str, ...]:
+    """The roles of a mesh: one for each replica, or for each partition of each where replicas are split.
+
+    >>> replicas(Mesh(2)), replicas(Mesh(1, 2))
+    (('replica 0', 'replica 1'), ('replica 0.0', 'replica 0.1'))
+    """
+    split = mesh.partitions > 1
+    return tuple(str(Role(Kind.REPLICA, index, partition if split else -1)) for index, partition in mesh.cells)
 
 
 def shard(index: int) -> str:

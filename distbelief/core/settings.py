@@ -13,9 +13,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout
-
-MOST = 1 << 16
-"""Most replicas and most shards of a job, be it simulated."""
+from distbelief.sharding.mesh import MOST, Mesh
 
 CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 
@@ -129,7 +127,7 @@ class Settings(msgspec.Struct, frozen=True):
     def _check_numbers(self) -> None:
         """Refuse numbers that are out of bounds for their option."""
         spelled = {"push_every": "accumulate"} if self.among_themselves else {}
-        at_least(self, 1, ("replicas", "shards", "push_every", "fetch_every", "keep_checkpoints", "n"), spelled)
+        at_least(self, 1, ("shards", "push_every", "fetch_every", "keep_checkpoints", "n"), spelled)
         frequencies = ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes")
         at_least(self, 0, ("warm_start_steps", *frequencies, "restarts"), spelled)
         at_least(
@@ -137,9 +135,9 @@ class Settings(msgspec.Struct, frozen=True):
         )
         fit(self, spelled)
         self.data.check({"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {})
-        for name in ("replicas", "shards"):
-            if (value := getattr(self, name)) > MOST:
-                raise UsageError(f"{option(name)} {value}: must be at most {MOST}")
+        if self.shards > MOST:
+            raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
+        self.mesh.check()
 
     def _check_together(self) -> None:
         """Refuse options that contradict each other, or are none of the few values that they may be."""
@@ -176,6 +174,11 @@ class Settings(msgspec.Struct, frozen=True):
                 f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an "
                 "update"
             )
+
+    @property
+    def mesh(self) -> Mesh:
+        """Who computes gradients: no replica is split yet."""
+        return Mesh(self.replicas)
 
     @property
     def global_batch(self) -> int:

@@ -28,7 +28,7 @@ from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically
 from distbelief.record.model_file import write_model
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format; another one is refused."""
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"

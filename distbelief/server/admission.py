@@ -13,7 +13,8 @@ from distbelief.sharding.layout import check_same
 
 
 def plan(settings: Settings, event: Join) -> Plan:
-    """The plan of a job, by what its first replica has.
+    """The plan of a job, by what its first replica has; which shard holds what follows from that, and is refused here
+    where it cannot be.
 
     Raises:
         UsageError: no data, or none that is dealt; LayoutError: it cannot be cut into as many shards.
@@ -31,7 +32,7 @@ def plan(settings: Settings, event: Join) -> Plan:
     return Plan(
         settings,
         event.layout,
-        cut(event.layout, 1 if settings.mapped else settings.shards),
+        cut(event.layout, settings.mesh, 1 if settings.mapped else settings.shards),
         event.samples - left_out,
         left_out,
     )

@@ -36,7 +36,7 @@ class Layers:
             for number, part in layers_in(layout, Range(section.start, section.stop)):
                 entry = layout.entries[number]
                 parts.append((part.size // ITEM_SIZES[section.dtype], len(entry.tensor.shape) > 1))
-                if part.size < entry.tensor.size:
+                if part.size < entry.size:
                     self._rows[number] = row
                 row += 1
             optimizer.cut(parameter, parts)

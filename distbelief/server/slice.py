@@ -117,7 +117,7 @@ class TorchSlice:
                 self._moving[piece.start - own.moving.start : piece.stop - own.moving.start].view(dtype),
                 piece.start - own.moving.start,
             )
-            for piece in plan.layout.pieces(own.moving)
+            for piece in plan.layout.sections_in(own.moving)
             for number, dtype in [(_number(plan.layout, piece), getattr(torch, piece.dtype))]
         ]
         self._trained = [piece for piece in self._pieces if piece.parameter is not None]

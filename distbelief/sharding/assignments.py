@@ -1,4 +1,4 @@
-"""Sharding: which range of the flat vector each server shard holds."""
+"""Which range of the flat vector each shard holds: a function of the layout, the mesh and the number of shards."""
 
 from __future__ import annotations
 
@@ -8,36 +8,60 @@ import msgspec
 
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import ALIGNMENT, Layout, Range
+from distbelief.sharding.mesh import Mesh
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """What one shard holds: a range that is pushed and fetched, and a range that was sent once."""
+    """What one shard holds, of one home: a range that is pushed and fetched, and a range that was sent once."""
 
     moving: Range
     frozen: Range
 
 
-def cut(layout: Layout, shards: int) -> tuple[Assignment, ...]:
-    """Contiguous ranges, balanced by bytes, cut at multiples of `ALIGNMENT`; a small model leaves some empty.
+def cut(layout: Layout, mesh: Mesh, shards: int) -> tuple[Assignment, ...]:
+    """Contiguous ranges, home after home, balanced by bytes and cut at multiples of `ALIGNMENT`; a small model leaves
+    some empty. A shard holds nothing of two homes, so that a partition pushes to its own shards only.
 
     Raises:
-        UsageError: fewer than one shard, or more shards than parameters.
+        UsageError: the layout has another number of homes than the mesh has partitions; there is no shard, or not one
+            for each home, or there are more than parameters.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
-    >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), 2)]
+    >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), Mesh(replicas=3), 2)]
     [Range(start=0, stop=2048), Range(start=2048, stop=4000)]
     """
+    if len(layout.homes) != mesh.partitions:
+        raise UsageError(
+            f"--partitions {mesh.partitions}: the model is laid out for {len(layout.homes)}; split it over as many"
+        )
     if shards < 1:
         raise UsageError(f"--shards {shards}: at least one shard must hold the parameters")
+    if shards < mesh.partitions:
+        raise UsageError(
+            f"--shards {shards} of a model in {mesh.partitions} partitions: each has shards of its own; use at least "
+            f"{mesh.partitions}"
+        )
     if shards > layout.parameters:
         raise UsageError(
             f"--shards {shards} is more than the model's {layout.parameters} parameters; use at most that many"
         )
-    moving, frozen = _cut(0, layout.moving, shards), _cut(layout.moving, layout.total, shards)
-    return tuple(Assignment(m, f) for m, f in zip(moving, frozen, strict=True))
+    return tuple(
+        Assignment(moving, frozen)
+        for home, count in zip(layout.homes, _shares([one.moving.size for one in layout.homes], shards), strict=True)
+        for moving, frozen in zip(_cut(home.moving, count), _cut(home.frozen, count), strict=True)
+    )
 
 
-def _cut(start: int, stop: int, parts: int) -> list[Range]:
-    inner = (round((start + (stop - start) * part / parts) / ALIGNMENT) * ALIGNMENT for part in range(1, parts))
-    edges = [start, *(min(max(edge, start), stop) for edge in inner), stop]
+def _shares(sizes: list[int], shards: int) -> list[int]:
+    """How many shards each home has: one, and each further one goes where shards hold most."""
+    counts = [1] * len(sizes)
+    for _ in range(shards - len(sizes)):
+        most = max(range(len(sizes)), key=lambda home: sizes[home] / counts[home])
+        counts[most] += 1
+    return counts
+
+
+def _cut(whole: Range, parts: int) -> list[Range]:
+    inner = (round((whole.start + whole.size * part / parts) / ALIGNMENT) * ALIGNMENT for part in range(1, parts))
+    edges = [whole.start, *(min(max(edge, whole.start), whole.stop) for edge in inner), whole.stop]
     return [Range(a, b) for a, b in itertools.pairwise(edges)]

@@ -1,14 +1,16 @@
 """The layout: where each parameter and buffer of a module lies in the flat vector.
 
-The flat vector is one run of bytes: the trained parameters ordered by (dtype, parameter group), then the buffers by
-dtype (both *move*:
-they are pushed and fetched), then the frozen parameters (sent once). A *section* is a run of one kind, dtype and group,
-and starts at a multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a
-multiple of 16 elements of any dtype.
+The flat vector is one run of bytes, home after home: a *home* is a partition of the model, and there is one where the
+model is not split. Each home has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype
+(both *move*: they are pushed and fetched), then its frozen parameters (sent once). What lies there are *pieces* of
+tensors; with one home a piece is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts
+at a multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a multiple of
+16 elements of any dtype.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -55,10 +57,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     @property
     def elements(self) -> int:
         """Number of elements; 1 for a scalar."""
-        count = 1
-        for side in self.shape:
-            count *= side
-        return count
+        return math.prod(self.shape)
 
     @property
     def size(self) -> int:
@@ -66,21 +65,83 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         return self.elements * ITEM_SIZES[self.dtype]
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a tensor and its home: indices `start` up to, not including, `stop` of one dimension."""
+
+    dimension: int
+    start: int
+    stop: int
+    home: int
+
+
+def whole(tensor: Tensor, home: int = 0) -> Piece:
+    """The piece that is all of a tensor; a scalar has one index in dimension 0.
+
+    >>> whole(Tensor("weight", (3, 4), "float32"))
+    Piece(dimension=0, start=0, stop=3, home=0)
+    """
+    return Piece(0, 0, tensor.shape[0] if tensor.shape else 1, home)
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor and the byte of the flat vector at which it starts."""
+    """A piece of a tensor and the byte of the flat vector at which it starts.
+
+    >>> entry = Entry(Tensor("weight", (3, 4), "float32"), Piece(dimension=1, start=0, stop=2, home=0), 128)
+    >>> entry.shape, entry.size, entry.stop
+    ((3, 2), 24, 152)
+    """
 
     tensor: Tensor
+    piece: Piece
     start: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the piece."""
+        shape, at = self.tensor.shape, self.piece.dimension
+        return (*shape[:at], self.piece.stop - self.piece.start, *shape[at + 1 :]) if shape else ()
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the piece."""
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Length of the piece in bytes."""
+        return self.elements * ITEM_SIZES[self.tensor.dtype]
+
+    @property
+    def stop(self) -> int:
+        """The byte after its last."""
+        return self.start + self.size
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """A run of the flat vector of one kind, dtype and parameter group."""
+    """A run of the flat vector of one home, kind, dtype and parameter group."""
 
     kind: Kind
     dtype: str
     group: int
     start: int
     stop: int
+    home: int = 0
+
+
+class HomeRanges(msgspec.Struct, frozen=True, array_like=True):
+    """What one home has of the flat vector: a vector of a partition is as long as these."""
+
+    trained: Range
+    """Its trained parameters."""
+    moving: Range
+    """What is pushed and fetched: the trained parameters, and the buffers behind them."""
+    frozen: Range
+    """What is sent once."""
+
+    @property
+    def all(self) -> Range:
+        """Everything that it has."""
+        return Range(self.moving.start, self.frozen.stop)
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
@@ -94,20 +155,39 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     """
     aliases: dict[str, str]
     """Other names of tied tensors, to the name under which they are laid out."""
-    moving: int
-    """Bytes that are pushed and fetched: [0, moving)."""
-    total: int
-    """Bytes of the whole vector: the frozen parameters lie in [moving, total)."""
+    homes: tuple[HomeRanges, ...]
+    """What each home has, by its number."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole vector."""
+        return self.homes[-1].frozen.stop
+
+    @property
+    def only(self) -> HomeRanges:
+        """What the one home has of a model that is not split.
+
+        Raises:
+            UsageError: the model is split.
+        """
+        if len(self.homes) != 1:
+            raise UsageError(f"the model is split over {len(self.homes)} homes; this needs a model that is not split")
+        return self.homes[0]
+
+    @property
+    def moving(self) -> int:
+        """Bytes that are pushed and fetched of a model that is not split: [0, moving)."""
+        return self.only.moving.stop
+
+    @property
+    def trained(self) -> Range:
+        """The bytes of the trained parameters, without buffers, of a model that is not split."""
+        return self.only.trained
 
     @property
     def parameters(self) -> int:
         """Number of trained elements."""
-        return sum(e.tensor.elements for e in self.entries if e.tensor.kind == "parameter")
-
-    @property
-    def trained(self) -> Range:
-        """The bytes of the trained parameters, without buffers."""
-        return Range(0, max((s.stop for s in self.sections if s.kind == "parameter"), default=0))
+        return sum(e.elements for e in self.entries if e.tensor.kind == "parameter")
 
     def is_sparse(self, entry: Entry) -> bool:
         """Whether a parameter's gradients may be some of its rows."""
@@ -117,7 +197,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         """What a parameter group sets for the optimizer."""
         return {option: value for option, value in self.groups[group].items() if option != "rows"}
 
-    def pieces(self, within: Range) -> tuple[Section, ...]:
+    def sections_in(self, within: Range) -> tuple[Section, ...]:
         """The parts of sections that lie in a range, in order."""
         return tuple(
             msgspec.structs.replace(s, start=max(s.start, within.start), stop=min(s.stop, within.stop))
@@ -127,16 +207,29 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 def lay_out(
-    tensors: Sequence[Tensor], groups: Sequence[Mapping[str, float]] = ({},), aliases: Mapping[str, str] | None = None
+    tensors: Sequence[Tensor],
+    groups: Sequence[Mapping[str, float]] = ({},),
+    aliases: Mapping[str, str] | None = None,
+    split: Mapping[str, Sequence[Piece]] | None = None,
 ) -> Layout:
     """The layout of a module's tensors.
 
+    Args:
+        tensors: all of them, each once.
+        groups: what each parameter group sets for itself.
+        aliases: other names of tied tensors.
+        split: by name, the pieces of each tensor that is not whole at home 0; together they are the tensor.
+
     Raises:
-        UsageError: no trained parameter, or a dtype that cannot be trained or held.
+        UsageError: no trained parameter, at all or at a home; a dtype that cannot be trained or held; pieces that are
+            not the whole of their tensor.
 
     >>> layout = lay_out([Tensor("weight", (3, 4), "float32"), Tensor("count", (), "int64", "buffer")])
     >>> [(e.tensor.name, e.start) for e in layout.entries], layout.moving
     ([('weight', 0), ('count', 128)], 136)
+    >>> halves = {"weight": [Piece(0, 0, 1, home=0), Piece(0, 1, 3, home=1)]}
+    >>> [(e.start, e.stop) for e in lay_out([Tensor("weight", (3, 4), "float32")], split=halves).entries]
+    [(0, 16), (128, 160)]
     """
     for t in tensors:
         held = TRAINABLE if t.kind == "parameter" else tuple(ITEM_SIZES)
@@ -147,22 +240,58 @@ def lay_out(
             )
     if not any(t.kind == "parameter" and t.elements for t in tensors):
         raise UsageError("the model has no parameter with requires_grad=True: there is nothing to train")
+    placed = [
+        Entry(t, piece, 0)
+        for t in tensors
+        for piece in (_checked(t, split[t.name]) if split and t.name in split else (whole(t),))
+    ]
     entries: list[Entry] = []
     sections: list[Section] = []
-    position = moving = 0
-    for t in sorted(tensors, key=lambda t: (_ORDER[t.kind], t.dtype, t.group)):
-        key = (t.kind, t.dtype, t.group)
-        if not sections or (sections[-1].kind, sections[-1].dtype, sections[-1].group) != key:
-            position = -(-position // ALIGNMENT) * ALIGNMENT
-            sections.append(Section(*key, position, position))
-        entries.append(Entry(t, position))
-        position += t.size
-        sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
-        if t.kind != "frozen":
-            moving = position
-    return Layout(
-        tuple(entries), tuple(sections), tuple(dict(g) for g in groups), dict(aliases or {}), moving, position
-    )
+    homes: list[HomeRanges] = []
+    position = 0
+    for home in range(1 + max(entry.piece.home for entry in placed)):
+        here = [entry for entry in placed if entry.piece.home == home]
+        if not any(entry.tensor.kind == "parameter" and entry.elements for entry in here):
+            raise UsageError(f"home {home} has no trained parameter: split the model over fewer homes, or otherwise")
+        start = trained = moving = position = _aligned(position)
+        for one in sorted(here, key=lambda e: (_ORDER[e.tensor.kind], e.tensor.dtype, e.tensor.group)):
+            t = one.tensor
+            key, last = (t.kind, t.dtype, t.group), sections[-1] if sections else None
+            if last is None or (last.kind, last.dtype, last.group, last.home) != (*key, home):
+                position = _aligned(position)
+                sections.append(Section(*key, position, position, home))
+            entries.append(Entry(t, one.piece, position))
+            position += one.size
+            sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
+            trained = position if t.kind == "parameter" else trained
+            moving = position if t.kind != "frozen" else moving
+        homes.append(HomeRanges(Range(start, trained), Range(start, moving), Range(moving, position)))
+    return Layout(tuple(entries), tuple(sections), tuple(dict(g) for g in groups), dict(aliases or {}), tuple(homes))
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The pieces of a tensor, which follow each other along one dimension from its first index to its last; none is
+    empty, but where the tensor is.
+    """
+    sides, edge = tensor.shape or (1,), 0
+    for piece in pieces:
+        along = pieces[0].dimension
+        fits = piece.dimension == along and 0 <= along < len(sides) and piece.home >= 0
+        if not fits or piece.start != edge or (piece.stop <= edge and sides[along]):
+            raise UsageError(
+                f"{tensor.kind} {tensor.name!r} {list(tensor.shape)} is not whole in its pieces: {piece} does not "
+                f"go on from index {edge} of one dimension"
+            )
+        edge = piece.stop
+    if not pieces or edge != sides[pieces[0].dimension]:
+        raise UsageError(
+            f"{tensor.kind} {tensor.name!r} {list(tensor.shape)} is not whole in its pieces, which end at index {edge}"
+        )
+    return pieces
 
 
 def check_same(server: Layout, joining: Layout, who: str) -> None:
@@ -176,6 +305,9 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
     theirs = {e.tensor.name: e.tensor for e in joining.entries}
     ours = {e.tensor.name: e.tensor for e in server.entries}
     difference = "its parameter groups, their options or the order of its parameters differ from the server's"
+    split = [{(e.tensor.name, e.piece) for e in one.entries} for one in (server, joining)]
+    if split[0] != split[1]:
+        difference = "its parameters are split otherwise than the server's"
     for name, tensor in ours.items():
         other = theirs.get(name)
         if other is None:

@@ -13,6 +13,7 @@ from distbelief.core import roles
 from distbelief.core.settings import DECLARED, Settings
 from distbelief.core.values import Checked
 from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.sharding.mesh import Mesh
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -188,11 +189,6 @@ def check_local_links(cluster: Virtual) -> None:
         )
 
 
-def replicas(count: int) -> tuple[str, ...]:
-    """The roles of so many replicas."""
-    return tuple(map(roles.replica, range(count)))
-
-
 def servers(shards: int, standby: int) -> tuple[str, ...]:
     """The roles of so many shards, each with a standby or without."""
     return (*map(roles.shard, range(shards)), *map(roles.standby, range(shards if standby else 0)))
@@ -207,7 +203,7 @@ class Replicated(Strategy):
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""
-        return replicas(self.replicas)
+        return roles.replicas(Mesh(self.replicas))
 
 
 @dataclass(frozen=True)

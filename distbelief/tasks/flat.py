@@ -337,5 +337,4 @@ class FlatModule:
 
 
 def _view(vector: torch.Tensor, entry: Entry) -> torch.Tensor:
-    tensor = entry.tensor
-    return vector[entry.start : entry.start + tensor.size].view(getattr(torch, tensor.dtype)).view(tensor.shape)
+    return vector[entry.start : entry.stop].view(getattr(torch, entry.tensor.dtype)).view(entry.shape)

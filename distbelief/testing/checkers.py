@@ -272,7 +272,7 @@ class _Twin:
         self.values = values.clone()
         self.pieces: list[_Piece] = []
         groups = []
-        for section in plan.layout.pieces(own):
+        for section in plan.layout.sections_in(own):
             where, dtype = slice(section.start - own.start, section.stop - own.start), getattr(torch, section.dtype)
             parameter = None
             if section.kind == "parameter":

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from distbelief.errors import LayoutError, UsageError
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, TRAINABLE, Layout, Range, Tensor, check_same, lay_out
+from distbelief.sharding.layout import (
+    ALIGNMENT,
+    ITEM_SIZES,
+    TRAINABLE,
+    HomeRanges,
+    Layout,
+    Range,
+    Tensor,
+    check_same,
+    lay_out,
+)
+from distbelief.sharding.mesh import Mesh
 
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 kinds = st.sampled_from(["parameter", "buffer", "frozen"])
@@ -70,7 +81,7 @@ def test_every_byte_belongs_to_one_shard_and_every_cut_is_at_sixteen_elements(
 ) -> None:
     layout = lay_out(made, groups=({}, {}, {}))
     shards = data.draw(st.integers(1, min(layout.parameters, 40)))
-    assignments = cut(layout, shards)
+    assignments = cut(layout, Mesh(1), shards)
     assert len(assignments) == shards
     for ranges, start, stop in (
         ([a.moving for a in assignments], 0, layout.moving),
@@ -85,7 +96,7 @@ def test_every_byte_belongs_to_one_shard_and_every_cut_is_at_sixteen_elements(
         for section in layout.sections:
             if section.start < edge < section.stop:
                 assert (edge - section.start) % (16 * ITEM_SIZES[section.dtype]) == 0
-    pieces = [piece for a in assignments for piece in layout.pieces(a.moving)]
+    pieces = [piece for a in assignments for piece in layout.sections_in(a.moving)]
     covered = sorted((p.start, p.stop) for p in pieces if p.stop > p.start)
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(covered))
     assert sum(stop - start for start, stop in covered) == sum(
@@ -97,11 +108,11 @@ def test_pieces_are_what_lies_within() -> None:
     layout = lay_out(
         [Tensor("a", (64,), "float32"), Tensor("b", (64,), "float64"), Tensor("c", (8,), "float32", "frozen")]
     )
-    assert [(p.dtype, p.start, p.stop) for p in layout.pieces(Range(128, 384))] == [
+    assert [(p.dtype, p.start, p.stop) for p in layout.sections_in(Range(128, 384))] == [
         ("float32", 128, 256),
         ("float64", 256, 384),
     ]
-    assert layout.pieces(Range(256, 256)) == ()
+    assert layout.sections_in(Range(256, 256)) == ()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,7 @@ def test_what_cannot_be_trained_is_refused(made: list[Tensor], says: str) -> Non
 )
 def test_a_number_of_shards_that_cannot_be_is_refused(shards: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        cut(lay_out([Tensor("w", (10,), "float32"), Tensor("b", (99,), "float32", "buffer")]), shards)
+        cut(lay_out([Tensor("w", (10,), "float32"), Tensor("b", (99,), "float32", "buffer")]), Mesh(1), shards)
 
 
 MODEL = [Tensor("w", (3, 4), "float32"), Tensor("b", (4,), "float32"), Tensor("mean", (4,), "float32", "buffer")]
@@ -170,4 +181,5 @@ def test_the_same_model_is_welcome(made: list[Tensor]) -> None:
 
 
 def test_a_layout_without_trained_parameters_trains_nothing() -> None:
-    assert Layout((), (), (), {}, 0, 0).trained == Range(0, 0)
+    nothing = Range(0, 0)
+    assert Layout((), (), (), {}, (HomeRanges(nothing, nothing, nothing),)).trained == nothing

@@ -23,7 +23,8 @@ LAYOUT = lay_out(
 
 
 def plan(optimizer: str = "lars", shards: int = 3) -> Plan:
-    return Plan(Settings(consistency="synchronous", optimizer=Optimizer(optimizer)), LAYOUT, cut(LAYOUT, shards), 8)
+    settings = Settings(consistency="synchronous", optimizer=Optimizer(optimizer))
+    return Plan(settings, LAYOUT, cut(LAYOUT, settings.mesh, shards), 8)
 
 
 def exchanges(optimizer: str = "lars") -> list[Exchange]:

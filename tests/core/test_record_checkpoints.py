@@ -23,6 +23,7 @@ from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.restore import load_part, load_weights
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
 
 POSITION = Position(1, 3, (Portion(0, 2, 1),))
 TENSORS = (
@@ -46,7 +47,7 @@ OPTIMIZERS = {
 def plan_of(shards, tensors=TENSORS, optimizer="sgd", keep=2, aliases=None):
     layout = lay_out(tensors, ({}, {"lr": 0.1}), aliases)
     own = Settings(shards=shards, optimizer=Optimizer(optimizer), keep_checkpoints=keep)
-    return Plan(own, layout, cut(layout, shards), 100)
+    return Plan(own, layout, cut(layout, Mesh(1), shards), 100)
 
 
 def whole(plan, optimizer, seed=0):

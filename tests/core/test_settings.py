@@ -16,6 +16,7 @@ from distbelief.core.settings import Data, Plan, Settings, from_options, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
 
 NAN, INF = float("nan"), float("inf")
 LAYOUT = lay_out([Tensor("w", (3,), "float32")])
@@ -106,7 +107,7 @@ def test_an_optimizer_has_its_usual_learning_rate_unless_told() -> None:
 
 def test_a_plan_counts_the_samples_of_all_epochs() -> None:
     layout = lay_out([Tensor("w", (3,), "float32")])
-    assert Plan(Settings(Data(epochs=4)), layout, cut(layout, 1), samples=25).total_samples == 100
+    assert Plan(Settings(Data(epochs=4)), layout, cut(layout, Mesh(1), 1), samples=25).total_samples == 100
 
 
 @given(st.sampled_from(sorted(learning_rate.SCHEDULES)), st.integers(1, 10**9), st.integers(1, 100))
@@ -157,7 +158,7 @@ def test_the_learning_rate_is_what_its_options_say(options: dict[str, Any], valu
 def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one() -> None:
     rounds = {"consistency": "synchronous", "replicas": 4, "batch_size": 8, "push_every": 2, "epochs": 10}
     settings = from_options({**rounds, "lr_scaling": "linear", "base_batch": 16, "warmup_epochs": 5.0})
-    plan = Plan(settings, LAYOUT, cut(LAYOUT, 1), samples=64)
+    plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=64)
     factors = [plan.factor(update * 64) for update in range(8)]
     assert factors == pytest.approx([1, 1.6, 2.2, 2.8, 3.4, 4, 4, 4])
 
@@ -178,7 +179,7 @@ def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_
 def test_a_rate_that_is_not_scaled_is_warmed_up_as_torchs_linear_lr_does(options: dict[str, Any], batch: int) -> None:
     """From one step above none, with the first update, by the same amount with every update, however large that is."""
     settings = from_options({"batch_size": 8, "epochs": 4, "warmup_epochs": 2.0, **options})
-    plan, updates = Plan(settings, LAYOUT, cut(LAYOUT, 1), samples=10 * batch), 20
+    plan, updates = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=10 * batch), 20
     stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule, theirs = torch.optim.lr_scheduler.LinearLR(stepped, start_factor=1 / updates, total_iters=updates - 1), []
     for _ in range(updates + 5):

@@ -20,7 +20,7 @@ from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.sharding.assignments import Assignment
-from distbelief.sharding.layout import Entry, Layout, Range, Section, Tensor
+from distbelief.sharding.layout import Entry, HomeRanges, Layout, Piece, Range, Section, Tensor
 
 # msgpack has 64 bits
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -52,12 +52,11 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
 tensors = built(Tensor, shape=st.lists(integers, max_size=3).map(tuple), kind=kinds)
 layouts = st.builds(
     Layout,
-    entries=st.lists(st.builds(Entry, tensors, integers), max_size=2).map(tuple),
+    entries=st.lists(st.builds(Entry, tensors, built(Piece), integers), max_size=2).map(tuple),
     sections=st.lists(built(Section, kind=kinds), max_size=2).map(tuple),
     groups=st.lists(st.dictionaries(texts, floats, max_size=2), max_size=2).map(tuple),
     aliases=st.dictionaries(texts, texts, max_size=2),
-    moving=integers,
-    total=integers,
+    homes=st.lists(built(HomeRanges), max_size=2).map(tuple),
 )
 values = st.one_of(floats, st.booleans(), st.lists(floats, max_size=2).map(tuple))
 optimizers = built(Optimizer, options=st.dictionaries(texts, values, max_size=2))

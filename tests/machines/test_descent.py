@@ -26,6 +26,7 @@ from distbelief.core.settings import Data, Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
@@ -38,7 +39,7 @@ MOVING = LAYOUT.moving
 PLAN = Plan(
     Settings(Data(batch_size=5), consistency="sandblaster", shards=1, descent=Descent()),
     LAYOUT,
-    cut(LAYOUT, 1),
+    cut(LAYOUT, Mesh(1), 1),
     samples=100,
 )
 
@@ -47,7 +48,7 @@ def numbers(seed: int) -> torch.Tensor:
     """Bytes that are finite numbers in every dtype of the layout."""
     values = torch.zeros(MOVING, dtype=torch.uint8)
     chance = torch.Generator().manual_seed(seed)
-    for section in LAYOUT.pieces(Range(0, MOVING)):
+    for section in LAYOUT.sections_in(Range(0, MOVING)):
         view = values[section.start : section.stop].view(getattr(torch, section.dtype))
         view.copy_(torch.randn(view.shape, generator=chance))
     return values
@@ -56,7 +57,7 @@ def numbers(seed: int) -> torch.Tensor:
 def trained(values: torch.Tensor) -> torch.Tensor:
     """The trained elements of bytes of the layout, in float64."""
     return torch.cat([
-        values[s.start : s.stop].view(getattr(torch, s.dtype)).double() for s in LAYOUT.pieces(Range(0,
+        values[s.start : s.stop].view(getattr(torch, s.dtype)).double() for s in LAYOUT.sections_in(Range(0,
             MOVING)) if s.kind == "parameter"
     ])  # fmt: skip
 
@@ -113,7 +114,7 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
 
 def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
-    plan = Plan(Settings(descent=Descent()), layout, cut(layout, 1), samples=100)
+    plan = Plan(Settings(descent=Descent()), layout, cut(layout, Mesh(1), 1), samples=100)
     one = DescentShard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(

@@ -22,6 +22,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
 
 LAYOUT = lay_out([
     Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
@@ -31,14 +32,14 @@ MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
 
 
 def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
-    return Plan(from_options(settings), layout, cut(layout, shards), samples=100)
+    return Plan(from_options(settings), layout, cut(layout, Mesh(1), shards), samples=100)
 
 
 def numbers(size: int, seed: int) -> torch.Tensor:
     """Bytes that are finite numbers in every dtype of the layout."""
     values = torch.zeros(size, dtype=torch.uint8)
     chance = torch.Generator().manual_seed(seed)
-    for section in LAYOUT.pieces(Range(0, size)):
+    for section in LAYOUT.sections_in(Range(0, size)):
         view = values[section.start : section.stop].view(getattr(torch, section.dtype))
         view.copy_(torch.randn(view.shape, generator=chance))
     return values
@@ -70,7 +71,7 @@ def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name:
     for clock in (1, 2, 3):
         payloads = [numbers(MOVING, 10 * clock + replica) for replica in (0, 1)]
         mean = torch.zeros(MOVING, dtype=torch.uint8)
-        for section in LAYOUT.pieces(Range(0, MOVING)):
+        for section in LAYOUT.sections_in(Range(0, MOVING)):
             a, b, both = (
                 values[section.start : section.stop].view(getattr(torch, section.dtype)) for values in (*payloads, mean)
             )
@@ -84,7 +85,7 @@ def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name:
             )
         twin.handle("replica 0", push(clock, version=clock - 1), mean)
     assert one.version == twin.version == Version(0, 3)
-    for section in LAYOUT.pieces(Range(0, MOVING)):
+    for section in LAYOUT.sections_in(Range(0, MOVING)):
         where, dtype = slice(section.start, section.stop), getattr(torch, section.dtype)
         torch.testing.assert_close(one.held.moving()[where].view(dtype), twin.held.moving()[where].view(dtype))  # type: ignore[index]
 

@@ -16,12 +16,16 @@ from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
 
 LAYOUT = lay_out(
     [Tensor("weight", (16, 4), "float32"), Tensor("bias", (16,), "float32"), Tensor("mean", (16,), "float32", "buffer")]
 )
 PLAN = Plan(
-    Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})), LAYOUT, cut(LAYOUT, 2), 100
+    Settings(replicas=2, shards=2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8})),
+    LAYOUT,
+    cut(LAYOUT, Mesh(1), 2),
+    100,
 )
 EXTREMES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 127, 255, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,

@@ -22,6 +22,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.restore import load_part
 from distbelief.sharding.assignments import cut
+from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task
@@ -115,7 +116,7 @@ def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
     latest = Checkpoints(folder).latest()
     assert latest is not None
     manifest = read_manifest(latest)
-    whole = msgspec.structs.replace(manifest.plan, assignments=cut(manifest.plan.layout, 1))
+    whole = msgspec.structs.replace(manifest.plan, assignments=cut(manifest.plan.layout, Mesh(1), 1))
     return latest, manifest, load_part(latest, whole, 0)[0]
 
 

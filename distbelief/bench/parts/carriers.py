@@ -44,7 +44,8 @@ REPLICA = roles.replica(0)
 def plan_of(size: int, shards: int) -> Plan:
     """The plan of shards that hold `size` bytes of float32 and step them by plain SGD."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
-    return Plan(Settings(replicas=1, shards=shards, optimizer=Optimizer("sgd", RATE)), layout, cut(layout, shards), 1)
+    settings = Settings(replicas=1, shards=shards, optimizer=Optimizer("sgd", RATE))
+    return Plan(settings, layout, cut(layout, settings.mesh, shards), 1)
 
 
 def mapped(descriptor: int, size: int) -> torch.Tensor:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from distbelief.core import roles
-from distbelief.core.settings import MOST
 from distbelief.errors import JobFailed, UsageError
+from distbelief.sharding.mesh import MOST
 from distbelief.transport.secure import Identity, TlsSocket, context
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name
 from distbelief.strategies.allreduce.worker import Scripted
-from distbelief.strategies.base import replicas, servers
+from distbelief.strategies.base import servers
 from distbelief.strategies.players import Players
 from distbelief.strategies.process import Compute, Context, Player
 from distbelief.strategies.served import ServedWorker, common_memory
@@ -102,7 +102,7 @@ def _traced(error: BaseException, script: str = "") -> str:
 
 def _watched(settings: Settings) -> set[str]:
     """The roles that whoever starts the job starts, and whose deaths he tells of; guests are beside them."""
-    return {*replicas(settings.replicas), *servers(settings.shards, standby=1), roles.EVALUATOR}
+    return {*roles.replicas(settings.mesh), *servers(settings.shards, standby=1), roles.EVALUATOR}
 
 
 class Shown(Protocol):

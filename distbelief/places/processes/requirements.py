@@ -133,7 +133,7 @@ def check_cut(task: Task, settings: Settings) -> None:
     from distbelief.tasks.worker import build_model
 
     with torch.random.fork_rng(devices=[]):
-        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.shards)
+        cut(layout_of(build_model(task, settings.seed, "cpu")), settings.mesh, settings.shards)
 
 
 def allow_files(settings: Settings) -> None:

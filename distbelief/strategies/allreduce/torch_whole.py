@@ -85,7 +85,7 @@ class TorchWhole:
     def bind(self, plan: Plan) -> None:
         """Have the model live in the flat vector from here on."""
         layout, device = plan.layout, self.flat.device
-        plan = msgspec.structs.replace(plan, assignments=cut(layout, 1))
+        plan = msgspec.structs.replace(plan, assignments=cut(layout, plan.settings.mesh, 1))
         vector = torch.zeros(layout.total, dtype=torch.uint8, device=device)
         self.flat.write(vector)
         self._clip = plan.settings.clip_norm
@@ -97,10 +97,7 @@ class TorchWhole:
         self.slice = _Stepped(plan, vector)
         self.slice.fill(vector[: layout.moving], frozen=False)
         self._trained = [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
-        self._views = [
-            _typed(self._slot, e.start, e.start + e.tensor.size, e.tensor.dtype).view(e.tensor.shape)
-            for e in self._trained
-        ]
+        self._views = [_typed(self._slot, e.start, e.stop, e.tensor.dtype).view(e.shape) for e in self._trained]
         self._parameters = [dict(self.flat.module.named_parameters())[e.tensor.name] for e in self._trained]
         self._bucket = [
             next((i for i, b in enumerate(found) if b.start <= e.start < b.stop), -1) for e in self._trained

@@ -90,9 +90,7 @@ class MappedModel:
         self._buffers = [
             (
                 named[e.tensor.name],
-                self._vector[e.start : e.start + e.tensor.size]
-                .view(getattr(torch, e.tensor.dtype))
-                .view(e.tensor.shape),
+                self._vector[e.start : e.stop].view(getattr(torch, e.tensor.dtype)).view(e.shape),
             )
             for e in layout.entries
             if e.tensor.kind == "buffer" and named
@@ -106,7 +104,7 @@ class MappedModel:
     def _pieces(self, part: Range) -> Iterator[_Piece]:
         """The parts of dense parameters that lie in a range."""
         for entry, source in self._entries(sparse=False):
-            item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.start + entry.tensor.size)
+            item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.stop)
             start, stop = max(part.start, whole.start), min(part.stop, whole.stop)
             if (start, stop) == (whole.start, whole.stop):
                 yield _Piece(source, source, None, start, entry.tensor.group)
@@ -197,7 +195,7 @@ class MappedModel:
                 f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an "
                 "embedding only"
             )
-        size = entry.tensor.size // entry.tensor.shape[0] * gradient._nnz()
+        size = entry.size // entry.shape[0] * gradient._nnz()
         if self._locks != "shard":
             return (), size
         return touched(gradient._indices()[0], entry, self._stops), size
@@ -256,13 +254,13 @@ def touched(rows: torch.Tensor, entry: Entry, stops: torch.Tensor) -> tuple[int,
         entry: the parameter.
         stops: int64, 1-D: the byte of the vector at which each range ends.
 
-    >>> from distbelief.sharding.layout import Tensor
-    >>> entry = Entry(Tensor("rows", (10, 24), "float32"), 0)  # rows of 96 bytes
+    >>> from distbelief.sharding.layout import Tensor, lay_out
+    >>> [entry] = lay_out([Tensor("rows", (10, 24), "float32")]).entries  # rows of 96 bytes
     >>> [touched(torch.tensor(rows, dtype=torch.int64), entry, torch.tensor([512, 960])) for rows in ([0, 3], [5], [9],
     ...     [9, 0], [])]
     [(0,), (0, 1), (1,), (0, 1), ()]
     """
-    size = entry.tensor.size // max(entry.tensor.shape[0], 1)
+    size = entry.size // max(entry.shape[0], 1)
     starts = rows * size + entry.start
     first, last = (torch.searchsorted(stops, at, right=True) for at in (starts, starts + size - 1))
     edges = torch.bincount(first, minlength=len(stops) + 1) - torch.bincount(last + 1, minlength=len(stops) + 1)

@@ -1,0 +1,313 @@
+"""The mesh, and a layout that is split over homes: each piece lies once, with its home, where it can be counted by
+hand; and each shard holds a range of one home.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.core import roles
+from distbelief.core.roles import Role
+from distbelief.errors import LayoutError, UsageError
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import (
+    ALIGNMENT,
+    ITEM_SIZES,
+    HomeRanges,
+    Layout,
+    Piece,
+    Range,
+    Tensor,
+    check_same,
+    lay_out,
+    whole,
+)
+from distbelief.sharding.mesh import MOST, Mesh
+
+KINDS = ("parameter", "buffer", "frozen")
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_a_mesh_has_every_partition_of_every_replica_once(replicas: int, partitions: int) -> None:
+    mesh = Mesh(replicas, partitions)
+    mesh.check()
+    assert mesh.size == len(mesh.cells) == len(set(mesh.cells))
+    assert set(mesh.cells) == {(r, p) for r in range(replicas) for p in range(partitions)}
+    named = [roles.parse(text) for text in roles.replicas(mesh)]
+    assert [(role.index, max(role.partition, 0)) for role in named] == list(mesh.cells)
+    assert all((role.partition >= 0) == (partitions > 1) and role.kind is roles.Kind.REPLICA for role in named)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "says"),
+    [
+        (Mesh(0), "--replicas 0: must be 1 or more"),
+        (Mesh(2, 0), "--partitions 0: must be 1 or more"),
+        (Mesh(-1, 2), "--replicas -1: must be 1 or more"),
+        (Mesh(MOST + 1), "--replicas 65537: must be at most 65536"),
+        (Mesh(1, MOST + 1), "--partitions 65537: must be at most 65536"),
+        (Mesh(300, 300), "--replicas 300 of 300 partitions are 90000 processes: there may be at most 65536"),
+    ],
+    ids=["no replica", "no partition", "negative", "replicas", "partitions", "together"],
+)
+def test_a_mesh_that_cannot_be_is_refused(mesh: Mesh, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        mesh.check()
+
+
+def test_the_roles_of_a_mesh_are_those_of_replicas_where_they_are_whole() -> None:
+    assert roles.replicas(Mesh(2)) == (str(Role(roles.Kind.REPLICA, 0)), "replica 1")
+    assert roles.replicas(Mesh(2, 2)) == ("replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1")
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[list[Tensor], dict[str, list[Piece]], int]:
+    """Tensors of a model, the pieces of those that are split or elsewhere than at home 0, and the number of homes; each
+    home has a trained parameter.
+    """
+    homes = draw(st.integers(1, 4))
+    made = [Tensor(f"always{home}", (draw(st.integers(1, 60)),), "float32") for home in range(homes)]
+    split = {f"always{home}": [whole(made[home], home)] for home in range(homes) if home or draw(st.booleans())}
+    for index in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(KINDS))
+        dtype = draw(
+            st.sampled_from(["float32", "float64", "bfloat16"] if kind == "parameter" else ["int8", "float64"])
+        )
+        shape = draw(st.lists(st.integers(0, 9), max_size=3).map(tuple))
+        tensor = Tensor(f"t{index}", shape, dtype, kind, draw(st.integers(0, 1)) if kind == "parameter" else 0)
+        made.append(tensor)
+        if draw(st.booleans()):
+            sides = shape or (1,)
+            along = draw(st.integers(0, len(sides) - 1))
+            inner = (
+                sorted(draw(st.sets(st.integers(1, max(1, sides[along] - 1)), max_size=3))) if sides[along] > 1 else []
+            )
+            edges = [0, *sorted(inner), sides[along]]
+            at = st.integers(0, homes - 1)
+            split[tensor.name] = [Piece(along, a, b, draw(at)) for a, b in itertools.pairwise(edges)]
+    return draw(st.permutations(made)), split, homes
+
+
+@given(models())
+def test_every_piece_lies_once_at_its_home_in_the_order_of_kind_dtype_and_group(
+    made: tuple[list[Tensor], dict[str, list[Piece]], int],
+) -> None:
+    tensors, split, homes = made
+    layout = lay_out(tensors, ({}, {}), split=split)
+    assert len(layout.homes) == homes
+    wanted = [(t.name, piece) for t in tensors for piece in split.get(t.name, [whole(t)])]
+    assert sorted(map(repr, wanted)) == sorted(repr((e.tensor.name, e.piece)) for e in layout.entries)
+    assert sum(e.elements for e in layout.entries) == sum(t.elements for t in tensors)
+    order = [(e.piece.home, KINDS.index(e.tensor.kind), e.tensor.dtype, e.tensor.group) for e in layout.entries]
+    assert order == sorted(order)
+    position = 0
+    for entry in layout.entries:
+        assert position <= entry.start < position + ALIGNMENT
+        assert entry.start % ITEM_SIZES[entry.tensor.dtype] == 0
+        position = entry.stop
+        home = layout.homes[entry.piece.home]
+        held = {"parameter": home.trained, "buffer": home.moving, "frozen": home.frozen}[entry.tensor.kind]
+        assert held.start <= entry.start <= entry.stop <= held.stop
+        if entry.tensor.kind == "buffer":
+            assert entry.start >= home.trained.stop
+    assert layout.total == position
+    for home, before in zip(layout.homes, [None, *layout.homes], strict=False):
+        assert home.trained.start == home.moving.start <= home.trained.stop <= home.moving.stop == home.frozen.start
+        assert home.all.start % ALIGNMENT == 0
+        assert before is None or 0 <= home.all.start - before.all.stop < ALIGNMENT
+    assert len({(s.home, s.kind, s.dtype, s.group) for s in layout.sections}) == len(layout.sections)
+
+
+def packed(values: dict[str, np.ndarray[Any, Any]], tensors: list[Tensor], split: dict[str, list[Piece]]) -> bytes:
+    """The flat vector, written from the description alone: home after home, kind after kind, dtype and group sorted."""
+    homes = 1 + max(piece.home for t in tensors for piece in split.get(t.name, [whole(t)]))
+    vector = b""
+    for home, kind in itertools.product(range(homes), KINDS):
+        if kind == KINDS[0]:
+            vector += b"\0" * (-len(vector) % 128)
+        for key in sorted({(t.dtype, t.group) for t in tensors}):
+            run = b""
+            for t in tensors:
+                for piece in split.get(t.name, [whole(t)]):
+                    if (piece.home, t.kind, (t.dtype, t.group)) == (home, kind, key):
+                        of = values[t.name]
+                        cut_out = of.take(range(piece.start, piece.stop), axis=piece.dimension) if of.ndim else of
+                        run += cut_out.tobytes()
+            if any(
+                (p.home, t.kind, (t.dtype, t.group)) == (home, kind, key)
+                for t in tensors
+                for p in split.get(t.name, [whole(t)])
+            ):
+                vector += b"\0" * (-len(vector) % 128) + run
+    return vector
+
+
+@pytest.mark.parametrize("homes", [1, 2, 3])
+def test_a_vector_of_several_homes_is_that_which_is_packed_by_hand(homes: int) -> None:
+    chance = np.random.default_rng(0)
+    tensors = [
+        Tensor("embedding", (7, 6), "float32", "parameter", 1),
+        Tensor("weight", (6, 12), "float64"),
+        Tensor("bias", (12,), "float32"),
+        Tensor("mean", (12,), "float64", "buffer"),
+        Tensor("batches", (), "int64", "buffer"),
+        Tensor("table", (5, 3), "float32", "frozen"),
+    ]
+    values = {t.name: np.asarray(chance.integers(-99, 99, t.shape)).astype(t.dtype) for t in tensors}
+    share = 12 // homes
+    split = {
+        "weight": [Piece(1, home * share, (home + 1) * share, home) for home in range(homes)],
+        "bias": [Piece(0, home * share, (home + 1) * share, home) for home in range(homes)],
+        "mean": [Piece(0, 0, 5, homes - 1), Piece(0, 5, 12, 0)],
+        "table": [Piece(0, 0, 5, homes - 1)],
+    }
+    layout = lay_out(tensors, ({}, {}), split=split)
+    vector = np.zeros(layout.total, np.uint8)
+    for entry in layout.entries:
+        at = [slice(None)] * values[entry.tensor.name].ndim
+        if at:
+            at[entry.piece.dimension] = slice(entry.piece.start, entry.piece.stop)
+        own = values[entry.tensor.name][tuple(at)]
+        assert own.shape == entry.shape
+        vector[entry.start : entry.stop] = np.frombuffer(own.tobytes(), np.uint8)
+    assert vector.tobytes() == packed(values, tensors, split)
+
+
+def test_two_homes_lie_where_a_reader_counts_them() -> None:
+    made = [Tensor("weight", (4, 10), "float32"), Tensor("mean", (3,), "float64", "buffer")]
+    made.append(Tensor("table", (8,), "int8", "frozen"))
+    split = {"weight": [Piece(1, 0, 4, 0), Piece(1, 4, 10, 1)], "mean": [Piece(0, 0, 3, 1)]}
+    layout = lay_out(made, split=split)
+    assert [(e.tensor.name, e.shape, e.start, e.stop) for e in layout.entries] == [
+        ("weight", (4, 4), 0, 64),
+        ("table", (8,), 128, 136),
+        ("weight", (4, 6), 256, 352),
+        ("mean", (3,), 384, 408),
+    ]
+    assert layout.homes == (
+        HomeRanges(Range(0, 64), Range(0, 64), Range(64, 136)),
+        HomeRanges(Range(256, 352), Range(256, 408), Range(408, 408)),
+    )
+    with pytest.raises(UsageError, match="the model is split over 2 homes; this needs a model that is not split"):
+        _ = layout.moving
+
+
+@given(models())
+def test_a_model_at_one_home_lies_as_if_nobody_had_spoken_of_homes(
+    made: tuple[list[Tensor], dict[str, list[Piece]], int],
+) -> None:
+    tensors, _, _ = made
+    named = {t.name: [whole(t)] for t in tensors}
+    assert lay_out(tensors, ({}, {}), split=named) == lay_out(tensors, ({}, {}))
+
+
+W = Tensor("w", (6, 4), "float32")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        ([Piece(0, 0, 2, 0), Piece(0, 3, 6, 1)], "does not go on from index 2"),
+        ([Piece(0, 0, 3, 0), Piece(0, 2, 6, 1)], "does not go on from index 3"),
+        ([Piece(0, 0, 3, 0), Piece(1, 3, 4, 1)], "does not go on from index 3 of one dimension"),
+        ([Piece(2, 0, 4, 0)], "does not go on from index 0"),
+        ([Piece(-1, 0, 4, 0)], "does not go on from index 0"),
+        ([Piece(0, 0, 6, -1)], "home=-1"),
+        ([Piece(0, 0, 5, 0)], "which end at index 5"),
+        ([Piece(0, 0, 7, 0)], "which end at index 7"),
+        ([Piece(0, 0, -1, 0)], "does not go on from index 0"),
+        ([Piece(0, 0, 0, 0), Piece(0, 0, 6, 1)], "does not go on from index 0"),
+        ([], "which end at index 0"),
+    ],
+    ids=[
+        "gap",
+        "overlap",
+        "dimensions",
+        "no such",
+        "negative",
+        "no home",
+        "short",
+        "long",
+        "backwards",
+        "empty",
+        "none",
+    ],
+)
+def test_pieces_that_are_not_their_tensor_are_refused(pieces: list[Piece], says: str) -> None:
+    with pytest.raises(UsageError, match=f"parameter 'w' .* is not whole in its pieces.*{says}"):
+        lay_out([W], split={"w": pieces})
+
+
+def test_a_home_without_a_trained_parameter_is_refused() -> None:
+    with pytest.raises(UsageError, match="home 1 has no trained parameter: split the model over fewer homes"):
+        lay_out([W], split={"w": [Piece(0, 0, 3, 0), Piece(0, 3, 6, 2)]})
+
+
+def test_a_model_that_is_split_otherwise_does_not_fit() -> None:
+    halves = [lay_out([W], split={"w": [Piece(0, 0, at, 0), Piece(0, at, 6, 1)]}) for at in (2, 3)]
+    with pytest.raises(LayoutError, match="its parameters are split otherwise than the server's"):
+        check_same(*halves, "replica 1")
+
+
+@given(models(), st.data())
+def test_every_byte_of_a_home_belongs_to_one_shard_and_no_shard_has_two_homes(
+    made: tuple[list[Tensor], dict[str, list[Piece]], int], data: st.DataObject
+) -> None:
+    tensors, split, homes = made
+    layout = lay_out(tensors, ({}, {}), split=split)
+    shards = data.draw(st.integers(homes, max(homes, min(layout.parameters, 12))))
+    found = cut(layout, Mesh(2, homes), shards)
+    assert len(found) == shards
+    for kind in ("moving", "frozen"):
+        ranges = [getattr(one, kind) for one in found if getattr(one, kind).size]
+        for home in layout.homes:
+            held: Range = getattr(home, kind)
+            own = [one for one in ranges if held.start <= one.start and one.stop <= held.stop]
+            ranges = ranges[len(own) :]
+            assert [one.start for one in own] == [held.start, *(one.stop for one in own)][: len(own)]
+            assert not held.size or own[-1].stop == held.stop
+            assert all(one.stop % ALIGNMENT == 0 for one in own[:-1])
+        assert not ranges, "a range that is of no home, or of two"
+    for one in found:
+        assert len({e.piece.home for e in layout.entries for part in (one.moving, one.frozen)
+                    if max(e.start, part.start) < min(e.stop, part.stop)}) <= 1  # fmt: skip
+
+
+def parts(total: int, count: int) -> list[tuple[int, ...]]:
+    """Every way to make a number of so many others, each at least 1."""
+    if count == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(1, total - count + 2) for rest in parts(total - first, count - 1)]
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(0, 6))
+def test_no_other_sharing_of_the_homes_has_a_smaller_largest_shard(sizes: list[int], more: int) -> None:
+    tensors = [Tensor(f"w{home}", (32 * size,), "float32") for home, size in enumerate(sizes)]
+    layout: Layout = lay_out(tensors, split={t.name: [whole(t, home)] for home, t in enumerate(tensors)})
+    count = len(sizes) + more
+    found = cut(layout, Mesh(1, len(sizes)), count)
+    least = min(
+        max(size / share for size, share in zip(sizes, shares, strict=True)) for shares in parts(count, len(sizes))
+    )
+    assert max(a.moving.size for a in found) <= ALIGNMENT * (least + 1)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shards", "says"),
+    [
+        (Mesh(1), 2, "--partitions 1: the model is laid out for 2"),
+        (Mesh(1, 3), 3, "--partitions 3: the model is laid out for 2"),
+        (Mesh(1, 2), 1, "--shards 1 of a model in 2 partitions: each has shards of its own; use at least 2"),
+        (Mesh(1, 2), 25, "25 is more than the model's 24 parameters"),
+    ],
+    ids=["whole", "three", "one shard", "many"],
+)
+def test_a_cut_that_does_not_fit_the_mesh_is_refused(mesh: Mesh, shards: int, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        cut(lay_out([W], split={"w": [Piece(0, 0, 3, 0), Piece(0, 3, 6, 1)]}), mesh, shards)
