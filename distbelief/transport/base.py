@@ -1,10 +1,12 @@
 """The promises of every transport; `distbelief.testing.check_transport` holds a new one to them.
 
-1. **Order.** What one role sends another arrives in the order it was sent, once. 2. **Payloads of pushes**
-(`Initialise`, `Push`) are read where they lie: the sender leaves a slot alone until it is acknowledged. 3. **Payloads
-of answers** (`Fetched`) lie in the asker's arena, in the slot and range they name, when the message is delivered. The
-sender may
-   write to its own copy once it has called `settle`.
+A transport knows nothing of the protocol but what `core/messages` says: bytes may be behind a message (`Bulk`), they
+may have been asked for into a slot (`SlotRequest`, `SlotReply`), and a link begins with a `Hello`.
+
+1. **Order.** What one role sends another arrives in the order it was sent, once. 2. **Payloads out of a slot** (`Bulk`)
+are read where they lie: the sender leaves a slot alone until it is told that it may write there. 3. **Payloads asked
+for** (`SlotReply`) lie in the asker's arena, in the slot and range they name, when the message is delivered. The sender
+may write to its own copy once it has called `settle`.
 4. **Bounds.** A frame that is too long, garbage, or names bytes outside the arena costs the link that it came on, and
 no other. 5. **Death is seen.** When a peer's process ends, or its link is closed, the other side is delivered `Lost`
 once, after all that came before it. 6. **Nothing stays.** After `close`, or after kill -9 of everybody, there is no
@@ -20,9 +22,8 @@ from typing import NamedTuple
 
 import torch
 
-from distbelief.core.conversations.pushing import Fetch
 from distbelief.core.effects import Arrival, Payload
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import Bulk, Message, SlotRequest
 from distbelief.errors import LocalProtocolError
 
 
@@ -32,9 +33,9 @@ class Arena(NamedTuple):
     """
 
     gradients: tuple[torch.Tensor, ...]
-    """Slots of pushes: the replica writes, shards read."""
+    """Slots that bytes leave from: their owner writes, peers read."""
     parameters: tuple[torch.Tensor, ...]
-    """Slots of fetches: shards write, the replica reads."""
+    """Slots that bytes are asked for into: peers write, their owner reads."""
 
     @property
     def size(self) -> int:
@@ -51,7 +52,7 @@ def plain_arena(size: int, gradients: int, parameters: int) -> Arena:
     return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
 
 
-def outside(message: Bulk | Fetch, slots: int, size: int) -> str:
+def outside(message: Bulk | SlotRequest, slots: int, size: int) -> str:
     """What is wrong with the range of a message about `slots` vectors of `size` bytes; empty if nothing."""
     if 0 <= message.slot < slots and 0 <= message.start <= message.stop <= size:
         return ""

@@ -8,10 +8,9 @@ from collections import deque
 
 import torch
 
-from distbelief.core.conversations.pushing import Fetched
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import Bulk, Message, SlotReply
 from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.transport.base import Endpoint, checked
 
@@ -83,9 +82,9 @@ class InlineEndpoint(Endpoint):
         if peer is None or to in self.cut:
             return
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
-            vectors = peer.arena.parameters if isinstance(message, Fetched) else self.arena.gradients
+            vectors = peer.arena.parameters if message.asked else self.arena.gradients
             whole = checked(message, payload, len(vectors), vectors[0].nbytes if vectors else 0)
-            payload = whole.clone() if isinstance(message, Fetched) else whole
+            payload = whole.clone() if message.asked else whole
         self.links.add(to)
         peer.links.add(self.role)
         self.network.queue.append((to, Arrival(self.role, message, payload)))
@@ -93,7 +92,7 @@ class InlineEndpoint(Endpoint):
     def receive(self, arrival: Arrival) -> None:
         """Put an answer's payload where it belongs, and deliver."""
         message, payload = arrival.event, arrival.payload
-        if isinstance(message, Fetched) and isinstance(payload, torch.Tensor):
+        if isinstance(message, SlotReply) and isinstance(payload, torch.Tensor):
             here = self.arena.parameters[message.slot][message.start : message.stop]
             here.copy_(payload)
             arrival = Arrival(arrival.sender, message, here)

@@ -13,9 +13,8 @@ from time import monotonic
 
 import torch
 
-from distbelief.core.conversations.linking import Hello
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import Bulk, Hello, Message
 from distbelief.errors import RemoteProtocolError
 from distbelief.transport.base import EMPTY, outside
 

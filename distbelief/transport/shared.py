@@ -14,7 +14,6 @@ import socket
 
 import torch
 
-from distbelief.core.conversations.pushing import Fetched
 from distbelief.core.messages import Bulk
 from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
 from distbelief.transport.base import Arena, plain_arena
@@ -128,7 +127,7 @@ class SharedEndpoint(SocketEndpoint):
         _close_all(link.fds)
 
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> None:
-        if isinstance(message, Fetched):
+        if message.asked:
             _wide(link.view("to", link.lent.parameters, message)).copy_(_wide(payload))
         elif payload.nbytes and payload.data_ptr() != self.arena.gradients[message.slot].data_ptr() + message.start:
             raise LocalProtocolError(

@@ -12,11 +12,9 @@ from time import monotonic
 import torch
 
 from distbelief.core import wire
-from distbelief.core.conversations.linking import Hello
-from distbelief.core.conversations.pushing import Fetch, Fetched
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import Bulk, Hello, Message, SlotRequest
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
@@ -127,13 +125,15 @@ class SocketEndpoint(NetworkEndpoint):
         frame = wire.encode(message)
         queue = link.queue
         if isinstance(message, Bulk):
-            lender = link.hello if isinstance(message, Fetched) else self._hello()
-            slots = lender.parameters if isinstance(message, Fetched) else lender.gradients
-            data = self._carry(link, message, checked(message, payload, slots, lender.size))
+            if message.asked:
+                slots, size = link.hello.parameters, link.hello.size
+            else:
+                slots, size = len(self.arena.gradients), self.arena.size
+            data = self._carry(link, message, checked(message, payload, slots, size))
             queue.append(frame)
             if data is not None and data.nbytes:
                 link.queued += data.nbytes
-                if isinstance(message, Fetched):
+                if message.asked:
                     data = data.toreadonly()  # by which `settle` knows an answer's memory from a push's
                     if not link.unsettled:
                         link.unsettled = True
@@ -417,9 +417,9 @@ class SocketEndpoint(NetworkEndpoint):
                 self._meet(link, message)
                 continue
             if isinstance(message, Bulk):
-                fetched = isinstance(message, Fetched)
+                asked = message.asked
                 payload = link.view(
-                    "here" if fetched else "lent", self.arena.parameters if fetched else link.lent.gradients, message
+                    "here" if asked else "lent", self.arena.parameters if asked else link.lent.gradients, message
                 )
                 room = self._landing(payload)
                 if room is not None and room.nbytes:
@@ -429,7 +429,7 @@ class SocketEndpoint(NetworkEndpoint):
                     if have < len(room):
                         link.arrival, link.room = Arrival(link.role, message, payload), room[have:]
                         break
-            elif isinstance(message, Fetch):
+            elif isinstance(message, SlotRequest):
                 if wrong := outside(message, link.hello.parameters, link.hello.size):
                     raise RemoteProtocolError(wrong)
             elif isinstance(message, Hello):

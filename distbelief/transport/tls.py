@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 
-from distbelief.core.conversations.linking import Hello
-from distbelief.core.messages import Message
+from distbelief.core.messages import Hello, Message
 from distbelief.errors import RemoteProtocolError
 from distbelief.transport.link import Link
 from distbelief.transport.secure import Identity, TlsSocket, context

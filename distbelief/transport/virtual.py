@@ -22,11 +22,9 @@ from collections.abc import Callable
 import torch
 
 from distbelief.core import roles
-from distbelief.core.conversations.grouping import Piece
-from distbelief.core.conversations.pushing import Fetched
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Message
+from distbelief.core.messages import Bulk, Message, SlotReply
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
 from distbelief.schedules.price import Link, Port, add, carry
@@ -141,6 +139,8 @@ class VirtualNetwork:
         """Called with sender, receiver and message before each message leaves: where faults are injected."""
         self.watch: Callable[[str, str, Message], None] = _nothing
         """Called as each message is delivered: where checkers stand."""
+        self.adds: Callable[[Message], bool] = lambda _: False
+        """Whether the bytes behind a message are added to others where they arrive, which costs `reduction`."""
         self.left: Callable[[str, int], None] = _nobody
         """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
         left.
@@ -250,9 +250,9 @@ class VirtualEndpoint(Endpoint):
                 return
             self._reach(peer)
         if payload is not None and isinstance(message, Bulk) and not network.phantom and peer not in self.cut:
-            lent = peer.arena.parameters if type(message) is Fetched else self.arena.gradients
+            lent = peer.arena.parameters if message.asked else self.arena.gradients
             whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
-            payload = whole.clone() if type(message) is Fetched else whole
+            payload = whole.clone() if message.asked else whole
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
         if seconds or self.thread.busy:
             self.thread.do(seconds, self._leave, (peer, message, payload))
@@ -274,7 +274,7 @@ class VirtualEndpoint(Endpoint):
         line = model if self.host < 0 or self.host != peer.host or network.inside is None else network.inside
         takes = size / line.bandwidth
         arrives = carry(self.port, peer.port, network.clock.time, takes, line.latency)
-        if model.reduction and payload is not None and isinstance(message, Piece) and message.adds:
+        if model.reduction and payload is not None and network.adds(message):
             arrives = add(peer.port, arrives, payload.nbytes * model.reduction)
         if network.unsteady:
             arrives += self._late(model)
@@ -305,7 +305,7 @@ class VirtualEndpoint(Endpoint):
                 return  # on its way since a former life
             self._replace(sender)
         event, payload = arrival.event, arrival.payload
-        if isinstance(event, Fetched):
+        if payload is not None and isinstance(event, SlotReply):
             here = None
             if isinstance(payload, torch.Tensor):
                 here = self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)

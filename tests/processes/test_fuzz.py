@@ -33,11 +33,10 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.conversations.initialising import Ready
-from distbelief.core.conversations.linking import Hello
 from distbelief.core.descent import Descent
 from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
-from distbelief.core.messages import Message
+from distbelief.core.messages import Hello, Message
 from distbelief.core.portions import Portion, Position
 from distbelief.core.protocol import MESSAGES
 from distbelief.errors import CheckpointError, DataError, RemoteProtocolError

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from distbelief.core import wire
-from distbelief.core.conversations.linking import Hello
 from distbelief.core.conversations.pushing import Push
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Version
+from distbelief.core.messages import Hello, Version
 from distbelief.errors import LocalProtocolError
 from distbelief.transport.shared import SharedEndpoint
 

@@ -18,10 +18,9 @@ from wire_tap import BEFORE, BEHIND, TLS_1_3, agreed, tap
 
 from distbelief.core import records, wire
 from distbelief.core.conversations.initialising import Ready
-from distbelief.core.conversations.linking import Hello
 from distbelief.core.conversations.pushing import Fetched, Pushed
 from distbelief.core.effects import Arrival
-from distbelief.core.messages import Version
+from distbelief.core.messages import Hello, Version
 from distbelief.errors import JobFailed
 from distbelief.places.join import join_server
 from distbelief.places.join.authority import Authority

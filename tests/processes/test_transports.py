@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from distbelief.core import wire
 from distbelief.core.conversations.initialising import Ready
-from distbelief.core.conversations.linking import Hello
 from distbelief.core.conversations.membership import Stop
 from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
-from distbelief.core.messages import Version
+from distbelief.core.messages import Hello, Version
 from distbelief.errors import JobFailed, LocalProtocolError, UsageError
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets

@@ -5,23 +5,8 @@ up. No machine hears them.
 from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Message
+from distbelief.core.messages import Hello, Message
 from distbelief.core.roles import Kind
-
-
-class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of
-    parameters.
-    """
-
-    job: str
-    role: str
-    incarnation: int
-    size: int = 0
-    gradients: int = 0
-    parameters: int = 0
-    peer: int = -1
-    """The incarnation of the other end that is meant; -1 for whichever is there."""
 
 
 class Resume(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Bulk, Message, Version
+from distbelief.core.messages import Bulk, Message, SlotReply, SlotRequest, Version
 from distbelief.core.roles import Kind
 
 
@@ -33,17 +33,14 @@ class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int = 0
 
 
-class Fetch(Message, frozen=True, array_like=True, tag=True, gc=False):
+class Fetch(SlotRequest, frozen=True, array_like=True, tag=True, gc=False):
     """Send bytes [start, stop) into my parameter vector `slot`, once the consistency lets the step of `tick` begin."""
 
-    slot: int
-    start: int
-    stop: int
     tick: int = 0
     incarnation: int = 0
 
 
-class Fetched(Bulk, frozen=True, array_like=True, tag=True, gc=False):
+class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
     """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked
     for.
     """

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import membership
+from distbelief.core.conversations import grouping, membership
 from distbelief.core.effects import Story
 from distbelief.core.messages import Message
 from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
@@ -71,6 +71,11 @@ def without_loss(record: Record) -> Record:
     return msgspec.structs.replace(record, loss=None) if isinstance(record, Stepped) else record
 
 
+def _adds(message: Message) -> bool:
+    """Whether a message is a part of a sum."""
+    return isinstance(message, grouping.Piece) and message.adds
+
+
 @dataclass
 class Simulation:
     """One run of a simulated cluster; tests reach into its network, driver and shards."""
@@ -106,7 +111,7 @@ class Simulation:
         self.supervisor = Supervisor(
             settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds
         )
-        self.network.left = self._left
+        self.network.left, self.network.adds = self._left, _adds
         self._moved: set[tuple[str, int]] = set()
         """Lives of standbys that play their shards."""
         self.task = task_of(self.job)
