@@ -40,7 +40,7 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, Host
-from distbelief.runtime.player import Player, Store, Updater, Worker, stay
+from distbelief.runtime.player import Player, Store, Worker, stay
 from distbelief.transport.base import Endpoint
 
 FAREWELL_SECONDS = 1.0
@@ -392,8 +392,8 @@ class Driver:
 
     def _update(self, player: Player, effect: Update) -> bool | None:
         """Have the worker update what it shares."""
-        worker: Any = player.worker  # an `Updater`, which takes longer to see than a small update to make
-        answer: bool | None = worker.update(
+        assert player.worker is not None
+        answer = player.worker.update(
             effect.samples, player.asking(self.clock.now), lambda done: self._advance(player, done)
         )
         player.stalled = None
@@ -415,7 +415,6 @@ class Driver:
         if isinstance(effect, Form):
             return player.form(effect.group, self.clock.now)
         if isinstance(effect, Begin):
-            assert isinstance(player.worker, Updater)
             return player.worker.begin(effect.arrays, effect.facts)
         if isinstance(effect, Save):
             return self._write(player, effect)

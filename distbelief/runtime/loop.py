@@ -8,24 +8,23 @@ the next.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.effects import Batch, Computed, Measured, Story
+from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.replica.downpour import Downpour
 from distbelief.runtime.driver import Driver
-from distbelief.runtime.player import Reducer, Store
+from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
@@ -33,8 +32,6 @@ from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Data, as_data
 from distbelief.tasks.worker import on_device
 from distbelief.transport.base import Arena, Endpoint
-
-Attach = Callable[[FlatModule, Plan, Arena], None]
 
 
 class Padding(Protocol):
@@ -45,30 +42,19 @@ class Padding(Protocol):
         ...
 
 
-class Played(Protocol):
+class Played(HasStory, Protocol):
     """What a replica plays, as far as its loop sees it."""
 
     step: int
-
-    def story(self) -> Story:
-        """Its effects, one by one."""
-        ...
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
         """Take the loss, or the norm of the gradient, of a step; one that is not finite is refused as the step ends."""
 
 
-class Part(Reducer, Protocol):
-    """What a replica plays in a job without a server."""
-
-    @property
-    def store(self) -> Store:
-        """Where its checkpoints are kept."""
-        ...
-
-    def story(self, flat: FlatModule, samples: int, batch_size: int) -> Played:
-        """Its story, for a model."""
-        ...
+MakePart = Callable[[FlatModule, int, int, Callable[[float], Compute]], Part]
+"""Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size that the loop names
+(0 for that of the job), and what computes, clipped to a norm.
+"""
 
 
 class Replica:
@@ -78,14 +64,12 @@ class Replica:
         role: of this replica.
         driver: plays its story.
         endpoint: its end of the transport.
-        attach: binds a module to its vectors and opens the links to the shards.
-        clip_norm: global norm to which each step's gradient is clipped; 0 for none.
+        make: makes what it plays.
         pump: carries the links during a step, where that needs a thread.
         device: where the job would have this replica compute.
         incarnation: of this replica; one that was started anew has a higher.
         padding: how long to sleep after each step, where the replica is to be slower than it is.
-        part: what it plays, for a model, so many samples and the batch size that the loop names, where that is not
-            Downpour's; and who reduces.
+        store: where its checkpoints are kept.
     """
 
     def __init__(
@@ -93,22 +77,21 @@ class Replica:
         role: str,
         driver: Driver,
         endpoint: Endpoint,
-        attach: Attach,
-        clip_norm: float = 0.0,
+        make: MakePart,
         pump: Pump | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         incarnation: int = 0,
         padding: Padding | None = None,
-        part: Part | None = None,
+        store: Store | None = None,
     ) -> None:
-        self._part = part
+        self._make, self._store = make, store
         self.stepped = Optimizer()
         """What the job steps with."""
         self._padding = padding
-        self.role, self.clip_norm, self._incarnation = role, clip_norm, incarnation
+        self.role, self.clip_norm, self._incarnation = role, 0.0, incarnation
         self.device = device
         """Where `--device` would have this replica compute: `model.to(replica.device)`."""
-        self._driver, self._endpoint, self._attach = driver, endpoint, attach
+        self._driver, self._endpoint = driver, endpoint
         self._vectors: FlatModule | None = None
         self._story: Played | None = None
         self._plan: Plan | None = None
@@ -249,15 +232,10 @@ class Replica:
 
     def _begin(self, data: Data, batch_size: int) -> None:
         assert self._vectors is not None
-        if self._part is None:
-            self._story = Downpour(
-                self.role, self._vectors, len(data), batch_size, keeps=True, incarnation=self._incarnation
-            )
-        else:
-            self._story = self._part.story(self._vectors, len(data), batch_size)
-        self._driver.add_story(
-            self.role, self._story.story(), self._endpoint, self, self._part.store if self._part else None
-        )
+        part = self._make(self._vectors, len(data), batch_size, self._computes)
+        self._story = cast(Played, part.player)
+        worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
+        self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)
         self._driver.link(self.role)
         self._driver.begin(self.role)
         self._driver.run_while(lambda: self._batch is None)
@@ -280,34 +258,23 @@ class Replica:
             self._known_order = Order(samples, batch_size, seed)
         return self._known_order
 
-    # what the driver asks of a worker
+    # what the driver asks of its worker
 
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Take the vectors that were made, and open the links to the shards."""
-        assert self._vectors is not None
+    def _attach(self, worker: Worker, plan: Plan, arena: Arena) -> None:
+        """Take the vectors that were made."""
         self._plan = plan
-        self._attach(self._vectors, plan, arena)
+        worker.attach(plan, arena)
 
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+    def _computes(self, clip_norm: float) -> Compute:
+        self.clip_norm = clip_norm
+        return self._compute
+
+    def _compute(self, batch: Batch, answer: Answer) -> Computed | None:
         """The user's loop computes: it answers in `step`."""
         self._batch, self._answer = batch, answer
         if self._pump is not None and self._plan is not None and self._plan.settings.prefetch:
             self._carried.enter_context(self._pump.running())
         return None
-
-    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
-        """Take one's place in a group."""
-        assert self._part is not None
-        return self._part.form(group, told)
-
-    def reduce(self) -> bool | None:
-        """Go on adding up the gradients of a round."""
-        assert self._part is not None
-        return self._part.reduce()
-
-    def measure(self) -> Measured:
-        """A replica measures nothing."""
-        raise LocalProtocolError(f"{self.role} measures nothing")
 
 
 class ServerOptimizer:

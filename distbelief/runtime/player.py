@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from distbelief.core import events
 from distbelief.core.conversations import grouping, membership
@@ -20,51 +21,77 @@ INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
 """What a story is told in the middle of a reduction that need not go on then."""
 
 
-class Worker(Protocol):
-    """Who computes for a story."""
+Answer = Callable[[Computed], None]
+Compute = Callable[[Batch, Answer], Computed | None]
+Told = Callable[[], bool]
+"""Whether something has arrived that whoever waits must know now."""
 
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Take the vectors that were made for it."""
 
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        """The gradient of a minibatch; None where `answer` will be called with it later."""
+def cannot(what: str) -> Callable[..., Any]:
+    """Of a worker that is never asked for something: it is an error of the caller."""
 
-    def measure(self) -> Measured:
-        """The current parameters on the test set."""
+    def refuse(*_: Any) -> Any:
+        raise LocalProtocolError(f"this worker cannot {what}")
+
+    return refuse
+
+
+def attach_nothing(_plan: Plan, _arena: Arena) -> None:
+    """Of a worker that needs no vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Who computes for a story, by what it can do; what it cannot is refused.
+
+    Another that does one of these otherwise is `dataclasses.replace(worker, compute=...)`.
+    """
+
+    attach: Callable[[Plan, Arena], None] = attach_nothing
+    """Takes the vectors that were made for it."""
+    compute: Compute = cannot("compute")
+    """The gradient of a minibatch; None where the answer is called with it later."""
+    measure: Callable[[], Measured] = cannot("measure")
+    """The current parameters on the test set."""
+    form: Callable[[Assemble, Told], bool] = cannot("reduce")
+    """Takes its place in a group; False where that cannot be done, or as soon as it is told something."""
+    reduce: Callable[[], bool | None] = cannot("reduce")
+    """Goes on adding up the gradients of a round, for a moment: True when it is done, False where it cannot be, None
+    where others are waited for.
+    """
+    begin: Callable[[dict[str, Any] | None, dict[str, Any]], None] = cannot("update")
+    """Fills the memory that it shares with others: with arrays of a checkpoint or the model's own, and its facts."""
+    update: Callable[[int, Told, Callable[[bool], None]], bool | None] = cannot("update")
+    """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
+    something; None where the answer is called later.
+    """
+
+
+class Shown(Protocol):
+    """Who plays a role, as far as a status shows it."""
+
+    def waits(self) -> str:
+        """What it waits for, in one sentence; empty where for nothing."""
+        ...
+
+    def standing(self) -> dict[str, Any]:
+        """Its counts."""
         ...
 
 
-@runtime_checkable
-class Reducer(Protocol):
-    """A worker that adds up the gradients of a group by itself."""
+class HasStory(Shown, Protocol):
+    """What has a story."""
 
-    def form(self, group: Assemble, told: Callable[[], bool]) -> bool:
-        """Take one's place in a group; False where that cannot be done, or as soon as `told` says that something has
-        arrived.
-        """
-        ...
-
-    def reduce(self) -> bool | None:
-        """Go on adding up the gradients of a round, for a moment.
-
-        Returns:
-            True when it is done, False where it cannot be, None where others are waited for.
-        """
+    def story(self) -> Story:
+        """Its effects, one by one."""
         ...
 
 
-@runtime_checkable
-class Updater(Protocol):
-    """A worker that updates parameters which it shares with others by itself."""
+class Part(NamedTuple):
+    """What a replica or an evaluator plays: a story, and who computes for it."""
 
-    def begin(self, arrays: dict[str, Any] | None, facts: dict[str, Any]) -> None:
-        """Fill what is shared."""
-
-    def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
-        """Make an update; False as soon as `told`, which who waits asks again and again, says that something has
-        arrived; None where `answer` will be called later.
-        """
-        ...
+    player: HasStory
+    worker: Worker
 
 
 class Store(Protocol):
@@ -136,7 +163,7 @@ class Player:
         """Have the worker take its place in a group; False also where the story was told something that it must know
         now.
         """
-        assert isinstance(self.worker, Reducer)
+        assert self.worker is not None
         formed = self.worker.form(group, self.asking(now))
         self.stalled = None
         return formed
@@ -147,7 +174,7 @@ class Player:
         Returns:
             The answer to the story, False also where it was told something that it must know now; None where it waits.
         """
-        assert isinstance(self.worker, Reducer)
+        assert self.worker is not None
         done = self.worker.reduce()
         if done is None:
             if self.stalled is None:

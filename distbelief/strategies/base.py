@@ -16,6 +16,7 @@ from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.sharding.mesh import Mesh
 
 if TYPE_CHECKING:
+    from distbelief.strategies.context import Loop, LoopContext
     from distbelief.strategies.players import Players
 
 
@@ -95,6 +96,8 @@ class Strategy(Checked):
     """What the position of a checkpoint counts: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}
     """Options of a job that mean nothing to it, and what there is instead."""
+    phantom_lacks: ClassVar[Mapping[str, str]] = {}
+    """Options of its own that a simulation which computes nothing has no use for, and what is not computed there."""
 
     def settings(self) -> dict[str, Any]:
         """The settings that its options make.
@@ -114,6 +117,15 @@ class Strategy(Checked):
             LocalProtocolError: one process plays everything.
         """
         raise LocalProtocolError(f"strategy {cls.name} has no players: one process plays everything")
+
+    @classmethod
+    def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003
+        """What plays everything in one process; made when first asked for, as it needs torch.
+
+        Raises:
+            LocalProtocolError: its roles have players.
+        """
+        raise LocalProtocolError(f"strategy {cls.name} has no loop of its own: its roles have players")
 
     def phantom(self, settings: Settings) -> Settings:
         """The settings of a job in which nothing is computed."""

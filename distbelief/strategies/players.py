@@ -1,8 +1,4 @@
-"""Who plays the roles of a job. Each room has its own; here is what all are made of.
-
-Coordinators, shards and standbys are the same on a virtual cluster; replicas of allreduce, hogwild and locking are
-played there by `places.simulated.assembled` and `places.simulated.hogwild`, the plain loop by `places.simulated.alone`.
-"""
+"""Who plays the roles of a job, wherever it runs. Each room has its own; here is what all are made of."""
 
 from __future__ import annotations
 
@@ -24,9 +20,7 @@ from distbelief.core.messages import Place
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Portion, Position
 from distbelief.core.settings import Plan, Settings
-from distbelief.replica.downpour import Downpour
-from distbelief.replica.vectors import Vectors
-from distbelief.runtime.player import Worker
+from distbelief.runtime.player import Part, Worker
 from distbelief.server.dealing import Dealing
 from distbelief.server.ending import ClosingStep, Why
 from distbelief.server.evaluations import Evaluations
@@ -37,10 +31,8 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
 from distbelief.server.standbys import Standbys
-from distbelief.strategies.process import Context, Part, ProcessSpec
-from distbelief.strategies.served import served_reader
-from distbelief.tasks import Task
-from distbelief.tasks.flat import FlatModule
+from distbelief.strategies.context import Context, Memory
+from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
     Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings,
@@ -85,7 +77,7 @@ class MakeCoordinator(Protocol):
 
 @dataclass(frozen=True)
 class Servers:
-    """Who holds the parameters of a job with a server, and the replicas that it serves."""
+    """Who holds the parameters of a job with a server."""
 
     shard: Callable[[int, Callable[[Plan, int], Any], int], Shard]
     """Makes a shard of its number, what makes its slice, and its incarnation."""
@@ -95,8 +87,14 @@ class Servers:
     """Makes a shard's slice in memory: new, or that of a moving and a frozen range (each 1-D uint8)."""
     phantom_slice: Callable[[Plan, int], Slice]
     """Makes a shard's slice that holds nothing."""
-    replica: Callable[[str, Vectors, int, int], Downpour]
-    """Makes a replica's story from its role, its vectors, the samples of its data and its incarnation."""
+
+    def slice(self, plan: Plan, shard: int, memory: Memory | None) -> TorchSlice:
+        """The slice of a shard, in memory of its own, or in that which replicas read in place."""
+        if memory is None:
+            return self.torch_slice(plan, shard, None, None)
+        whole, own = common_memory(memory, plan), plan.assignments[shard]
+        moving, frozen = (whole[part.start : part.stop] for part in (own.moving, own.frozen))
+        return self.torch_slice(plan, shard, moving, frozen)
 
 
 def check_nothing(settings: Settings, model: nn.Module) -> None:
@@ -112,14 +110,16 @@ class Players:
     """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it
     again.
     """
-    part: Callable[[Context], Part]
-    """What a process plays for a replica."""
-    reader: Callable[[ProcessSpec, FlatModule, Task], Worker] = served_reader
-    """Who measures for the evaluator, in its process."""
+    replica: Callable[[Context], Part]
+    """What a replica plays, as a process, in a user's own loop, and in a simulation, where it may be a phantom."""
+    reader: Callable[[Context], Worker] = served_reader
+    """Who measures for the evaluator, as a process and in a simulation."""
     servers: Servers | None = None
     """None where there are no shards."""
     check_model: Callable[[Settings, nn.Module], None] = check_nothing
     """Refuses, with a `UsageError`, a model that the strategy cannot train."""
+    rows: bool = False
+    """Whether sparse gradients stay so; else embeddings are told to make dense ones."""
 
     @property
     def memory(self) -> Mapping[str, type]:

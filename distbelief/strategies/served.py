@@ -1,91 +1,57 @@
-"""Who computes in a process whose parameters are the shards': a trainer's gradients, or a task's measure; and the
-memory that is read in place.
+"""Replicas and evaluators whose parameters are the shards', wherever they are played; and the memory that is read in
+place.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable
 
 import torch
 
-from distbelief.core import roles
-from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
-from distbelief.replica.downpour import Downpour
-from distbelief.replica.vectors import Vectors
-from distbelief.runtime.player import Worker
-from distbelief.runtime.pump import Pump
-from distbelief.strategies.process import Compute, Context, Part, ProcessSpec, open_memory
-from distbelief.tasks import Task
+from distbelief.runtime.player import HasStory, Part, Worker
+from distbelief.strategies.context import Context, Memory
 from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.worker import Trainer, measure
+from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 
 
-class ServedWorker:
-    """Who computes in a process: a trainer's gradients, or a task's measure."""
-
-    def __init__(
-        self,
-        spec: ProcessSpec,
-        role: str,
-        vectors: FlatModule,
-        compute: Compute | None,
-        task: Task | None = None,
-        pump: Pump | None = None,
-    ) -> None:
-        self._spec, self._role, self._vectors, self._compute, self._task, self._pump = (
-            spec,
-            role,
-            vectors,
-            compute,
-            task,
-            pump,
-        )
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Have the module's parameters lie where answers land, or on the shards' own memory."""
-        in_place = self._spec.memory >= 0 and roles.is_replica(self._role)
-        if in_place and self._vectors.device.type != "cpu":
-            raise UsageError(
-                f"--read-in-place: the model is on {self._vectors.device}, which cannot compute on the shards' "
-                "memory; leave it off"
-            )
-        self._vectors.bind(arena.gradients, [common_memory(self._spec, plan)] if in_place else arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        """The gradient of a minibatch, while the links are carried where that needs somebody."""
-        assert self._compute is not None
-        if self._pump is None:
-            return self._compute(batch)
-        with self._pump.running():
-            return self._compute(batch)
-
-    def measure(self) -> Measured:
-        """The parameters on the test set."""
-        assert self._task is not None
-        return measure(self._task, self._vectors.module)
+def served(context: Context, story: HasStory) -> Part:
+    """What a replica plays that shards serve, by its story: it computes gradients on what it fetches."""
+    return Part(story, Worker(_attach(context), context.computes(context.settings.clip_norm)))
 
 
-def served_part(context: Context, story: Callable[[str, Vectors, int, int], Downpour]) -> Part:
-    """What a process plays for a replica that shards serve, by what makes its story."""
-    settings, flat = context.spec.settings, context.flat
-    trainer = Trainer(
-        context.task, flat.module, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
-    )
-    worker = ServedWorker(context.spec, context.role, flat, context.padded(trainer.compute), pump=context.pump)
-    return Part(story(context.role, flat, len(trainer.data), context.incarnation), worker)
-
-
-def served_reader(spec: ProcessSpec, flat: FlatModule, task: Task) -> Worker:
+def served_reader(context: Context) -> Worker:
     """Who measures for the evaluator, with what the shards answer."""
-    return ServedWorker(spec, roles.EVALUATOR, flat, None, task)
+    flat = context.module
+    return Worker(_landing(flat), measure=lambda: measure(context.task, flat.module))
 
 
-def common_memory(spec: ProcessSpec, plan: Plan) -> torch.Tensor:
+def _attach(context: Context) -> Callable[[Plan, Arena], None]:
+    """Have the module's parameters lie where answers land, or on the shards' own memory."""
+    if context.flat is None:
+        return Worker().attach
+    if context.memory is None:
+        return _landing(context.flat)
+    flat, memory = context.flat, context.memory
+
+    def attach(plan: Plan, arena: Arena) -> None:
+        if flat.device.type != "cpu":
+            raise UsageError(
+                f"--read-in-place: the model is on {flat.device}, which cannot compute on the shards' memory; leave "
+                "it off"
+            )
+        flat.bind(arena.gradients, [common_memory(memory, plan)])
+
+    return attach
+
+
+def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
+    return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
+
+
+def common_memory(memory: Memory, plan: Plan) -> torch.Tensor:
     """The whole vector in the memory that shards and replicas share for reading in place: 1-D uint8, `layout.total`
     bytes.
     """
@@ -95,11 +61,4 @@ def common_memory(spec: ProcessSpec, plan: Plan) -> torch.Tensor:
             f"--read-in-place: {low[0]} parameters have float32 masters on the shards, which cannot be read in place; "
             "leave it off"
         )
-    descriptor = open_memory(spec)
-    try:
-        os.ftruncate(descriptor, max(plan.layout.total, 1))
-        return torch.frombuffer(mmap.mmap(descriptor, max(plan.layout.total, 1)), dtype=torch.uint8)[
-            : plan.layout.total
-        ]
-    finally:
-        os.close(descriptor)
+    return memory(plan.layout.total)

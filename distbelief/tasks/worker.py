@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any, Literal
 
@@ -91,6 +92,11 @@ def load(task: Task, which: Literal["training", "test"]) -> Data:
         )
         raise DataError(f"{named} hold 0 samples: {remedy}")
     return data
+
+
+def with_data(task: Task, data: Data) -> Task:
+    """The task with its training set loaded."""
+    return dataclasses.replace(task, train=lambda: data).named(task.reference, task.data_dir)
 
 
 class Trainer:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import msgspec
+import torch
 
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.simulated.simulated import Simulated, stage
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.testing.checkers import Checker, Rules, attach
@@ -39,7 +40,7 @@ class Observed:
     def __init__(self, job: Job, cluster: Simulated | None = None, limit: int = 200_000) -> None:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
-        self.simulation = stage(
+        self.simulation = Simulation(
             job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record)
         )
         self.rules = Rules(self._alive, limit)
@@ -83,6 +84,13 @@ class Observed:
     def vector(self) -> bytes:
         """The moving range of the server's vector, put together from the shards; empty where it is a phantom's."""
         return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]  # slices of torch's: no phantom is read
+
+
+def mapping_of(simulation: Simulation) -> torch.Tensor:
+    """The parameters and buffers that replicas share, as they are: 1-D uint8."""
+    assert simulation.memory is not None
+    assert simulation.coordinator.plan is not None
+    return simulation.memory[: simulation.coordinator.plan.layout.total]
 
 
 class Trace:

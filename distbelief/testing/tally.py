@@ -62,7 +62,7 @@ def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task
     >>> from distbelief.testing import Observed
     >>> task = tallied(Task(model=lambda: nn.Linear(1, 2), train=lambda: [(torch.zeros(1), 0)] * 6), batch_size=2)
     >>> run = Observed(Job(task, Allreduce(2, ADAGRAD), batch_size=2, evaluate_every=0)).run()
-    >>> times(run.simulation.peers["replica 0"].whole.flat.module.tally)
+    >>> times(run.simulation.parts["replica 0"].player.whole.flat.module.tally)
     tensor([[1, 1, 1]])
     """
     samples = len(as_data(task.train()))

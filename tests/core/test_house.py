@@ -97,7 +97,6 @@ ANYS = {
     "strategies/allreduce/whole.py": 4,
     "strategies/base.py": 1,
     "strategies/players.py": 3,
-    "strategies/process.py": 1,
     "strategies/sandblaster/coordinator.py": 1,
     "strategies/sandblaster/evaluating.py": 1,
     "strategies/sandblaster/methods.py": 8,
@@ -107,7 +106,6 @@ ANYS = {
     "strategies/shared_memory/mapped.py": 3,
     "strategies/shared_memory/options.py": 2,
     "strategies/shared_memory/replica.py": 5,
-    "strategies/shared_memory/worker.py": 2,
     "strategies/single/loop.py": 2,
     "strategies/single/options.py": 1,
 }
@@ -133,11 +131,7 @@ def test_what_the_type_checker_is_told_to_ignore_has_its_reason(name: str) -> No
 
 
 BORN_LATE = {
-    "places/simulated/assembled.py": 2,
-    "places/simulated/hogwild.py": 7,
-    "strategies/shared_memory/worker.py": 2,
-    "strategies/allreduce/worker.py": 1,
-    "places/simulated/simulation.py": 4,
+    "places/simulated/simulation.py": 3,
     "replica/downpour.py": 22,
     "server/shard.py": 5,
     "server/standby.py": 9,

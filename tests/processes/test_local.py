@@ -326,6 +326,7 @@ SPARED = """
 import sys
 import distbelief as db
 from distbelief.places.processes import process  # all that the processes of a job are forked with
+from distbelief.strategies.context import LoopContext
 from distbelief.strategies.single.loop import SingleLoop
 import jobs
 assert "torch._dynamo" not in sys.modules, "imported before anything is trained"
@@ -333,7 +334,7 @@ for name in {optimizers}:
     job = db.Job(jobs.tiny().named("jobs:tiny"), db.Downpour(shards=1, optimizer=db.optim(name)))
     assert db.run(job, on=db.Simulated())["outcome"] == "done"
     assert "torch._dynamo" not in sys.modules, name
-    SingleLoop(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None).run()
+    SingleLoop(LoopContext(jobs.tiny(), jobs.net(), job.settings(), lambda record: None, lambda: None)).run()
     assert "torch._dynamo" not in sys.modules, name + ", single"
 """
 

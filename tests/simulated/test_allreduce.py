@@ -81,7 +81,7 @@ def begin(plain: SimpleNamespace, cluster: Simulated | None = None, **options: A
 def held(run: Observed) -> dict[str, dict[str, torch.Tensor]]:
     """What each replica holds that was there at the end."""
     left = {record.role for record in run.records if isinstance(record, records.Gone) and not record.died}
-    stories = run.simulation.peers  # type: ignore[attr-defined]
+    stories: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
     return {
         role: {name: value.clone() for name, value in stories[role].whole.flat.module.state_dict().items()}
         for role in sorted(left)
@@ -207,7 +207,7 @@ def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
     ]
     assert rounds == [(epoch, index) for epoch in range(2) for index in range(12)]
     same_on_all(ours.run())
-    whole = next(iter(ours.simulation.peers.values())).whole  # type: ignore[attr-defined]
+    whole = next(iter(ours.simulation.parts.values())).player.whole  # type: ignore[attr-defined]
     theirs = torch.frombuffer(bytearray(synchronous.vector()), dtype=torch.float32)
     torch.testing.assert_close(whole.slice.moving().view(torch.float32), theirs, rtol=1e-5, atol=1e-6)
 
@@ -370,7 +370,8 @@ def moments(run: Observed) -> tuple[list[float], list[float]]:
     """When each replica has its gradient, and when it has the sum."""
     computed: list[float] = []
     summed: list[float] = []
-    for story in run.simulation.peers.values():  # type: ignore[attr-defined]
+    for part in run.simulation.parts.values():
+        story: Any = part.player
         story.whole.gather = lambda: computed.append(run.simulation.clock.now())
         story.whole.update = lambda _: summed.append(run.simulation.clock.now())
     return computed, summed

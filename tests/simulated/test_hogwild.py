@@ -24,16 +24,18 @@ from distbelief.core.outcomes import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.simulated.hogwild import Racing
 from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
+from distbelief.strategies.context import LoopContext
+from distbelief.strategies.shared_memory.simulated import Race
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
 from distbelief.testing.endings import hold_floors, ways
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals, mapping_of
 from distbelief.testing.tally import ADAGRAD, NAME, tallied, times
 from distbelief.transport.virtual import NetworkModel
 
@@ -54,21 +56,24 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Racing]:
+def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Simulation]:
     """Run a job to its end."""
     run = Observed(
         Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(network=SLOW, compute=STEADY)
     )
     run.run()
-    assert isinstance(run.simulation, Racing)
     return run, run.simulation
 
 
-def weights(simulation: Racing) -> list[torch.Tensor]:
+def updater(simulation: Simulation) -> Any:
+    """Who makes the updates of the first replica."""
+    return simulation.common[Race].updaters["replica 0"]
+
+
+def weights(simulation: Simulation) -> list[torch.Tensor]:
     """The parameters, as they lie in the mapping."""
-    assert simulation.plan
-    vector = simulation.vector()
-    entries = [entry for entry in simulation.plan.layout.entries if entry.tensor.kind == "parameter"]
+    vector = mapping_of(simulation)
+    entries = [entry for entry in simulation.coordinator.plan.layout.entries if entry.tensor.kind == "parameter"]
     return [
         vector[e.start : e.start + e.tensor.size].view(getattr(torch, e.tensor.dtype)).view(e.tensor.shape)
         for e in entries
@@ -136,7 +141,7 @@ def normalised() -> nn.Module:
 def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNamespace, way: str) -> None:
     task = plain.classes(normalised, samples=20)
     run, simulation = race(task, WAYS[way](replicas=1), epochs=3)
-    vector = simulation.vector()
+    vector = mapping_of(simulation)
     for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
         t, expected = entry.tensor, plain.sequential(task, "sgd", lr=0.1, epochs=3)
         assert torch.equal(
@@ -149,20 +154,19 @@ def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(pla
     """Under locks they are written with the update, under the lock of the first range or the one of all."""
     _, simulation = race(plain.classes(normalised), WAYS[way](replicas=2), epochs=1)
     peer, (start, stop) = (
-        simulation.peers["replica 0"],
-        (simulation.plan.layout.trained.stop, simulation.plan.layout.moving),
+        updater(simulation),
+        (simulation.coordinator.plan.layout.trained.stop, simulation.coordinator.plan.layout.moving),
     )  # type: ignore[union-attr]
-    before = simulation.vector()[start:stop].clone()
-    peer._mapped.look()  # type: ignore[attr-defined]
-    peer._trainer.compute(Batch(0, 0))  # type: ignore[attr-defined]
-    written = not torch.equal(simulation.vector()[start:stop], before)
+    before = mapping_of(simulation)[start:stop].clone()
+    simulation.parts["replica 0"].worker.compute(Batch(0, 0), lambda _: None)
+    written = not torch.equal(mapping_of(simulation)[start:stop], before)
     assert written == (way in ("hogwild", "none"))
     if not written:
-        last = peer.locked_steps()[-1]
+        last = peer.held.locked_steps()[-1]
         with torch.no_grad():
             last.act()
         assert last.locks == (0,)
-        assert not torch.equal(simulation.vector()[start:stop], before)
+        assert not torch.equal(mapping_of(simulation)[start:stop], before)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -191,7 +195,7 @@ def alone(strategy: Single, folder: str, epochs: int, checkpoint: Path | None = 
     """The model of the plain loop at its end, from a checkpoint or from the beginning."""
     job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0)
     model = build_model(bags(), 0, "cpu")
-    loop = SingleLoop(bags(), model, job.settings(), lambda _: None, lambda: None, folder)
+    loop = SingleLoop(LoopContext(bags(), model, job.settings(), lambda _: None, lambda: None, folder))
     if checkpoint is None:
         loop.run()
     else:
@@ -243,7 +247,7 @@ def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strat
     expected = plain.sequential(dense, optimizer, lr=0.05, epochs=2, clip_norm=clip, **options)
     simulation: Any = run.simulation
     if isinstance(strategy, Allreduce):
-        found = simulation.peers["replica 0"].whole.flat.module.state_dict()
+        found = simulation.parts["replica 0"].player.whole.flat.module.state_dict()
     else:
         vector = torch.cat([shard.held.moving() for shard in simulation.shards])
         entries = simulation.coordinator.plan.layout.entries
@@ -261,13 +265,9 @@ SIGNALLING = 0x7F800001
 
 def test_a_sparse_update_writes_to_its_rows_only() -> None:
     _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim("sgd", lr=0.05)), epochs=1)
-    peer = simulation.peers["replica 0"]
-    [sparse] = [
-        locked_step
-        for locked_step in peer.locked_steps()
-        if locked_step.size == 16 * 3 * 4 or locked_step.size == 8 * 3 * 4
-    ]
-    rows = peer._mapped.flat.module.rows.weight  # type: ignore[attr-defined]
+    peer = updater(simulation)
+    [sparse] = [part for part in peer.held.locked_steps() if part.size == 16 * 3 * 4 or part.size == 8 * 3 * 4]
+    rows = peer.held.flat.module.rows.weight
     touched = rows.grad.coalesce().indices()[0]
     others = torch.ones(50, dtype=torch.bool)
     others[touched] = False
@@ -297,7 +297,7 @@ def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -
         task.loss(model(inputs), targets).backward()
         for total, p in zip(expected, model.parameters(), strict=True):
             total += p.grad**2
-    sums = simulation.peers["replica 0"].arrays()["state.0.sum"]
+    sums = updater(simulation).held.arrays()["state.0.sum"]
     torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
 
 
@@ -362,13 +362,12 @@ def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleName
     job = Job(task=task, strategy=WAYS[way](replicas=3, restarts=1), epochs=2, batch_size=4, snapshot_every="10")
     run = Observed(job, Simulated(network=SLOW, compute=STEADY, restart_seconds=0.01))
     simulation = run.simulation
-    assert isinstance(simulation, Racing)
     for victim in ("replica 0", "replica 1"):
         simulation.clock.call_at(moment, simulation.kill, victim)
     run.run()
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
-    assert not any(simulation.locks.holder(number) for number in range(8))
+    assert not any(simulation.common[Race].locks.holder(number) for number in range(8))
 
 
 def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> None:
@@ -377,10 +376,9 @@ def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> No
         Simulated(network=SLOW, compute=STEADY),
     )
     simulation, held = run.simulation, []
-    assert isinstance(simulation, Racing)
 
     def strike(_: None) -> None:
-        held.append(simulation.locks.holder(0))
+        held.append(simulation.common[Race].locks.holder(0))
         simulation.kill(held[0])
 
     simulation.clock.call_at(0.004, strike, None)
@@ -401,7 +399,7 @@ def test_a_death_at_any_message_ends_in_a_whole_job(plain: SimpleNamespace, vict
     )
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
-    assert simulation.peers["replica 0"].counts.facts()["updates"] >= 30
+    assert updater(simulation).held.counts.facts()["updates"] >= 30
 
 
 def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
@@ -478,7 +476,7 @@ def test_what_torch_cannot_do_with_sparse_gradients_is_refused(
 
     def begin() -> None:
         if isinstance(strategy, Single):
-            SingleLoop(bags(), build_model(bags(), 0, "cpu"), job.settings(), lambda _: None, lambda: None)
+            SingleLoop(LoopContext(bags(), build_model(bags(), 0, "cpu"), job.settings(), lambda _: None, lambda: None))
         else:
             Observed(job).run()
 
@@ -537,7 +535,6 @@ def drawn(plain: SimpleNamespace, seed: int) -> Observed:
 def hold(run: Observed) -> Counter[str]:
     """Run to the end, and hold what must hold; returns the ways in which it ended."""
     simulation = run.simulation
-    assert isinstance(simulation, Racing)
     simulation.run()
     died = {role for role in simulation.killed if roles.is_replica(role)}
     [finished] = [record for record in run.records if isinstance(record, records.Finished)]
@@ -551,9 +548,8 @@ def hold(run: Observed) -> Counter[str]:
     assert finished.cause in {Cause.EPOCHS_DONE} | deserted, f"{finished}, {simulation.killed}"
     if finished.cause is Cause.EPOCHS_DONE:
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 60
-        assert simulation.plan
-        entry = next(entry for entry in simulation.plan.layout.entries if entry.tensor.name == NAME)
-        found = times(simulation.vector()[entry.start : entry.start + entry.tensor.size].view(torch.float32))
+        entry = next(entry for entry in simulation.coordinator.plan.layout.entries if entry.tensor.name == NAME)
+        found = times(mapping_of(simulation)[entry.start : entry.start + entry.tensor.size].view(torch.float32))
         applied = [record.samples for record in run.records if isinstance(record, records.Applied)]
         assert applied or deserted
         if died:

@@ -17,11 +17,10 @@ from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.simulated.hogwild import Racing
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Hogwild, Locking
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import Observed, mapping_of
 
 
 def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, torch.Tensor]:
@@ -33,8 +32,7 @@ def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: An
     job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": Hogwild(**own), "batch_size": 4, **options})
     run = Observed(job, cluster or Simulated(compute=ComputeModel(spread="constant")))
     run.run()
-    assert isinstance(run.simulation, Racing)
-    return run, run.simulation.vector().clone()
+    return run, mapping_of(run.simulation).clone()
 
 
 @pytest.mark.parametrize("options", [{"initial_accumulator_value": 0.5}, {"lr_decay": 0.1}, {"eps": 0.1}], ids=str)

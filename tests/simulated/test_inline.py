@@ -14,11 +14,11 @@ from torch import nn
 
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
-from distbelief.core.effects import Arrival, Batch, Computed, Measured
+from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Data, Plan, Settings
+from distbelief.core.settings import Data, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -26,6 +26,7 @@ from distbelief.places.simulated.handling import INSTANT
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.replica.downpour import Downpour as Story
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.player import Worker
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
@@ -35,7 +36,6 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
-from distbelief.transport.base import Arena
 from distbelief.transport.inline import Inline
 from distbelief.transport.virtual import NetworkModel
 
@@ -69,7 +69,7 @@ class Stage:
             trainer = Trainer(task, model, settings.data.batch_size, settings.seed, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
-                roles.replica(i), story, self.network.endpoint(roles.replica(i)), _Worker(self, flat, trainer)
+                roles.replica(i), story, self.network.endpoint(roles.replica(i)), _worker(self, flat, trainer)
             )
         for role, endpoint in self.network.endpoints.items():
             if role != "computations":
@@ -103,20 +103,13 @@ class Stage:
         return {name: value.clone() for name, value in flat.module.state_dict().items()}
 
 
-class _Worker:
-    def __init__(self, stage: Stage, flat: FlatModule, trainer: Trainer) -> None:
-        self._stage, self._flat, self._trainer = stage, flat, trainer
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        self._flat.bind(arena.gradients, arena.parameters)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> None:
-        computed = self._trainer.compute(batch)
+def _worker(stage: Stage, flat: FlatModule, trainer: Trainer) -> Worker:
+    def compute(batch: Batch, answer: Callable[[Computed], None]) -> None:
+        computed = trainer.compute(batch)
         computation = Arrival("", lambda: answer(Computed(computed.loss, computed.samples, 0.0)))  # type: ignore[arg-type]
-        self._stage.network.queue.append(("computations", computation))
+        stage.network.queue.append(("computations", computation))
 
-    def measure(self) -> Measured:
-        raise AssertionError("nobody measures here")
+    return Worker(lambda _, arena: flat.bind(arena.gradients, arena.parameters), compute)
 
 
 class _Nowhere:

@@ -21,7 +21,6 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT
-from distbelief.places.simulated.hogwild import Racing
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.server import layerwise, optimizers
@@ -29,7 +28,7 @@ from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.testing.simulations import Observed
+from distbelief.testing.simulations import Observed, mapping_of
 from distbelief.testing.tally import NAME, tallied
 from distbelief.transport.virtual import NetworkModel
 
@@ -161,12 +160,12 @@ def plainly() -> nn.Module:
 
 def state_of(run: Observed) -> dict[str, torch.Tensor]:
     """The server's state dict, or that of a replica which was there at the end where there is none."""
-    peers = getattr(run.simulation, "peers", None)
-    if isinstance(run.simulation, Racing):
-        return entries(run, run.simulation.vector())
-    if peers:
+    stories: dict[str, Any] = {role: part.player for role, part in run.simulation.parts.items()}
+    if run.simulation.memory is not None:
+        return entries(run, mapping_of(run.simulation))
+    if not run.simulation.shards:
         last = next(record.role for record in run.records if isinstance(record, records.Gone) and not record.died)
-        return {name: value.clone() for name, value in peers[last].whole.flat.module.state_dict().items()}
+        return {name: value.clone() for name, value in stories[last].whole.flat.module.state_dict().items()}
     plan: Any = run.simulation.coordinator.plan
     vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
     for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
@@ -414,7 +413,8 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
     made: dict[int, list[Minibatch]] = {}
 
     def note(whole: TorchWhole, factor: float) -> None:
-        [story] = [story for story in run.simulation.peers.values() if story.whole is whole]  # type: ignore[attr-defined]
+        stories: list[Any] = [part.player for part in run.simulation.parts.values()]
+        [story] = [story for story in stories if story.whole is whole]
         made[story.samples] = minibatches_in(whole)
         update(whole, factor)
 

@@ -36,6 +36,7 @@ from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Lock
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.checkers import attach
+from distbelief.testing.simulations import mapping_of
 from distbelief.transport.processors import Hosts
 from distbelief.transport.virtual import NetworkModel, Outage
 
@@ -128,7 +129,7 @@ def made(plain: SimpleNamespace, kind: type[Strategy], options: Mapping[str, Any
 
 def play(job: Job, place: Simulated, folder: Path) -> Seen:
     """Run a job, and look at it."""
-    seen, staged = Seen(), simulated.stage
+    seen, staged = Seen(), simulated.Simulation
     Noting.seen = seen.threads
     simulations: list[Any] = []
     loops: list[Any] = []
@@ -151,7 +152,7 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(simulated, "stage", stage)
+        patch.setattr(simulated, "Simulation", stage)
         patch.setattr(simulated, "Alone", alone)
         patch.setattr(Attempt, "record", note)
         try:
@@ -159,7 +160,7 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
         except DistbeliefError as error:
             seen.told.append(f"{type(error).__name__}: {error}")
     seen.weights = [one for simulation in simulations for one in held(simulation)]
-    seen.weights += [value.numpy().tobytes() for one in loops for value in one._loop.model.state_dict().values()]
+    seen.weights += [value.numpy().tobytes() for one in loops for value in one.model.state_dict().values()]
     seen.files = sorted(
         str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith("events.out")
     )
@@ -168,11 +169,12 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
 
 def held(simulation: Any) -> list[bytes]:
     """What is trained, by whoever holds it."""
-    if hasattr(simulation, "vector"):
-        return [bytes(simulation.vector().numpy())] if simulation.memory is not None else []
+    if simulation.memory is not None:
+        return [bytes(mapping_of(simulation).numpy())]
     if simulation.shards:
         return [bytes(shard.held.moving().numpy()) for shard in simulation.shards if not simulation.cluster.phantom]
-    wholes = [peer.whole for peer in getattr(simulation, "peers", {}).values() if hasattr(peer.whole, "flat")]
+    stories = [part.player for part in simulation.parts.values()]
+    wholes = [story.whole for story in stories if hasattr(story, "whole") and hasattr(story.whole, "flat")]
     return [bytes(value.numpy().tobytes()) for whole in wholes for value in whole.flat.module.state_dict().values()]
 
 

@@ -24,6 +24,7 @@ from distbelief.record.restore import load_part
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour, Single
+from distbelief.strategies.context import LoopContext
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
@@ -36,7 +37,7 @@ def play(plain: SimpleNamespace, out: str = "", **options: Any) -> tuple[list[Re
     job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **options})
     told: list[Record] = []
     model = build_model(job.task, 0, "cpu")
-    SingleLoop(job.task, model, job.settings(), told.append, lambda: None, out).run()
+    SingleLoop(LoopContext(job.task, model, job.settings(), told.append, lambda: None, out)).run()
     return told, torch.cat([value.flatten() for value in model.state_dict().values()])
 
 
@@ -172,7 +173,9 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
         else:
             latest, manifest, _ = held(tmp_path)
             loop = SingleLoop(
-                task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path)
+                LoopContext(
+                    task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path)
+                )
             )
             loop.run(str(latest), manifest.position, manifest.samples, manifest.number + 1)
         _, manifest, arrays = held(tmp_path)

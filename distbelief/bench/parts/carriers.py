@@ -14,19 +14,20 @@ import torch
 from distbelief.bench.parts.peers import Peers
 from distbelief.core import roles
 from distbelief.core.conversations import initialising, membership, pushing
-from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Measured, Send, Story
+from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Send, Story
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import JobFailed, UsageError
+from distbelief.errors import JobFailed
 from distbelief.places.join.authority import Authority
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.player import Answer, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.transport.base import Arena, NetworkEndpoint
+from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -127,7 +128,7 @@ class Ours:
         for (role, _), peer in zip(self._shards, served, strict=True):
             self.endpoint.connect(role, peer.hear())
         self._driver = Driver(WallClock(self.endpoint), lambda *_: None)
-        self._driver.add_story(REPLICA, self._story(), self.endpoint, self)
+        self._driver.add_story(REPLICA, self._story(), self.endpoint, Worker(compute=self._compute))
         self._driver.begin(REPLICA)
         self.pushes = 0
 
@@ -191,16 +192,7 @@ class Ours:
                     versions[arrival.sender] = arrival.event.version
                     missing -= 1
 
-    # what a driver asks of a worker
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Nothing to attach: there is no plan."""
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
+    def _compute(self, _: Batch, answer: Answer) -> Computed | None:
         """Wait for the next `trips`."""
         self._answer = answer
         return None
-
-    def measure(self) -> Measured:
-        """Nothing to measure."""
-        raise UsageError("the wire has no accuracy; bench train or bench accuracy measure a model")

@@ -5,15 +5,17 @@ ended.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import mmap
 import os
 import runpy
 import select
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -49,22 +51,18 @@ from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import Host
-from distbelief.runtime.player import Store as Keeper
-from distbelief.runtime.player import Worker
+from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Worker, cannot
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name
-from distbelief.strategies.allreduce.worker import Scripted
-from distbelief.strategies.base import servers
+from distbelief.strategies.base import Strategy, servers
+from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
 from distbelief.strategies.players import Players
-from distbelief.strategies.process import Compute, Context, Player
-from distbelief.strategies.served import ServedWorker, common_memory
-from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import build_model, check_measure, hint, placed
+from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, load, placed, with_data
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
@@ -105,18 +103,6 @@ def _watched(settings: Settings) -> set[str]:
     return {*roles.replicas(settings.mesh), *servers(settings.shards, standby=1), roles.EVALUATOR}
 
 
-class Shown(Protocol):
-    """Who plays a role, as far as a status shows it."""
-
-    def waits(self) -> str:
-        """What it waits for, in one sentence; empty where for nothing."""
-        ...
-
-    def standing(self) -> dict[str, Any]:
-        """Its counts."""
-        ...
-
-
 class _Process:
     player: Shown | None = None
 
@@ -134,9 +120,14 @@ class _Process:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
 
     @property
+    def strategy(self) -> Strategy:
+        """How its job trains."""
+        return by_name(self.spec.settings.consistency)
+
+    @property
     def players(self) -> Players:
         """Who plays the roles of its job."""
-        return by_name(self.spec.settings.consistency).players()
+        return self.strategy.players()
 
     def play(self) -> None:
         """Play the role to its end."""
@@ -275,16 +266,11 @@ class _Process:
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
-        if self.spec.memory < 0:
-            return self._slice_of_its_own(plan, shard)
-        whole, own = common_memory(self.spec, plan), plan.assignments[shard]
-        return self.players.served.torch_slice(
-            plan, shard, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop]
-        )
+        return self.players.served.slice(plan, shard, self._memory)
 
     def _slice_of_its_own(self, plan: Plan, shard: int) -> TorchSlice:
         """A slice in this process's memory."""
-        return self.players.served.torch_slice(plan, shard, None, None)
+        return self.players.served.slice(plan, shard, None)
 
     def _play_single(self) -> None:
         spec = self.spec
@@ -304,13 +290,15 @@ class _Process:
                 os._exit(1)
             return told[0] if told else None
 
-        loop = SingleLoop(
-            task,
-            self._model(task),
-            spec.settings,
-            lambda record: self._note(time.monotonic(), roles.SINGLE, record),
-            stopped,
-            spec.run,
+        loop = self.strategy.loop(
+            LoopContext(
+                task,
+                self._model(task),
+                spec.settings,
+                lambda record: self._note(time.monotonic(), roles.SINGLE, record),
+                stopped,
+                spec.run,
+            )
         )
         self.channel.say(Listening(""))
         loop.run(spec.checkpoint, spec.position if spec.checkpoint else None, spec.samples, spec.number)
@@ -325,11 +313,51 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
         self.players.check_model(spec.settings, model)
-        context = Context(
-            spec, self.role, self.incarnation, task, self._flat(model), self._padded, self._listen, self.pump()
+        flat, data = self._flat(model), load(task, "training")
+        task = with_data(task, data)
+        context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
+        self._tell_story(*self.players.replica(context))
+
+    def _context(
+        self,
+        task: Task,
+        samples: int,
+        flat: FlatModule,
+        computes: Callable[[float], Compute],
+        batch_size: int = 0,
+        scripted: bool = False,
+    ) -> Context:
+        """What whoever plays this role is given."""
+        spec = self.spec
+        return Context(
+            self.role,
+            self.incarnation,
+            spec.settings,
+            task,
+            samples,
+            flat.layout,
+            flat,
+            computes,
+            spec.evaluator,
+            batch_size,
+            scripted,
+            self._memory,
+            Process(spec, self._listen),
         )
-        part = self.players.part(context)
-        self._tell_story(part.player, part.worker, part.store)
+
+    @property
+    def _memory(self) -> Memory | None:
+        """What the processes of the job share, where they share any."""
+        return None if self.spec.memory < 0 else self._share
+
+    def _share(self, length: int) -> torch.Tensor:
+        """So many bytes of the supervisor's memory. The descriptor stays open: with any that a process closes, its
+        locks on that file are gone.
+        """
+        descriptor = open_memory(self.spec)
+        if os.fstat(descriptor).st_size < length:
+            os.ftruncate(descriptor, length)
+        return torch.frombuffer(mmap.mmap(descriptor, max(length, 1)), dtype=torch.uint8)[:length]
 
     def _padding(self) -> Padding | None:
         return (
@@ -338,19 +366,26 @@ class _Process:
             else None
         )
 
-    def _padded(self, compute: Compute) -> Compute:
-        """What computes, sleeping after each step as the cluster's compute model has it."""
-        padding = self._padding()
-        if padding is None:
-            return compute
+    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
+        """What computes gradients: with the links carried meanwhile, where that needs somebody, and asleep after each
+        step as the cluster's compute model has it.
+        """
+        s, padding, pump = self.spec.settings, self._padding(), self.pump()
+        trainer = Trainer(task, flat.module, s.data.batch_size, s.seed, clip_norm, s.data.drop_last)
 
         def padded(batch: Batch) -> Computed:
-            computed = compute(batch)
+            computed = trainer.compute(batch)
+            if padding is None:
+                return computed
             rest = padding.rest(computed.seconds)
             time.sleep(rest)
             return msgspec.structs.replace(computed, seconds=computed.seconds + rest)
 
-        return padded
+        def carried(batch: Batch, _: Answer) -> Computed:
+            with pump.running() if pump is not None else contextlib.nullcontext():
+                return padded(batch)
+
+        return carried
 
     def _model(self, task: Task) -> nn.Module:
         model = build_model(task, self.spec.settings.seed, self.spec.device, max(0, roles.index_of(self.role)))
@@ -359,7 +394,7 @@ class _Process:
         return model
 
     def _flat(self, model: nn.Module) -> FlatModule:
-        return FlatModule(model, groups_of(model, self.spec.settings.optimizer), rows=self.spec.settings.mapped)
+        return FlatModule(model, groups_of(model, self.spec.settings.optimizer), self.players.rows)
 
     def pump(self) -> Pump | None:
         """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
@@ -368,32 +403,18 @@ class _Process:
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""
         self._meet()
-
-        alone = self.spec.settings.among_themselves
-        part = Scripted(self.spec, self.role, self.incarnation, self._listen()) if alone else None
-
-        def attach(vectors: FlatModule, plan: Plan, arena: Arena) -> None:
-            if self.spec.init_from:
-                vectors.module.load_state_dict(load_weights(self.spec.init_from, vectors.layout))
-            if part:
-                part.whole.bind(plan)
-            else:
-                ServedWorker(self.spec, self.role, vectors, None).attach(plan, arena)
-
-        torch.manual_seed(self.spec.settings.seed)
-        device = placed(self.spec.device, roles.index_of(self.role))
-        clip = 0.0 if part else self.spec.settings.clip_norm  # without a server the sum is clipped
+        spec, device = self.spec, placed(self.spec.device, roles.index_of(self.role))
+        torch.manual_seed(spec.settings.seed)
         loop.current = loop.Replica(
             self.role,
             self.driver,
             self.endpoint,
-            attach,
-            clip,
+            self._scripted_part,
             self.pump(),
             device,
             self.incarnation,
             self._padding(),
-            part,
+            Store(spec.run),
         )
         loop.current.stepped = self.spec.settings.optimizer
         script = self.spec.script[0]
@@ -409,6 +430,20 @@ class _Process:
                 " replica.optimizer(model), and go through replica.batches(dataset)"
             )
         self.endpoint.close()
+
+    def _scripted_part(
+        self, flat: FlatModule, samples: int, batch_size: int, computes: Callable[[float], Compute]
+    ) -> Part:
+        """What a replica plays whose loop is the user's."""
+        task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
+        part = self.players.replica(self._context(task, samples, flat, computes, batch_size, scripted=True))
+
+        def attach(plan: Plan, arena: Arena) -> None:
+            if self.spec.init_from:
+                flat.module.load_state_dict(load_weights(self.spec.init_from, flat.layout))
+            part.worker.attach(plan, arena)
+
+        return part._replace(worker=dataclasses.replace(part.worker, attach=attach))
 
     def _run_path(self, script: str) -> None:
         try:
@@ -430,11 +465,12 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         vectors = self._flat(build_model(task, spec.settings.seed, "cpu"))
         check_measure(task, vectors.module)
-        self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(spec, vectors, task))
+        context = self._context(task, 0, vectors, lambda _: cannot("compute"))
+        self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))
 
-    def _tell_story(self, player: Player, worker: Worker, store: Keeper | None = None) -> None:
+    def _tell_story(self, player: HasStory, worker: Worker) -> None:
         self.player = player
-        self.driver.add_story(self.role, player.story(), self.endpoint, worker, store)
+        self.driver.add_story(self.role, player.story(), self.endpoint, worker, Store(self.spec.run))
         self._meet()
         self.driver.link(self.role)
         self.driver.run()

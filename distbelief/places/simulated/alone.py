@@ -1,11 +1,10 @@
-"""One run of a simulated `single`: the plain loop on one virtual machine, with the step times of the compute model and
-nobody to talk to.
+"""One run of a simulated job that one process plays: a loop on one virtual machine, with the step times of the compute
+model and nobody to talk to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import torch
@@ -20,14 +19,14 @@ from distbelief.places.compute_model import Stopwatch
 from distbelief.places.place import NEVER, Said
 from distbelief.places.simulated.handling import Labour
 from distbelief.places.simulated.simulation import model_of, task_of, without_loss
+from distbelief.places.simulated.timed import phantom
 from distbelief.places.supervisor import Supervisor
 from distbelief.runtime.clock import VirtualClock
-from distbelief.strategies.single.loop import SingleLoop
+from distbelief.strategies.context import LoopContext, LoopSteps
 
 
 class Alone:
-    """A simulation of the plain loop; a step takes what the compute model says, and the time of the update that it ends
-    with.
+    """A simulation of a loop; a step takes what the compute model says, and the time of the update that it ends with.
 
     Args:
         job: what is run.
@@ -37,24 +36,25 @@ class Alone:
         attempt: takes the records, and knows where to go on.
         clock: of the simulation.
         stopped: says, after each step, why the loop is to end; None while it is not.
-        phantom: compute nothing.
+        computes: whether anything is computed; else only time passes.
     """
 
     def __init__(
         self, job: Job, settings: Settings, stopwatch: Stopwatch, labour: Labour, attempt: Attempt, clock: VirtualClock,
-        stopped: Callable[[], str | None], phantom: bool,
+        stopped: Callable[[], str | None], computes: bool,
     ) -> None:  # fmt: skip
-        self._job, self._attempt, self._clock, self._phantom = job, attempt, clock, phantom
+        self._job, self._settings, self._attempt, self._computes = job, settings, attempt, computes
+        self._clock, self._stopwatch, self._labour = clock, stopwatch, labour
         self.supervisor = Supervisor(0, deadlines=NEVER)
         task, folder = task_of(job), attempt.folder
-        run = str(folder.path) if folder is not None and not phantom else ""
-        kind = _Phantom if phantom else _Timed
-        self._loop = kind(
-            clock, stopwatch, labour, task, model_of(job, task), settings, self._note, stopped, run, clock.now
+        run = str(folder.path) if folder is not None and computes else ""
+        self.model = model_of(job, task)
+        self._loop = job.strategy.loop(
+            LoopContext(task, self.model, settings, self._note, stopped, run, clock.now, self._timed)
         )
 
     def _note(self, record: Record) -> None:
-        self._attempt.record(self._clock.now(), roles.SINGLE, without_loss(record) if self._phantom else record)
+        self._attempt.record(self._clock.now(), roles.SINGLE, record if self._computes else without_loss(record))
         self.supervisor.handle(self._clock.now(), Said(roles.SINGLE, 0, record))
 
     def run(self) -> None:
@@ -68,39 +68,22 @@ class Alone:
         finally:
             torch.set_num_threads(threads)
 
+    def _timed(self, steps: LoopSteps) -> LoopSteps:
+        """The steps of the loop, on simulated time; of a phantom, only the time."""
+        clock, seconds = self._clock, self._labour.update(steps.trained)
+        counted = phantom(steps.samples, self._settings.data.batch_size)
 
-class _Timed(SingleLoop):
-    """The plain loop, on simulated time: with what takes how long, and then what the loop is given."""
+        def compute(batch: Batch) -> Computed:
+            computed = steps.compute(batch) if self._computes else counted(batch, lambda _: None)
+            assert computed is not None
+            took = self._stopwatch.draw()
+            clock.events += 1
+            clock.time += took
+            return msgspec.structs.replace(computed, seconds=took)
 
-    def __init__(self, clock: VirtualClock, stopwatch: Stopwatch, labour: Labour, *loop: Any) -> None:
-        super().__init__(*loop)
-        self._clock, self._stopwatch = clock, stopwatch
-        self._updating = labour.update(self._flat.layout.trained.size)
+        def update() -> None:
+            if self._computes:
+                steps.update()
+            clock.time += seconds
 
-    def compute(self, batch: Batch) -> Computed:
-        """The gradient of a minibatch, as long as the compute model says after the step began."""
-        return msgspec.structs.replace(super().compute(batch), seconds=self._passed())
-
-    def _passed(self) -> float:
-        seconds = self._stopwatch.draw()
-        self._clock.events += 1
-        self._clock.time += seconds
-        return seconds
-
-    def update(self) -> None:
-        """Step, which takes its time."""
-        super().update()
-        self._clock.time += self._updating
-
-
-class _Phantom(_Timed):
-    """One that computes nothing."""
-
-    def compute(self, batch: Batch) -> Computed:
-        """Only the time that passes."""
-        size = self.settings.data.batch_size
-        return Computed(None, min(size, self._plan.samples - batch.index * size), self._passed())
-
-    def update(self) -> None:
-        """Only the time that passes."""
-        self._clock.time += self._updating
+        return steps._replace(compute=compute, update=update)

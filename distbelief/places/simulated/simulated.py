@@ -15,7 +15,7 @@ from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.outcomes import cause_of
-from distbelief.core.records import Finished, Record
+from distbelief.core.records import Finished
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
@@ -23,9 +23,7 @@ from distbelief.places.attempt import Attempt, View, evaluates
 from distbelief.places.explanation import Explanation
 from distbelief.places.signals import WORDS
 from distbelief.places.simulated.alone import Alone
-from distbelief.places.simulated.assembled import Assembled
 from distbelief.places.simulated.handling import Labour
-from distbelief.places.simulated.hogwild import Racing
 from distbelief.places.simulated.simulation import Simulation, task_of
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.record.checkpoints import Checkpoints, read_manifest
@@ -62,13 +60,13 @@ class Simulated(VirtualCluster):
         clock = VirtualClock()
         try:
             if job.strategy.coordinated:
-                simulation = stage(job, settings, self, attempt.record, attempt, clock, stopped=stopped)
+                simulation = Simulation(job, settings, self, attempt.record, attempt, clock, stopped=stopped)
                 attempt.live.ask = lambda: _tell_shards(simulation, attempt)
                 supervisor = simulation.supervisor
                 simulation.run()
             else:
                 stopwatch, labour = self.compute.stopwatch(0, job.seed), Labour(self.handling, settings, lambda: 0)
-                alone = Alone(job, settings, stopwatch, labour, attempt, clock, stopped, self.phantom)
+                alone = Alone(job, settings, stopwatch, labour, attempt, clock, stopped, not self.phantom)
                 supervisor = alone.supervisor
                 alone.run()
             attempt.keep_folder(clock.now())
@@ -87,20 +85,6 @@ class Simulated(VirtualCluster):
         if failure is not None:
             raise failure
         return {**result, "events": clock.events}
-
-
-def stage(
-    job: Job,
-    settings: Settings,
-    cluster: VirtualCluster,
-    sink: Callable[[float, str, Record], None],
-    *more: Any,
-    **others: Any,
-) -> Simulation:
-    """The simulation of a job: with a server, without one, or in one memory."""
-    return (Assembled if settings.among_themselves else Racing if settings.mapped else Simulation)(
-        job, settings, cluster, sink, *more, **others
-    )
 
 
 def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:

@@ -25,26 +25,26 @@ from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, Labour
-from distbelief.places.simulated.timed import TimedPhantom, TimedWorker, Watcher, with_data
+from distbelief.places.simulated.timed import phantom, timed
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import Host
+from distbelief.runtime.player import Compute, Part, Worker, cannot
 from distbelief.runtime.player import Store as Keeper
-from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
+from distbelief.strategies.context import Context, StepTiming, Virtual
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, check_measure, load
+from distbelief.tasks.worker import Trainer, build_model, check_measure, load, with_data
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
 TOLD = (Started, Rewound, Ending, Succeeded, Vacant, Finished)
@@ -89,6 +89,15 @@ class Simulation:
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = lambda: None
     """Says, between two events, why the job is to end; None while it is not."""
+    parts: dict[str, Part] = field(init=False, default_factory=dict)
+    """What each replica plays."""
+    common: dict[type, object] = field(init=False, default_factory=dict)
+    """What the replicas have in common, by its kind."""
+    memory: torch.Tensor | None = field(init=False, default=None)
+    """What the replicas share, where the strategy needs it: 1-D uint8."""
+    shards: list[Shard] = field(init=False, default_factory=list)
+    _died: dict[str, list[Callable[[], None]]] = field(init=False, default_factory=dict)
+    """Who is told of the death of a replica's current life."""
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
@@ -174,7 +183,6 @@ class Simulation:
             self.attempt is not None and self.attempt.folder is not None and not self.cluster.phantom,
         )
         self._store = Store(attempt.folder.path) if keep and attempt and attempt.folder else MemoryStore()
-        self.shards: list[Shard] = []
         self._do(self.supervisor.begin(self._roles()))
 
     def _roles(self) -> list[str]:
@@ -186,12 +194,9 @@ class Simulation:
     def _add_evaluator(self, incarnation: int) -> None:
         evaluated = self._flat(self._model())
         check_measure(self.task, evaluated.module)
-        story = Evaluator(evaluated, incarnation).story()
-        self._play_story(roles.EVALUATOR, story, self._endpoint(roles.EVALUATOR, incarnation), self._watcher(evaluated))
-
-    def _watcher(self, flat: FlatModule) -> Worker:
-        """Who measures for the evaluator."""
-        return Watcher(self.task, flat)
+        context = self._context(roles.EVALUATOR, incarnation, evaluated, evaluated.layout, lambda _: cannot("compute"))
+        story, endpoint = Evaluator(evaluated, incarnation).story(), self._endpoint(roles.EVALUATOR, incarnation)
+        self._play_story(roles.EVALUATOR, story, endpoint, self.players.reader(context))
 
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
@@ -268,29 +273,70 @@ class Simulation:
         self.clock.call_later(0.0, play, None)
 
     def _add_replica(self, index: int, incarnation: int) -> None:
-        role, samples = roles.replica(index), len(self._data)
+        role, endpoint = roles.replica(index), self._endpoint(roles.replica(index), incarnation)
+        flat = None if self.cluster.phantom else self._flat(self._model())
+        if flat is not None:
+            self.players.check_model(self.settings, flat.module)
+        network, timing = self.network.model, StepTiming()
+        virtual = Virtual(
+            self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
+        )
+        self._died[role] = virtual.died
         stopwatch = self.cluster.compute.stopwatch(index, self.job.seed + incarnation)
-        vectors: Vectors
-        worker: TimedWorker | TimedPhantom
-        endpoint = self._endpoint(role, incarnation)
-        if self.cluster.phantom:
-            vectors = PhantomVectors(self._layout())
-            worker = TimedPhantom(endpoint.thread, stopwatch, samples, self.settings.data.batch_size)
-        else:
-            model = self._model()
-            self.players.check_model(self.settings, model)
-            vectors = self._flat(model)
-            settings = self.settings
-            task = with_data(self.task, self._data)
-            trainer = Trainer(
-                task, model, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
-            )
-            worker = TimedWorker(endpoint.thread, stopwatch, vectors, trainer)
-        story = self.players.served.replica(role, vectors, samples, incarnation).story()
-        self._play_story(role, story, endpoint, worker)
+        layout = self._layout() if flat is None else flat.layout
+        context = self._context(
+            role,
+            incarnation,
+            flat,
+            layout,
+            lambda clip_norm: timed(self._computes(flat, clip_norm), endpoint.thread, stopwatch, timing),
+            virtual,
+        )
+        part = self.parts[role] = self.players.replica(context)
+        self._play_story(role, part.player.story(), endpoint, part.worker, self._store)
+
+    def _context(
+        self,
+        role: str,
+        incarnation: int,
+        flat: FlatModule | None,
+        layout: Layout,
+        computes: Callable[[float], Compute],
+        virtual: Virtual | None = None,
+    ) -> Context:
+        """What whoever plays a role is given."""
+        shared = self.job.strategy.needs_memory(self.settings, "virtual")
+        return Context(
+            role,
+            incarnation,
+            self.settings,
+            self.task,
+            len(self._data),
+            layout,
+            flat,
+            computes,
+            self.evaluates,
+            memory=self._share if shared else None,
+            virtual=virtual,
+        )
+
+    def _share(self, length: int) -> torch.Tensor:
+        """The memory that the replicas share, which is made for the first that asks."""
+        if self.memory is None:
+            self.memory = torch.zeros(length, dtype=torch.uint8)
+        return self.memory[:length]
+
+    def _computes(self, flat: FlatModule | None, clip_norm: float) -> Compute:
+        """What computes gradients, of a phantom only how many samples they are of."""
+        seed, data = self.settings.seed, self.settings.data
+        if flat is None:
+            return phantom(len(self._data), data.batch_size)
+        task = with_data(self.task, self._data)
+        trainer = Trainer(task, flat.module, data.batch_size, seed, clip_norm, data.drop_last)
+        return lambda batch, _: trainer.compute(batch)
 
     def _flat(self, model: nn.Module) -> FlatModule:
-        return FlatModule(model, groups_of(model, self.settings.optimizer), rows=self.settings.mapped)
+        return FlatModule(model, groups_of(model, self.settings.optimizer), self.players.rows)
 
     def _layout(self) -> Layout:
         if not hasattr(self, "_known_layout"):
@@ -377,6 +423,8 @@ class Simulation:
         self.clock.call_later(0.0, self.driver.remove, role)
         if (role, incarnation) not in self._moved:
             self._happens(Ended(role, incarnation, killed=True))
+        for tell in self._died.get(role, ()):
+            tell()
 
     def _left(self, role: str, incarnation: int) -> None:
         """A role has ended by itself; a standby that becomes its shard has not."""

@@ -28,10 +28,10 @@ PHANTOM_LACKS: Mapping[str, str] = {
     "checkpoint_every": "that could be kept",
     "keep_checkpoints": "that could be kept",
     "init_from": "that could begin there",
-    "line_search": "that could be searched",
-    "tolerance": "that could be so small",
 }
-"""What a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes any."""
+"""Options of any job that a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes
+any. A strategy names those of its own.
+"""
 
 
 class Crash(CheckedStruct, frozen=True):
@@ -97,12 +97,12 @@ class VirtualCluster(Checked):
 
     def _check_used(self, job: Job) -> None:
         """Refuse what would do nothing here."""
-        asked = [(of, one) for of in (job, job.strategy) for one in dataclasses.fields(of) if one.name in PHANTOM_LACKS]
+        lacks = {**PHANTOM_LACKS, **job.strategy.phantom_lacks}
+        asked = [(of, one) for of in (job, job.strategy) for one in dataclasses.fields(of) if one.name in lacks]
         for of, one in asked if self.phantom else ():
             if (value := getattr(of, one.name)) not in (one.default, 0, "none"):
                 raise UsageError(
-                    f"{option(one.name)} {value}: --phantom computes nothing {PHANTOM_LACKS[one.name]}; leave one of "
-                    "them off"
+                    f"{option(one.name)} {value}: --phantom computes nothing {lacks[one.name]}; leave one of them off"
                 )
         if job.keep_checkpoints != Job.keep_checkpoints and not (self.keep or job.out):
             raise UsageError(

@@ -7,11 +7,20 @@ from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
+from distbelief.runtime.player import Part
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.grouping import Grouping
 from distbelief.strategies.allreduce.round_batches import RoundBatches
-from distbelief.strategies.allreduce.worker import part
+from distbelief.strategies.allreduce.simulated import simulated_replica
+from distbelief.strategies.allreduce.worker import process_replica
+from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players
+
+
+def replica(context: Context) -> Part:
+    """What a replica plays: its gradients are added up by its process's carrier, or, simulated, in messages."""
+    return process_replica(context) if context.process else simulated_replica(context)
+
 
 PLAYERS = Players(
     AllreduceCoordinator,
@@ -30,5 +39,5 @@ PLAYERS = Players(
         GroupPhase,
         Duty,
     ),
-    part,
+    replica,
 )

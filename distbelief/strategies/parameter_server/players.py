@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from distbelief.replica.downpour import Downpour
-from distbelief.replica.vectors import Vectors
+from distbelief.runtime.player import Part
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.server.standby import Standby
+from distbelief.strategies.context import Context
 from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers
-from distbelief.strategies.served import served_part
+from distbelief.strategies.served import served
 
 
-def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
-    return Downpour(role, vectors, samples, incarnation=incarnation)
+def replica(context: Context) -> Part:
+    """What a replica plays."""
+    role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
+    return served(context, Downpour(role, vectors, samples, context.batch_size, context.scripted, incarnation))
 
 
 PLAYERS = Players(
     Coordinator,
     (Coordinator, *COORDINATOR_STATE),
-    partial(served_part, story=_replica),
-    servers=Servers(Shard, Standby, TorchSlice, PhantomSlice, _replica),
+    replica,
+    servers=Servers(Shard, Standby, TorchSlice, PhantomSlice),
 )

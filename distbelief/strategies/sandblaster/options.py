@@ -37,6 +37,10 @@ class Sandblaster(Replicated):
         "clip_norm": "its line search bounds each step",
         "drop_last": "a batch is the sum of its portions, of whatever size",
     }
+    phantom_lacks: ClassVar[Mapping[str, str]] = {
+        "line_search": "that could be searched",
+        "tolerance": "that could be so small",
+    }
 
     shards: int = 2
     """Server processes that share the parameters, and the vectors of the method."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import nn
 
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.replica.downpour import Downpour
-from distbelief.replica.vectors import Vectors
+from distbelief.runtime.player import Part
+from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.replica import Sandblaster as WorkUnitStory
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
-from distbelief.strategies.served import served_part
+from distbelief.strategies.served import served
 
 
-def _replica(role: str, vectors: Vectors, samples: int, incarnation: int) -> Downpour:
-    return WorkUnitStory(role, vectors, samples, incarnation=incarnation)
+def replica(context: Context) -> Part:
+    """What a replica plays."""
+    role, vectors, samples = context.role, context.vectors, context.samples
+    return served(context, WorkUnitStory(role, vectors, samples, incarnation=context.incarnation))
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
@@ -41,7 +41,7 @@ def check_model(settings: Settings, model: nn.Module) -> None:
 PLAYERS = Players(
     Sandblaster,
     (),
-    partial(served_part, story=_replica),
-    servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice, _replica),
+    replica,
+    servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice),
     check_model=check_model,
 )

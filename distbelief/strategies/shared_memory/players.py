@@ -8,7 +8,7 @@ from distbelief.core.settings import Settings
 from distbelief.strategies.players import COORDINATOR_STATE, Players
 from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
 from distbelief.strategies.shared_memory.mapped import check
-from distbelief.strategies.shared_memory.worker import part, reader
+from distbelief.strategies.shared_memory.worker import reader, replica
 from distbelief.tasks.flat import layout_of
 
 
@@ -21,4 +21,11 @@ def check_model(settings: Settings, model: nn.Module) -> None:
     check(layout_of(model), settings)
 
 
-PLAYERS = Players(MappingCoordinator, (MappingCoordinator, *COORDINATOR_STATE), part, reader, check_model=check_model)
+PLAYERS = Players(
+    MappingCoordinator,
+    (MappingCoordinator, *COORDINATOR_STATE),
+    replica,
+    reader,
+    check_model=check_model,
+    rows=True,
+)

@@ -1,140 +1,110 @@
-"""A replica that updates the mapping of its job, and the evaluator that reads it, each as one process of the
-machine.
-"""
+"""A replica that updates the mapping of its job, and the evaluator that reads it, as processes and simulated."""
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from distbelief.core import mapping, roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
-from distbelief.errors import UsageError
-from distbelief.record.restore import Store
-from distbelief.runtime.player import Worker
-from distbelief.strategies.process import Compute, Context, Part, ProcessSpec, open_memory
+from distbelief.runtime.player import Answer, Part, Worker
+from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
 from distbelief.strategies.shared_memory.replica import Hogwild
-from distbelief.tasks import Task
-from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.worker import Trainer, measure
+from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater
+from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.locks import Locks
 
 
-class MappedReplica:
-    """Who computes and updates for one replica.
+class ProcessUpdater:
+    """Makes the updates of a process, each part under the locks of the mapping's file.
 
     Args:
-        spec: of the job.
-        role: of the replica.
-        flat: its model.
-        task: what is trained.
-        padded: makes what computes as slow as the cluster's compute model has it.
+        process: that it is.
+        held: what it updates.
     """
 
-    def __init__(
-        self, spec: ProcessSpec, role: str, flat: FlatModule, task: Task, padded: Callable[[Compute], Compute]
-    ) -> None:
-        settings = spec.settings
-        self._spec, self._role = spec, role
-        self._trainer = Trainer(
-            task, flat.module, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
-        )
-        self._compute = padded(self._trainer.compute)
-        self._descriptor = open_memory(spec)
-        self.mapped = MappedModel(flat, roles.index_of(role), os.getpid())
-        self._locks = Locks(self._descriptor, lambda process: self.mapped.counts.holder(process))
+    def __init__(self, process: Process, held: MappedModel) -> None:
+        self._held = held
+        self._locks = Locks(open_memory(process.spec), lambda process: held.counts.holder(process))
         self._left: list[LockedStep] | None = None
-        self.store = Store(spec.run)
 
-    def story(self, incarnation: int) -> Hogwild:
-        """What it plays."""
-        mapped = self.mapped
-        return Hogwild(
-            self._role,
-            mapped.flat.layout,
-            len(self._trainer.data),
-            incarnation,
-            lambda: (mapped.arrays(), mapped.counts.facts()),
-            self._locks.waits,
-        )
-
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Map the memory."""
-        self.mapped.bind(plan, memory_of(self._descriptor, plan))
-
-    def begin(self, arrays: dict[str, Any] | None, facts: dict[str, Any]) -> None:
-        """Fill it."""
-        self.mapped.begin(arrays, facts)
-
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        """The gradient of a minibatch at the parameters as they are."""
-        self.mapped.look()
-        return self._compute(batch)
+    def waits(self) -> str:
+        """For which lock it waits, and who has it."""
+        return self._locks.waits()
 
     def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Step the parameters, each part under its locks."""
         with torch.no_grad():
-            left = self._left = self._left or self.mapped.locked_steps()
+            left = self._left = self._left or self._held.locked_steps()
             while left:
                 if left[0].locks and not self._locks.take(left[0].locks, told):
                     return False
                 left[0].act()
                 self._locks.give(left.pop(0).locks)
         self._left = None
-        self.mapped.counts.add(samples)
+        self._held.counts.add(samples)
         return True
 
-    def measure(self) -> Measured:
-        """Replicas do not measure."""
-        raise UsageError("a replica measures nothing")
+
+def replica(context: Context) -> Part:
+    """What a replica plays."""
+    index, process, virtual = roles.index_of(context.role), context.process, context.virtual
+    held: MappedModel | PhantomModel
+    updater: ProcessUpdater | SimulatedUpdater
+    if process is not None:
+        held = MappedModel(context.module, index, os.getpid())
+        updater = ProcessUpdater(process, held)
+    else:
+        assert virtual is not None
+        held = PhantomModel(context.layout, index) if context.flat is None else MappedModel(context.flat, index)
+        updater = SimulatedUpdater(virtual, context.role, held)
+    compute = context.computes(context.settings.clip_norm)
+
+    def looked(batch: Batch, answer: Answer) -> Computed | None:
+        held.look()
+        return compute(batch, answer)
+
+    def attach(plan: Plan, _: Arena) -> None:
+        apart = virtual is not None and plan.settings.locks == "none"  # which race in parts, each at one moment
+        count = min(mapping.RANGES, plan.layout.parameters)
+        held.bind(plan, memory_of(context, plan), mapping.ranges(plan.layout, count) if apart else ())
+
+    story = Hogwild(
+        context.role,
+        context.layout,
+        context.samples,
+        context.incarnation,
+        lambda: (held.arrays(), held.counts.facts()),
+        updater.waits,
+    )
+    return Part(story, Worker(attach, looked, begin=held.begin, update=updater.update))
 
 
-def part(context: Context) -> Part:
-    """What a process plays for a replica."""
-    replica = MappedReplica(context.spec, context.role, context.flat, context.task, context.padded)
-    return Part(replica.story(context.incarnation), replica, replica.store)
-
-
-def reader(spec: ProcessSpec, flat: FlatModule, task: Task) -> Worker:
-    """Who measures for the evaluator."""
-    return Reader(spec, flat, task)
-
-
-class Reader:
+def reader(context: Context) -> Worker:
     """Who measures for the evaluator: a copy of the mapping as it is."""
+    flat, found = context.module, list[tuple[torch.Tensor, torch.Tensor]]()
 
-    def __init__(self, spec: ProcessSpec, flat: FlatModule, task: Task) -> None:
-        self._spec, self._flat, self._task = spec, flat, task
+    def attach(plan: Plan, arena: Arena) -> None:
+        flat.bind((), arena.parameters)
+        found.append((arena.parameters[0], memory_of(context, plan)[: plan.layout.total]))
 
-    def attach(self, plan: Plan, arena: Arena) -> None:
-        """Map the memory."""
-        descriptor = open_memory(self._spec)
-        self._there = memory_of(descriptor, plan)[: plan.layout.total]
-        os.close(descriptor)
-        self._flat.bind((), arena.parameters)
-        self._copy = arena.parameters[0]
+    def measure_copy() -> Measured:
+        copy, there = found[-1]
+        copy.copy_(there)
+        return measure(context.task, flat.module)
 
-    def compute(self, batch: Batch, answer: Callable[[Computed], None]) -> Computed | None:
-        """The evaluator computes no gradients."""
-        raise UsageError("the evaluator computes no gradients")
-
-    def measure(self) -> Measured:
-        """Of the parameters as they are now."""
-        self._copy.copy_(self._there)
-        return measure(self._task, self._flat.module)
+    return Worker(attach, measure=measure_copy)
 
 
-def memory_of(descriptor: int, plan: Plan) -> torch.Tensor:
+def memory_of(context: Context, plan: Plan) -> torch.Tensor:
     """The mapping of a job (1-D uint8), as long as it must be."""
     settings = plan.settings
-    length = mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas).length
-    if os.fstat(descriptor).st_size < length:
-        os.ftruncate(descriptor, length)
-    return torch.frombuffer(mmap.mmap(descriptor, length), dtype=torch.uint8)
+    assert context.memory is not None
+    return context.memory(
+        mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas).length
+    )

@@ -7,22 +7,19 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from distbelief.core import mapping, records, roles
 from distbelief.core.conversations.membership import Join
-from distbelief.core.effects import Batch, Computed
+from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Position
-from distbelief.core.records import Record
-from distbelief.core.settings import Settings
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
@@ -30,7 +27,7 @@ from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.server import admission, optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.sharding.layout import Layout
-from distbelief.tasks import Task
+from distbelief.strategies.context import LoopContext, LoopSteps
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows
@@ -51,28 +48,13 @@ class SingleLoop:
     """One training loop.
 
     Args:
-        task: what is trained.
-        model: on its device, with its initial parameters.
-        settings: of the job.
-        note: is handed every record.
-        stopped: says, after each step, why the loop is to end; None while it is not.
-        run: the run folder; "" keeps nothing.
-        now: the clock that says when it is time for a checkpoint.
+        context: what is trained, by what settings, and where.
     """
 
-    def __init__(
-        self, task: Task, model: nn.Module, settings: Settings, note: Callable[[Record], None], stopped: Callable[[],
-            str | None], run: str = "",
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self.task, self.model, self.settings, self._note, self._stopped, self._now = (
-            task,
-            model,
-            settings,
-            note,
-            stopped,
-            now,
-        )
+    def __init__(self, context: LoopContext) -> None:
+        task, model, settings, run = context.task, context.model, context.settings, context.run
+        self.task, self.model, self.settings = task, model, settings
+        self._note, self._stopped, self._now = context.note, context.stopped, context.now or time.monotonic
         self._trainer = Trainer(
             task, model, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
         )
@@ -93,6 +75,8 @@ class SingleLoop:
         self._number = 1
         self._unsaved = ""
         self._since = _Since()
+        own = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
+        self._timed = context.timed(own)
         if settings.evaluate_every and task.test is not None:
             check_measure(task, model)
 
@@ -148,12 +132,8 @@ class SingleLoop:
             else None
         )
 
-    def compute(self, batch: Batch) -> Computed:
-        """The gradient of a minibatch."""
-        return self._trainer.compute(batch)
-
-    def update(self) -> None:
-        """Step with it."""
+    def _step_parameters(self) -> None:
+        """Step with the gradient of a minibatch."""
         for parameter in self._dense:
             check_dense(parameter.grad)
         factor = self._plan.factor(self._samples)
@@ -164,7 +144,7 @@ class SingleLoop:
             update()
 
     def _step(self, batch: Batch) -> None:
-        computed = self.compute(batch)
+        computed = self._timed.compute(batch)
         if computed.loss is not None and not math.isfinite(computed.loss):
             raise LossNotFinite(
                 f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch "
@@ -172,7 +152,7 @@ class SingleLoop:
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in "
                 "the model"
             )
-        self.update()
+        self._timed.update()
         self._steps += 1
         self._samples += computed.samples
         since = self._since

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
@@ -11,6 +11,9 @@ from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Scaled, Virtual
+
+if TYPE_CHECKING:
+    from distbelief.strategies.context import Loop, LoopContext
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,13 @@ class Single(Scaled):
     def roles(self, measured: bool) -> tuple[str, ...]:
         """One, which plays everything and measures."""
         return (roles.SINGLE,)
+
+    @classmethod
+    def loop(cls, context: LoopContext) -> Loop:
+        """The plain loop."""
+        from distbelief.strategies.single.loop import SingleLoop
+
+        return SingleLoop(context)
 
     def check_machine(self, settings: Settings, machine: Machine) -> None:
         """Refuse what is of several processes.

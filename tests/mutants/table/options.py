@@ -30,9 +30,9 @@ MUTANTS = [
     Mutant(
         "hogwild-clips-nothing",
         OPTIONS,
-        "places/simulated/hogwild.py",
-        "            settings.clip_norm,\n            settings.data.drop_last,",
-        "            0.0,\n            settings.data.drop_last,",
+        "strategies/shared_memory/worker.py",
+        "    compute = context.computes(context.settings.clip_norm)\n",
+        "    compute = context.computes(0.0)\n",
         (f"{PLAYED}[hogwild clip_norm]",),
     ),
     Mutant(

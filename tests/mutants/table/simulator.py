@@ -88,8 +88,8 @@ MUTANTS = [
         "simulated-single-updates-in-no-time",
         COSTS,
         "places/simulated/alone.py",
-        "        super().update()\n        self._clock.time += self._updating",
-        "        super().update()",
+        "                steps.update()\n            clock.time += seconds\n",
+        "                steps.update()\n",
         ("tests/simulated/test_handling.py::test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates",),
     ),
 ]

@@ -1,0 +1,61 @@
+"""A replica of a simulated job without a server: it sends the others the pieces of its gradients over the virtual
+network.
+"""
+
+from __future__ import annotations
+
+from distbelief.core import roles
+from distbelief.core.buckets import Bucket, buckets, shares
+from distbelief.core.settings import Plan
+from distbelief.runtime.player import Part, Worker
+from distbelief.schedules.allreduce import by_host
+from distbelief.schedules.price import CHOICES, Link, cheapest
+from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.torch_whole import TorchWhole
+from distbelief.strategies.allreduce.whole import PhantomWhole
+from distbelief.strategies.context import Context, Virtual
+from distbelief.tasks.worker import check_measure, measure
+from distbelief.transport.base import Arena
+from distbelief.transport.virtual import HEADER
+
+
+def simulated_replica(context: Context) -> Part:
+    """What a simulated replica plays."""
+    virtual, flat = context.virtual, context.flat
+    assert virtual is not None
+    whole = PhantomWhole(context.layout) if flat is None else TorchWhole(flat)
+    if flat and context.measured and context.role == roles.replica(0) and not context.incarnation:
+        check_measure(context.task, flat.module)
+
+    def choose(bucket: Bucket, ranks: int) -> str:
+        return cheapest_here(virtual, bucket, ranks, context.settings.per_host)
+
+    def attach(plan: Plan, _: Arena) -> None:
+        time_steps(virtual, plan)
+        if isinstance(whole, TorchWhole):
+            whole.bind(plan)
+
+    story = Allreduce(
+        context.role, whole, context.samples, incarnation=context.incarnation, gradual=True, choose=choose
+    )
+    return Part(story, Worker(attach, context.computes(0.0), lambda: measure(context.task, context.module.module)))
+
+
+def cheapest_here(virtual: Virtual, bucket: Bucket, ranks: int, per_host: int) -> str:
+    """The cheapest algorithm for a bucket on this network."""
+    network, inside = virtual.endpoint.network.model, virtual.endpoint.network.inside
+    link = Link(network.latency, network.bandwidth, virtual.addition)
+    within = Link(inside.latency, inside.bandwidth, virtual.addition) if inside else None
+    return cheapest(ranks, bucket.length, bucket.item, link, within, by_host(ranks, per_host), CHOICES, HEADER)
+
+
+def time_steps(virtual: Virtual, plan: Plan) -> None:
+    """The first bucket is ready before a step is over; when the others are, the story asks the clock.
+
+    A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
+    after its round.
+    """
+    virtual.timing.first = shares([*buckets(plan.layout, plan.settings.bucket_mb)])[0]
+    if (work := virtual.endpoint.work) is not None:
+        trained = plan.layout.trained.size
+        virtual.timing.more = work.copy(trained) + work.update(trained) / plan.settings.push_every

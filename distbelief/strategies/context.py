@@ -1,0 +1,187 @@
+"""What a place gives to whoever plays a replica or the evaluator in it: a process, or the simulation, which may compute
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from distbelief.core.effects import Batch, Computed
+from distbelief.core.portions import Position
+from distbelief.core.records import Record
+from distbelief.core.settings import Settings
+from distbelief.replica.vectors import PhantomVectors, Vectors
+from distbelief.runtime.clock import VirtualClock
+from distbelief.runtime.player import Compute
+from distbelief.sharding.layout import Layout
+from distbelief.tasks import Task
+from distbelief.tasks.flat import FlatModule
+from distbelief.transport.virtual import VirtualEndpoint
+
+Shared = TypeVar("Shared")
+Memory = Callable[[int], torch.Tensor]
+"""The memory that the replicas of a job share, 1-D uint8, so many bytes of it; all have the same bytes."""
+
+
+class ProcessSpec(Protocol):
+    """What a process of a job is told, as far as who plays a replica asks."""
+
+    @property
+    def supervisor(self) -> int:
+        """Process id of the supervisor."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """The supervisor's descriptor of the memory that is shared; -1 for none."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """The carrier of the links."""
+        ...
+
+    @property
+    def advertise(self) -> str:
+        """The host that others reach this one at."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where replicas compute."""
+        ...
+
+
+@dataclass(frozen=True)
+class Process:
+    """What there is beside, where a replica is a process."""
+
+    spec: ProcessSpec
+    listen: Callable[[], str]
+    """Has others reach this process; returns its address."""
+
+
+@dataclass
+class StepTiming:
+    """How a simulated replica goes through a step."""
+
+    first: float = 1.0
+    """The share of a step after which a minibatch is answered: the rest of it is not waited for."""
+    more: float = 0.0
+    """Seconds of work that each step brings beside what the compute model says."""
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """What there is beside, where a replica is simulated."""
+
+    clock: VirtualClock
+    endpoint: VirtualEndpoint
+    """Of this life of the replica: its thread, its network, and what work costs it."""
+    addition: float
+    """Seconds for each byte of a vector that is added to another."""
+    timing: StepTiming
+    common: dict[type, object]
+    """What the replicas of this simulation have in common; ask for it by `shared`."""
+    died: list[Callable[[], None]]
+    """Called when this life of the replica is killed."""
+
+    def shared(self, kind: type[Shared]) -> Shared:
+        """The one of its kind that all replicas of this simulation have, made for the first that asks."""
+        found = self.common.setdefault(kind, kind())
+        assert isinstance(found, kind)
+        return found
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a place gives to whoever plays a replica, or the evaluator, in it."""
+
+    role: str
+    incarnation: int
+    settings: Settings
+    task: Task
+    samples: int
+    """Of the training set."""
+    layout: Layout
+    """Of the model."""
+    flat: FlatModule | None
+    """The model, with its initial parameters; None for a phantom, which computes nothing."""
+    computes: Callable[[float], Compute]
+    """What computes the gradient of a minibatch, in the time that it takes there, clipped to a global norm (0 for
+    none): the task's data and model, a user's own loop, or for a phantom nothing but the time that passes.
+    """
+    measured: bool = False
+    """Whether the model is measured."""
+    batch_size: int = 0
+    """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
+    scripted: bool = False
+    """Whether a user's own loop computes: a step of it may be several backward passes."""
+    memory: Memory | None = None
+    """What the replicas share, where the strategy needs it."""
+    process: Process | None = None
+    """Where it is a process."""
+    virtual: Virtual | None = None
+    """Where it is simulated."""
+
+    @property
+    def vectors(self) -> Vectors:
+        """The flat vectors of the model, which a phantom has the lengths of."""
+        return self.flat or PhantomVectors(self.layout)
+
+    @property
+    def module(self) -> FlatModule:
+        """The model, of whoever computes."""
+        assert self.flat is not None
+        return self.flat
+
+
+class LoopSteps(NamedTuple):
+    """What a step of a loop that one process plays is made of."""
+
+    compute: Callable[[Batch], Computed]
+    """The gradient of a minibatch."""
+    update: Callable[[], None]
+    """The step with it."""
+    samples: int
+    """Of the training set."""
+    trained: int
+    """Bytes of the parameters."""
+
+
+class Loop(Protocol):
+    """The whole of a job that one process plays."""
+
+    def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
+        """Train to the end, from a checkpoint where one is named."""
+
+
+@dataclass(frozen=True)
+class LoopContext:
+    """What a place gives to a loop that plays everything."""
+
+    task: Task
+    model: nn.Module
+    """On its device, with its initial parameters."""
+    settings: Settings
+    note: Callable[[Record], None]
+    """Is handed every record."""
+    stopped: Callable[[], str | None]
+    """Says, after each step, why the loop is to end; None while it is not."""
+    run: str = ""
+    """The run folder; "" keeps nothing."""
+    now: Callable[[], float] | None = None
+    """Says when it is time for a checkpoint; the wall's clock where None."""
+    timed: Callable[[LoopSteps], LoopSteps] = field(default=lambda steps: steps)
+    """Makes its steps take the time that they have here."""
+
+
+def open_memory(spec: ProcessSpec) -> int:
+    """A descriptor of the supervisor's memory."""
+    return os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)

@@ -1,0 +1,178 @@
+"""How simulated replicas update one mapping: updates take time there, wait for their locks, and race as real ones do.
+
+A gradient is that of the parameters at the moment when its step begins. Its update is made in parts, each at one
+moment: the ranges that have locks, or `RANGES` where nothing is locked; `--handling memory=26GB` says how fast, or
+`--network reduce=10GB`. Whoever dies leaves what he has made of an update, and his locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from distbelief.core import mapping
+from distbelief.core.counts import Counts
+from distbelief.core.locks import Queues
+from distbelief.core.settings import Plan
+from distbelief.errors import UsageError
+from distbelief.sharding.layout import Layout, Range
+from distbelief.strategies.context import Virtual
+from distbelief.strategies.shared_memory.mapped import LockedStep
+
+
+class Race:
+    """What the simulated replicas of one mapping have in common: its locks, and who updates it."""
+
+    def __init__(self) -> None:
+        self.locks = Queues()
+        self.updaters: dict[str, SimulatedUpdater] = {}
+
+
+class Updated(Protocol):
+    """What is updated, by one replica."""
+
+    counts: Counts
+
+    def locked_steps(self) -> list[LockedStep]:
+        """The update with the gradient of the step, in its parts."""
+        ...
+
+
+class SimulatedUpdater:
+    """Makes the updates of one life of a replica, which take the time of their bytes.
+
+    Args:
+        virtual: where it is played.
+        role: of the replica.
+        held: what it updates.
+    """
+
+    def __init__(self, virtual: Virtual, role: str, held: Updated) -> None:
+        self._virtual, self._role, self.held, self._dead = virtual, role, held, False
+        self._race = virtual.shared(Race)
+        self._race.updaters[role] = self
+        virtual.died.append(self._die)
+        self._parts: deque[LockedStep] = deque()
+        self._wanted: deque[int] = deque()
+        self._then: Callable[[], None] = lambda: None
+
+    def waits(self) -> str:
+        """For which lock it waits."""
+        return (
+            f"for the lock of range {self._wanted[0]}, which {self._race.locks.holder(self._wanted[0])} holds"
+            if self._wanted
+            else ""
+        )
+
+    def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
+        """Make one part of the update after the other."""
+
+        def done() -> None:
+            self.held.counts.add(samples)
+            self._virtual.clock.call_later(0.0, answer, True)
+
+        self._parts.extend(self.held.locked_steps())
+        self._then = done
+        self._line_up()
+        self._advance()
+        return None
+
+    def _die(self) -> None:
+        self._dead = True
+        for other in self._race.locks.bury(self._role):
+            self._virtual.clock.call_later(0.0, self._race_on, other)
+
+    def _race_on(self, role: str) -> None:
+        """One has a lock for which it waited."""
+        self._race.updaters[role].go_on()
+
+    def _line_up(self) -> None:
+        """Note which locks the next part needs."""
+        self._wanted = deque(self._parts[0].locks) if self._parts else deque()
+
+    def go_on(self) -> None:
+        """A lock that was waited for is had, unless that was in another life."""
+        if self._wanted and self._race.locks.holder(self._wanted[0]) == self._role and not self._dead:
+            self._wanted.popleft()
+            self._advance()
+
+    def _advance(self) -> None:
+        """Take the locks of the next part, and make it when its time has passed."""
+        while self._parts:
+            while self._wanted:
+                if not self._race.locks.ask(self._role, self._wanted[0]):
+                    return
+                self._wanted.popleft()
+            if seconds := self._seconds(self._parts[0].size):
+                self._virtual.endpoint.thread.do(seconds, self._made, None)
+                return
+            self._make()
+        self._then()
+
+    def _seconds(self, size: int) -> float:
+        """How long it takes to update so many bytes of parameters."""
+        work, reduction = self._virtual.endpoint.work, self._virtual.endpoint.network.model.reduction
+        return size * reduction if reduction or work is None else work.update(size)
+
+    def _made(self, _: None) -> None:
+        if not self._dead:
+            self._make()
+            self._advance()
+
+    def _make(self) -> None:
+        part = self._parts.popleft()
+        with torch.no_grad():
+            part.act()
+        for number in part.locks:
+            if other := self._race.locks.give(self._role, number):
+                self._virtual.clock.call_later(0.0, self._race_on, other)
+        self._line_up()
+
+
+class PhantomModel:
+    """What a phantom has of a mapping: how long the parts of an update are, and its counts.
+
+    Args:
+        layout: of the model.
+        index: of the replica.
+    """
+
+    def __init__(self, layout: Layout, index: int) -> None:
+        if any(layout.is_sparse(entry) for entry in mapping.trained(layout)):
+            raise UsageError(
+                "--phantom computes no gradients, and which rows an update writes to is in them: leave it off"
+            )
+        self._index, self.counts = index, Counts([], 0, index)
+        self._parts: list[LockedStep] = []
+
+    def bind(self, plan: Plan, memory: torch.Tensor, cut: tuple[Range, ...] = ()) -> None:
+        """Count in a mapping from here on."""
+        settings = plan.settings
+        locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[settings.locks]
+        found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
+        unlocked = settings.locks == "none"
+        self._parts = [
+            LockedStep(() if unlocked else (number,), part.size, lambda: None) for number, part in enumerate(found)
+        ]
+        there = mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
+        counted = memory[there.counts : there.length].numpy().data.cast("q")
+        self.counts = Counts(counted, settings.replicas, self._index)
+
+    def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, object]) -> None:
+        """Begin with what was done before."""
+        self.counts.begin(dict(facts))
+
+    def look(self) -> None:
+        """Begin a step."""
+        self.counts.look()
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """It holds none."""
+        return {}
+
+    def locked_steps(self) -> list[LockedStep]:
+        """An update that changes nothing, in its parts."""
+        return self._parts
