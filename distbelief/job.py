@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from distbelief.core.settings import DECLARED, Settings, from_options, option
+from distbelief.core.settings import Settings, declared, from_options, option
 from distbelief.core.values import Given, check_fields, device_number
 from distbelief.errors import UsageError
 from distbelief.strategies import Downpour, Strategy, by_name
@@ -110,10 +110,11 @@ class Job:
                 raise UsageError(
                     f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
                 )
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name in DECLARED}
+        known = declared(self.strategy.own)
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name in known}
         seconds, pushes = _intervals(self.snapshot_every)
         snapshots = {"snapshot_seconds": seconds, "snapshot_pushes": pushes}
-        settings = from_options({**own, **self.strategy.settings(), **snapshots})
+        settings = from_options({**own, **self.strategy.settings(), **snapshots}, self.strategy.own)
         self.strategy.check_device(self.device)
         settings.check()
         return settings

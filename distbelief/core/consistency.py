@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from distbelief.core.settings import Settings
-
 
 class Key(NamedTuple):
     """The name of a push."""
@@ -264,14 +262,3 @@ class Stage(Policy):
     def fetch(self, who: str, tick: int) -> Verdict:
         """Hold the fetch for an evaluation that is still to come."""
         return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")
-
-
-def policy_of(settings: Settings) -> Policy:
-    """The policy of a shard in a job without rounds."""
-    if settings.descent:
-        return Stage()
-    if settings.consistency == "softsync":
-        return Softsync(settings.n, settings.staleness_scaling)
-    if settings.consistency == "bounded":
-        return Bounded(settings.staleness, settings.staleness_scaling)
-    return Policy(settings.staleness_scaling)

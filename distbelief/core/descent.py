@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import msgspec
 
+from distbelief.core.consistency import Policy, Stage
 from distbelief.core.portions import Portion
+from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError, unknown
 
 METHODS = ("lbfgs", "cg", "gradient")
@@ -16,10 +21,15 @@ OVERLAPPING = ("g.head", "g.middle", "g.tail")
 """Those of a batch that shares its head with the batch before and its tail with the next."""
 
 
-class Descent(msgspec.Struct, frozen=True):
+class Descent(StrategySettings, frozen=True, kw_only=True):
     """How Sandblaster descends, and how a batch is shared out; each field is told of in
     `strategies/sandblaster/options.py`.
     """
+
+    one_moment: ClassVar[bool] = True
+    slots: ClassVar[int] = 2
+    unit: ClassVar[str] = "iteration"
+    spelled: ClassVar[Mapping[str, str]] = {"epochs": "iterations", "batch_size": "portion_size"}
 
     method: str = "lbfgs"
     batch: int = 0
@@ -34,7 +44,11 @@ class Descent(msgspec.Struct, frozen=True):
     backup_portions: int = 1
     deterministic: bool = False
 
-    def check(self) -> None:
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """Parameters are fetched for an evaluation."""
+        return Stage()
+
+    def check(self, settings: Settings) -> None:
         """Refuse what no job can have.
 
         Raises:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from distbelief.core.settings import read_own
 from distbelief.errors import LocalProtocolError
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -68,7 +69,7 @@ def recall(memory: Any, kinds: Mapping[str, type], now: Any = None) -> Any:
         return _MANY[name](recall(one, kinds) for one in held)
     kind = kinds[name]
     if issubclass(kind, msgspec.Struct | tuple | Enum):
-        return msgspec.msgpack.decode(held, type=kind)
+        return msgspec.msgpack.decode(held, type=kind, dec_hook=read_own)
     whole = now if type(now) is kind else kind.__new__(kind)
     for attribute, one in held:
         setattr(whole, attribute, recall(one, kinds, getattr(whole, attribute, None)))

@@ -62,8 +62,9 @@ class Exchange:
     >>> from distbelief.core.optimizer import Optimizer
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
+    >>> from distbelief.strategies.parameter_server.settings import SynchronousSettings
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
-    >>> settings = Settings(consistency="synchronous", optimizer=Optimizer("lars"))
+    >>> settings = Settings(strategy=SynchronousSettings(), optimizer=Optimizer("lars"))
     >>> plan = Plan(settings, layout, cut(layout, settings.mesh, 2), 8)
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))
@@ -74,7 +75,9 @@ class Exchange:
 
     def __init__(self, plan: Plan, index: int) -> None:
         self._ruler, self._own = roles.shard(plan.ruler), roles.shard(index)
-        holders = cut_layers(plan) if plan.settings.in_rounds and plan.settings.optimizer.name in LAYERWISE else {}
+        holders = (
+            cut_layers(plan) if plan.settings.strategy.rounds and plan.settings.optimizer.name in LAYERWISE else {}
+        )
         self._parts = sorted({shard for shards in holders.values() for shard in shards})
         self.takes_part = index in self._parts
         self._next = self._newest = 0

@@ -60,6 +60,7 @@ class Rounds(Policy):
     Args:
         settings: of the job.
         rules: whether this shard rules.
+        backup: replicas whose gradients a round does not wait for.
 
     >>> policy = Rounds(Settings(Data(batch_size=8), replicas=2), rules=True)
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
@@ -70,10 +71,10 @@ class Rounds(Policy):
     12
     """
 
-    def __init__(self, settings: Settings, rules: bool) -> None:
+    def __init__(self, settings: Settings, rules: bool, backup: int = 0) -> None:
         super().__init__()
         self._batch_size, self._rules = settings.data.batch_size, rules
-        self._backup = settings.backup_workers
+        self._backup = backup
         self._most = settings.replicas - self._backup
         self._decided = 0
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too

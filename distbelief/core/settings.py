@@ -1,23 +1,25 @@
-"""Settings: what every role of a job must agree on. They are the server's; a replica that joins is told them."""
+"""Settings: what every role of a job must agree on. They are the server's; a replica that joins is told them.
+
+They are a sum: what is common to all jobs, the data, the learning rate, and what is the strategy's own. The rooms below
+strategies ask the last one what its strategy is like (`Own`), and know no strategy.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import ClassVar, TypeVar
 
 import msgspec
 
-from distbelief.core import mapping
-from distbelief.core.descent import Descent
+from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout
 from distbelief.sharding.mesh import MOST, Mesh
-
-CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
-
-STALENESS_SCALINGS = ("none", "inverse", "exponential")
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -43,19 +45,92 @@ class Data(msgspec.Struct, frozen=True):
         fit(self, spelled)
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """The settings of one job: what is common to all, and a part each for the data and the learning rate."""
+class Holder(Enum):
+    """Who holds the parameters of a job."""
 
-    data: Data = Data()
-    rate: LearningRate = LearningRate()
-    consistency: str = "downpour"
-    """What may be stale: the name of the strategy (`core/consistency`)."""
-    replicas: int = 2
-    shards: int = 2
-    seed: int = 0
-    optimizer: Optimizer = Optimizer()
-    clip_norm: float = 0.0
-    """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
+    SHARDS = "shards"
+    """Server shards, each a range."""
+    REPLICAS = "replicas"
+    """Every replica, all of them: they add up their gradients among themselves."""
+    MEMORY = "memory"
+    """One memory that replicas update themselves."""
+
+
+class Own:
+    """What the rooms below strategies ask of the settings that are a strategy's own: what it is like."""
+
+    __slots__ = ()
+
+    name: str
+    """Of the strategy."""
+    held_by: ClassVar[Holder] = Holder.SHARDS
+    rounds: ClassVar[bool] = False
+    """Whether shards make one update from one push of every replica that takes part."""
+    attendance: ClassVar[bool] = False
+    """Whether shards must know which replicas take part."""
+    gathers: ClassVar[bool] = False
+    """Whether shards make one update from several pushes."""
+    one_moment: ClassVar[bool] = False
+    """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of them
+    dies.
+    """
+    slots: ClassVar[int] = 0
+    """Gradient vectors that a replica holds where pushes are not waited for; 0: one for each that is on its way."""
+    unit: ClassVar[str] = "epoch"
+    """What `Data.epochs` counts, in words."""
+    spelled: ClassVar[Mapping[str, str]] = {}
+    """The settings of the job that its options have another name for."""
+
+    @property
+    def pushing(self) -> Pushing:
+        """How replicas push and fetch; as Downpour does where it is nobody's choice."""
+        return Pushing()
+
+    @property
+    def staleness_bound(self) -> float:
+        """Clocks that a step may begin ahead of the slowest replica's."""
+        return math.inf
+
+    @property
+    def host_replicas(self) -> int:
+        """Replicas that are on one host, in their order; 0 for all."""
+        return 0
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what no job can have, of these settings and together with the others.
+
+        Raises:
+            UsageError: naming the option, its value and the remedy.
+        """
+
+    def global_batch(self, settings: Settings) -> int:
+        """Samples in an update, when all take part."""
+        return settings.data.batch_size
+
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """What a shard does with pushes and fetches.
+
+        Args:
+            settings: of the job.
+            rules: whether it decides for all shards.
+        """
+        return Policy()
+
+
+class StrategySettings(Own, msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that are a strategy's own: subclass it, frozen, with a field for each option of the strategy that
+    whoever plays its roles has to know.
+    """
+
+    name: str = ""
+    """Of the strategy."""
+
+
+class Pushing(StrategySettings, frozen=True, kw_only=True):
+    """How replicas push gradients to shards and fetch parameters from them: what `server` and `replica` do for every
+    strategy on a parameter server.
+    """
+
     push_every: int = 1
     fetch_every: int = 1
     local_lr: float = 0.0
@@ -64,26 +139,70 @@ class Settings(msgspec.Struct, frozen=True):
     read_in_place: bool = False
     """Replicas read the shards' memory itself, torn, and fetch nothing."""
     warm_start_steps: int = 0
-    backup_workers: int = 0
-    """Replicas whose gradients a synchronous round does not wait for."""
-    n: int = 1
-    """Softsync: one update for every floor(members / n) pushes."""
-    staleness: int = 3
-    """Bounded: how many clocks a step may begin ahead of the slowest."""
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness."""
-    algorithm: str = "auto"
-    """How gradients are reduced: one of `schedules/allreduce`, native or auto."""
-    bucket_mb: float = 25.0
-    """Most megabytes of gradients that are reduced at once."""
-    buffers: str = "broadcast"
-    """Whose buffers a replica computes with: those of the first (broadcast), or its own (local)."""
-    on_death: str = "regroup"
-    """What a job without a server does when a replica dies: regroup or stop."""
-    per_host: int = 0
-    """Replicas that are on one host, in their order; 0 for all."""
-    locks: str = "none"
-    """What an update of memory that replicas share locks: none, shard or global."""
+
+    @property
+    def pushing(self) -> Pushing:
+        """These."""
+        return self
+
+    def global_batch(self, settings: Settings) -> int:
+        """Every push is an update."""
+        return settings.data.batch_size * self.push_every
+
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """Every push is applied at once."""
+        return Policy(self.staleness_scaling)
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what no job can have.
+
+        Raises:
+            UsageError: naming the option, its value and the remedy.
+        """
+        at_least(self, 1, ("push_every", "fetch_every"), {})
+        at_least(self, 0, ("warm_start_steps", "local_lr"), {})
+        fit(self, {})
+        if self.staleness_scaling not in SCALINGS:
+            raise unknown("staleness scaling", self.staleness_scaling, SCALINGS)
+        if self.prefetch not in (0, 1):
+            raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
+        if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
+            raise UsageError(
+                "--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no "
+                "meaning with it"
+            )
+        if self.read_in_place and settings.standby:
+            raise UsageError(
+                "--read-in-place reads one shard's own memory, and --standby 1 has another take its place: leave one "
+                "of them off"
+            )
+        if self.local_lr and self.fetch_every == 1:
+            raise UsageError(
+                f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every "
+                "to 2 or more"
+            )
+
+
+OwnT = TypeVar("OwnT", bound=StrategySettings)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The settings of one job: what is common to all, and a part each for the data, the learning rate and the
+    strategy.
+    """
+
+    data: Data = Data()
+    rate: LearningRate = LearningRate()
+    strategy: Own = Pushing()
+    replicas: int = 2
+    shards: int = 2
+    """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
+    seed: int = 0
+    optimizer: Optimizer = Optimizer()
+    clip_norm: float = 0.0
+    """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
@@ -99,8 +218,6 @@ class Settings(msgspec.Struct, frozen=True):
     """1: every shard has a standby, which holds all that it has acknowledged."""
     restarts: int = 3
     """Times that a process which died is started anew."""
-    descent: Descent | None = None
-    """Of a job that trains in large batches: then an epoch is an iteration, and a minibatch a portion."""
 
     def check(self) -> None:
         """Refuse settings that no job can have.
@@ -108,72 +225,34 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             UsageError: naming the option, its value and what it may be.
         """
-        self._check_numbers()
-        self._check_together()
-        if self.staleness_scaling not in STALENESS_SCALINGS:
-            raise unknown("staleness scaling", self.staleness_scaling, STALENESS_SCALINGS)
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown(option(name), getattr(self, name), known)
-        if not 0 < self.bucket_mb < float("inf"):
-            raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
-        self.rate.check(self.data.epochs)
-        if self.mapped:
-            mapping.check(self.consistency, self.optimizer, self.locks, self.shards)
-        self.optimizer.check(norms=self.shards == 1 or self.in_rounds)
-        if self.descent:
-            self.descent.check()
-
-    def _check_numbers(self) -> None:
-        """Refuse numbers that are out of bounds for their option."""
-        spelled = {"push_every": "accumulate"} if self.among_themselves else {}
-        at_least(self, 1, ("shards", "push_every", "fetch_every", "keep_checkpoints", "n"), spelled)
-        frequencies = ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes")
-        at_least(self, 0, ("warm_start_steps", *frequencies, "restarts"), spelled)
-        at_least(
-            self, 0, ("backup_workers", "staleness", "clip_norm", "local_lr", "target_accuracy", "per_host"), spelled
-        )
+        spelled = self.strategy.spelled
+        at_least(self, 1, ("shards", "keep_checkpoints"), spelled)
+        at_least(self, 0, ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes"), spelled)
+        at_least(self, 0, ("restarts", "clip_norm", "target_accuracy"), spelled)
         fit(self, spelled)
-        self.data.check({"epochs": "iterations", "batch_size": "portion_size"} if self.descent else {})
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
         self.mesh.check()
-
-    def _check_together(self) -> None:
-        """Refuse options that contradict each other, or are none of the few values that they may be."""
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
-        if self.prefetch not in (0, 1):
-            raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
-        if self.read_in_place and (self.local_lr or self.fetch_every > 1 or self.prefetch):
-            raise UsageError(
-                "--read-in-place reads the shards' own memory: --local-lr, --fetch-every and --prefetch have no "
-                "meaning with it"
-            )
         if self.standby not in (0, 1):
             raise UsageError(f"--standby {self.standby}: is 0 or 1")
-        if self.read_in_place and self.standby:
-            raise UsageError(
-                "--read-in-place reads one shard's own memory, and --standby 1 has another take its place: leave one "
-                "of them off"
-            )
-        if self.local_lr and self.fetch_every == 1:
-            raise UsageError(
-                f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every "
-                "to 2 or more"
-            )
         if self.target_accuracy and not self.evaluate_every:
             raise UsageError("--target-accuracy needs evaluations: set --evaluate-every to 1 or more")
-        if self.backup_workers >= self.replicas:
-            raise UsageError(
-                f"--backup-workers {self.backup_workers} of {self.replicas} replicas: at least one must be left that "
-                "a round waits for"
-            )
-        if self.n > self.replicas:
-            raise UsageError(
-                f"--n {self.n}: must be at most --replicas, which is {self.replicas}; with as many, every push is an "
-                "update"
-            )
+        self.data.check(spelled)
+        self.strategy.check(self)
+        self.rate.check(self.data.epochs)
+        self.optimizer.check(norms=self.shards == 1 or self.strategy.rounds)
+
+    def own(self, kind: type[OwnT]) -> OwnT:
+        """The strategy's own settings, for who knows of which class they are.
+
+        Raises:
+            LocalProtocolError: they are of another.
+        """
+        if not isinstance(self.strategy, kind):
+            raise LocalProtocolError(f"settings of strategy {self.strategy.name} are no {kind.__name__}")
+        return self.strategy
 
     @property
     def mesh(self) -> Mesh:
@@ -183,43 +262,11 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def global_batch(self) -> int:
         """Samples in an update, when all take part."""
-        together = self.replicas - self.backup_workers if self.in_rounds or self.among_themselves else 1
-        return (
-            (self.replicas // self.n if self.consistency == "softsync" else together)
-            * self.data.batch_size
-            * self.push_every
-        )
+        return self.strategy.global_batch(self)
 
     def with_batch_size(self, batch_size: int) -> Settings:
         """The same, with minibatches of another size."""
         return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, batch_size=batch_size))
-
-    @property
-    def attends(self) -> bool:
-        """Whether shards must know which replicas take part."""
-        return self.consistency in ("synchronous", "softsync", "bounded")
-
-    @property
-    def in_rounds(self) -> bool:
-        """Whether all replicas make one update together."""
-        return self.consistency == "synchronous"
-
-    @property
-    def among_themselves(self) -> bool:
-        """Whether replicas reduce their gradients among themselves, and there is no server."""
-        return self.consistency == "allreduce"
-
-    @property
-    def mapped(self) -> bool:
-        """Whether replicas update one mapping by themselves, and there is no server."""
-        return self.consistency in ("hogwild", "locking")
-
-    @property
-    def together(self) -> bool:
-        """Whether the parameters of all shards are of one moment, so that all go back to one checkpoint when one of
-        them dies.
-        """
-        return self.in_rounds or self.descent is not None
 
     @property
     def snapshots(self) -> bool:
@@ -229,36 +276,70 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Gradient vectors a replica holds: one, or two where pushes are not waited for."""
-        return 2 if self.prefetch or self.descent else 1
+        return self.strategy.slots or self.landings
 
     @property
     def landings(self) -> int:
         """Parameter vectors a replica holds: one, or two where a fetch is in flight during compute."""
-        return 2 if self.prefetch else 1
+        return 2 if self.strategy.pushing.prefetch else 1
+
+
+_known: dict[str, type[StrategySettings]] = {"": Pushing}
+
+
+def know(name: str, kind: type[StrategySettings]) -> None:
+    """Have this process read the settings of a strategy.
+
+    Args:
+        name: of the strategy.
+        kind: of its own settings.
+    """
+    _known[name] = kind
+
+
+def read_own(kind: type, told: object) -> object:
+    """What a decoder makes of the settings that are a strategy's own: of the class that this process knows by the
+    strategy's name; nothing is imported because a message names it.
+
+    >>> know("downpour", Pushing)
+    >>> told = msgspec.msgpack.encode(Settings(strategy=Pushing(name="downpour", push_every=3)))
+    >>> msgspec.msgpack.decode(told, type=Settings, dec_hook=read_own).strategy.push_every
+    3
+    """
+    if kind is not Own:
+        raise NotImplementedError(f"{kind.__name__} is read by nobody")
+    if isinstance(told, Own):
+        return told
+    name = told.get("name") if isinstance(told, dict) else None
+    if not isinstance(name, str) or name not in _known:
+        raise ValueError(f"settings of strategy {name!r}, which is not known here")
+    return msgspec.convert(told, _known[name])
 
 
 PARTS: Mapping[str, type[msgspec.Struct]] = {"data": Data, "rate": LearningRate}
-"""The parts of the settings that are structs of their own."""
-DECLARED = {*Settings.__struct_fields__, *(name for kind in PARTS.values() for name in kind.__struct_fields__)} - {
-    *PARTS
-}
-"""The names of all settings, whichever part has them."""
+"""The parts of the settings that are structs of their own, beside the strategy's."""
 
 
-def from_options(options: Mapping[str, object]) -> Settings:
+def declared(own: type[StrategySettings]) -> set[str]:
+    """The names of all settings of a job whose strategy has these, whichever part declares them."""
+    parts: tuple[type[msgspec.Struct], ...] = (Settings, own, *PARTS.values())
+    return {name for kind in parts for name in kind.__struct_fields__} - {*PARTS, "strategy"}
+
+
+def from_options(options: Mapping[str, object], own: type[StrategySettings] = Pushing) -> Settings:
     """Settings from options by name: each stands in the part that declares it.
 
     Raises:
         LocalProtocolError: no part declares it.
 
-    >>> made = from_options({"replicas": 3, "epochs": 2, "lr_schedule": "cosine"})
-    >>> made.replicas, made.data.epochs, made.rate.lr_schedule
-    (3, 2, 'cosine')
+    >>> made = from_options({"replicas": 3, "epochs": 2, "lr_schedule": "cosine", "push_every": 4})
+    >>> made.replicas, made.data.epochs, made.rate.lr_schedule, made.own(Pushing).push_every
+    (3, 2, 'cosine', 4)
     """
-    if strange := sorted(options.keys() - DECLARED):
+    if strange := sorted(options.keys() - declared(own)):
         raise LocalProtocolError(f"no part of the settings declares {strange[0]!r}")
-    parts = {part: msgspec.convert(options, kind) for part, kind in PARTS.items()}
-    return msgspec.convert({**options, **parts}, Settings)
+    parts = {part: msgspec.convert(options, kind) for part, kind in {**PARTS, "strategy": own}.items()}
+    return msgspec.convert({**options, **parts}, Settings, dec_hook=read_own)
 
 
 def flat(settings: Settings) -> dict[str, object]:
@@ -270,7 +351,8 @@ def flat(settings: Settings) -> dict[str, object]:
     told: dict[str, object] = {}
     for name in settings.__struct_fields__:
         value = msgspec.to_builtins(getattr(settings, name))
-        told |= value if name in PARTS else {name: value}
+        told |= value if name in PARTS or name == "strategy" else {name: value}
+    del told["name"]
     return told
 
 

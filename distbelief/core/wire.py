@@ -15,6 +15,7 @@ import msgspec
 
 from distbelief.core.messages import Message
 from distbelief.core.protocol import MESSAGES
+from distbelief.core.settings import read_own
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION = 1
@@ -24,7 +25,7 @@ MESSAGE_LIMIT = 16 << 20
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes | bytearray | memoryview], Message]
-_decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES)).decode
+_decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES), dec_hook=read_own).decode
 
 
 def encode(message: Message) -> bytes:

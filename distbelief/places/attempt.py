@@ -130,7 +130,7 @@ class Attempt:
             )
         self.go_back()
         self._before = str(before.get("strategy"))
-        if self.manifest and by_name(self.manifest.plan.settings.consistency).counts != self.job.strategy.counts:
+        if self.manifest and by_name(self.manifest.plan.settings.strategy.name).counts != self.job.strategy.counts:
             raise CheckpointError(
                 f"{out} was trained with {self._before}, and {self.job.strategy.name} counts its data otherwise: "
                 "begin another run from its weights,"

@@ -20,7 +20,7 @@ from typing import Any
 from distbelief.core import events, roles
 from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Own, Plan, Pushing
 from distbelief.replica.links import Links, unwanted
 from distbelief.replica.parameters import Parameters
 from distbelief.replica.pushes import Pushes
@@ -59,6 +59,8 @@ class Downpour:
         self.step = self._generation = 0
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
+        self._strategy: Own = Pushing()
+        self._pushing = self._strategy.pushing
         self._links = Links(role)
         self._welcome: membership.Welcome | None = None
         self._ending = self._left = self._wanted_away = self._excused = False
@@ -74,6 +76,7 @@ class Downpour:
             yield Send(roles.COORDINATOR, membership.Leave(for_good=True))
             return
         self._plan, self._settings = (plan := self._welcome.plan), plan.settings
+        self._strategy, self._pushing = self._settings.strategy, self._settings.strategy.pushing
         yield Attach(plan, self._settings.slots, self._settings.landings)
         while not self._excused:
             try:
@@ -99,7 +102,7 @@ class Downpour:
                 yield from self._attend()
             if self._in_flight or self._too_old(self.step, self._tick):
                 yield from self._fetch()
-            if self._settings.prefetch and self._too_old(self.step + 1, self._next_tick):
+            if self._pushing.prefetch and self._too_old(self.step + 1, self._next_tick):
                 yield from self._ask_ahead()
             computed: Computed | None = yield Compute(batch)
             if computed is None:
@@ -109,7 +112,7 @@ class Downpour:
                 self.report(computed.loss, batch, self.step)
             yield from self._accrue(computed)
             self.step += 1
-            if self._steps == self._settings.push_every:
+            if self._steps == self._pushing.push_every:
                 yield from self._push()
             if self._work.seconds >= REPORT_SECONDS:
                 yield self._progress(wants=False)
@@ -125,7 +128,7 @@ class Downpour:
             return "to be welcomed by the coordinator"
         if lives := self._links.waits_for_lives():
             return lives
-        if self._holding and self._steps == self._settings.push_every:
+        if self._holding and self._steps == self._pushing.push_every:
             return "for a checkpoint to be made"
         if answers := self._links.waits_for_answers():
             return answers
@@ -143,7 +146,7 @@ class Downpour:
         """Reach the shards, and hold the server's parameters."""
         self._start(plan)
         initialise = False
-        while self._welcome is not None or (self._settings.together and self._links.lost):
+        while self._welcome is not None or (self._strategy.one_moment and self._links.lost):
             while self._welcome is None:
                 yield from self._links.seek()
                 self._take((yield RECEIVE))
@@ -176,10 +179,10 @@ class Downpour:
         self._ending = self._holding = self._draining = self._attending = self._in_flight = False
         self._hold: int | None = None
         self._pushes = Pushes(self.incarnation, self._held.versions, self._settings.slots)
-        self._attends, self._in_rounds = self._settings.attends, self._settings.in_rounds
+        self._attends, self._in_rounds = self._strategy.attendance, self._strategy.rounds
         self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
         self._landing = self._slot = self._tick = self._steps = self._accrued_samples = 0
-        self._bound = self._settings.staleness if self._settings.consistency == "bounded" else math.inf
+        self._bound = self._strategy.staleness_bound
         self._work = Work()
 
     def _send_initial(self) -> Steps:
@@ -226,8 +229,8 @@ class Downpour:
             self._based = self._held.versions
         weight = computed.samples / self._settings.data.batch_size if self._in_rounds else 1.0
         self.vectors.accrue(self._slot, not self._steps, weight)
-        if self._settings.local_lr:
-            self.vectors.descend(self._settings.local_lr)
+        if self._pushing.local_lr:
+            self.vectors.descend(self._pushing.local_lr)
         self._steps += 1
         self._accrued_samples += computed.samples
         self._work.seconds += computed.seconds
@@ -267,9 +270,9 @@ class Downpour:
         """The parameters for this step; with prefetch, those that were asked for a step ago, and the next are asked
         for.
         """
-        if self._settings.read_in_place:
+        if self._pushing.read_in_place:
             return
-        if not self._settings.prefetch:
+        if not self._pushing.prefetch:
             yield from self._request(0, [part for _, part in self._parts], self._tick)
             yield from self._landed()
             self.vectors.swap(0)
@@ -282,7 +285,7 @@ class Downpour:
 
     def _ask_ahead(self) -> Steps:
         """Ask for the next step's parameters; they land in the other vector while this step computes."""
-        if self._settings.read_in_place:
+        if self._pushing.read_in_place:
             return
         self._in_flight = True
         yield from self._request(1 - self._landing, [part for _, part in self._parts], self._next_tick)
@@ -321,12 +324,12 @@ class Downpour:
         """
         if self._in_rounds:
             return not self._steps
-        return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound
+        return step % self._pushing.fetch_every == 0 or self._held.floor < tick - self._bound
 
     @property
     def _next_tick(self) -> int:
         """The tick of the step after this one."""
-        return self._tick + (self._steps + 1 == self._settings.push_every)
+        return self._tick + (self._steps + 1 == self._pushing.push_every)
 
     # taking part
 
@@ -337,7 +340,7 @@ class Downpour:
         while any(self._links.asks(role, attendance.Attend) for role, _ in self._parts):
             yield from self._wait()
         self._attending, self._expected = True, False
-        if self._settings.consistency == "bounded":
+        if self._bound < math.inf:
             for role, _ in self._parts:
                 yield Send(role, attendance.Attend(self.incarnation, self._tick))
 
@@ -401,7 +404,7 @@ class Downpour:
             self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
         elif kind is pushing.Pushed:
             self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]  # a Pushed
-            if self._settings.read_in_place:
+            if self._pushing.read_in_place:
                 self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)

@@ -10,7 +10,7 @@ from typing import Any
 from distbelief.core import events, roles
 from distbelief.core.conversations import evaluating, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Effect, Measure, Measured, Send, Story
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Holder, Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.links import Links, refusal
 from distbelief.replica.parameters import Parameters
@@ -60,7 +60,7 @@ class Evaluator:
             if isinstance(event, membership.Stop):
                 return
             if isinstance(event, evaluating.Evaluate):
-                number, tries = event.number, TRIES if plan.settings.in_rounds else 0
+                number, tries = event.number, TRIES if plan.settings.strategy.rounds else 0
                 yield from self._fetch(plan, moving=True)
             elif isinstance(event, pushing.Fetched) and not self._links.stale(arrival):
                 self._links.answered(arrival.sender, event)
@@ -85,7 +85,7 @@ class Evaluator:
         another life.
         """
         reached = yield from self._links.reach(event)
-        if reached and plan.settings.together:
+        if reached and plan.settings.strategy.one_moment:
             yield from self._anew(plan, wanted)
             return True
         for shard in reached:
@@ -108,7 +108,7 @@ class Evaluator:
         What moves is asked for when somebody wants it measured, and never twice at a time: a shard may hold a fetch
         back, and answers each once.
         """
-        for index, assignment in enumerate(() if plan.settings.mapped else plan.assignments):
+        for index, assignment in enumerate(plan.assignments if plan.settings.strategy.held_by is Holder.SHARDS else ()):
             if of is not None and roles.shard(index) not in of:
                 continue
             for part in (assignment.moving,) * moving + (assignment.frozen,) * frozen:

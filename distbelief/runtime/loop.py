@@ -272,7 +272,7 @@ class Replica:
     def _compute(self, batch: Batch, answer: Answer) -> Computed | None:
         """The user's loop computes: it answers in `step`."""
         self._batch, self._answer = batch, answer
-        if self._pump is not None and self._plan is not None and self._plan.settings.prefetch:
+        if self._pump is not None and self._plan is not None and self._plan.settings.strategy.pushing.prefetch:
             self._carried.enter_context(self._pump.running())
         return None
 

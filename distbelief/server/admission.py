@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from distbelief.core.conversations.membership import Join
 from distbelief.core.records import Started
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -32,7 +32,7 @@ def plan(settings: Settings, event: Join) -> Plan:
     return Plan(
         settings,
         event.layout,
-        cut(event.layout, settings.mesh, 1 if settings.mapped else settings.shards),
+        cut(event.layout, settings.mesh, settings.shards if settings.strategy.held_by is Holder.SHARDS else 1),
         event.samples - left_out,
         left_out,
     )
@@ -41,17 +41,16 @@ def plan(settings: Settings, event: Join) -> Plan:
 def started(plan: Plan, samples: int, done: int) -> Started:
     """What is written down as a job begins, with so many samples and epochs (or iterations) done before."""
     s = plan.settings
-    unit = "iteration" if s.descent else "epoch"
     return Started(
         s.replicas,
-        0 if s.mapped else s.shards,
+        s.shards if s.strategy.held_by is Holder.SHARDS else 0,
         plan.layout.parameters,
         plan.samples,
         s.data.batch_size,
         s.data.epochs,
         samples,
         done,
-        unit,
+        s.strategy.unit,
     )
 
 

@@ -18,7 +18,7 @@ from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.roles import Kind
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server import admission
 from distbelief.server.dealing import Dealing, Work
@@ -60,7 +60,7 @@ class Coordinator(Answering):
         self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
-        self._muster = Muster(0 if settings.mapped else settings.shards)
+        self._muster = Muster(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
         self._describing: set[str] = set()
         self._reception = Reception(settings.restarts)
         self._standbys = Standbys(settings, self._muster, self._reception.lives)
@@ -176,7 +176,7 @@ class Coordinator(Answering):
         if self.plan is None:
             return []
         members = self._reception.known() if self._may(May.REPLACE) else ()
-        together = self._may(May.GATHER) or self.settings.together
+        together = self._may(May.GATHER) or self.settings.strategy.one_moment
         effects = self._muster.restore(self.plan, self._saving.newest, members, together)
         if not effects:
             return []
@@ -243,7 +243,7 @@ class Coordinator(Answering):
         ]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if not self._evaluations.there else [])
-        if self._saving.holds and not self.settings.together:
+        if self._saving.holds and not self.settings.strategy.one_moment:
             effects.append(self._saving.hold(role))
         if self._may(May.DISMISS):
             effects.append(Send(role, membership.Finish(self._why.reason)))
@@ -275,7 +275,7 @@ class Coordinator(Answering):
 
     def _deal(self) -> list[Effect]:
         return (
-            self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.together)
+            self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.strategy.one_moment)
             if self.data
             else []
         )
@@ -329,7 +329,7 @@ class Coordinator(Answering):
 
     def _release(self) -> list[Effect]:
         """Let those go on whom a checkpoint has held up."""
-        if self.settings.together:
+        if self.settings.strategy.one_moment:
             return self._deal() if self._may(May.DEAL) else []
         return [Send(role, checkpointing.Go()) for role in sorted(self._reception.members)]
 
@@ -447,7 +447,7 @@ class Coordinator(Answering):
         if cause or (begun and not self._saving.newest):
             return self._end(cause or Cause.SHARD_UNSAVED, self._saving.unsaved(what), role)
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
-        if begun and self.settings.together:
+        if begun and self.settings.strategy.one_moment:
             return [
                 Record(records.Note(f"{what}; all go back to {whose}")),
                 *effects,

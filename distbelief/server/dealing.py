@@ -65,7 +65,11 @@ class Dealing:
         self.pushes = 0
         """Reported since somebody last set it to 0."""
         self._wanting: dict[str, bool] = {}
-        self._warming, self._warmed, self._warmer = settings.warm_start_steps, samples // settings.data.batch_size, ""
+        self._warming, self._warmed, self._warmer = (
+            settings.strategy.pushing.warm_start_steps,
+            samples // settings.data.batch_size,
+            "",
+        )
 
     def report(self, sender: str, event: dealing.Progress) -> int:
         """Take a replica's report; returns how many epochs it completes.
@@ -104,7 +108,7 @@ class Dealing:
         """
         if self._warmed >= self._warming:
             self._warming = 0
-            return 1 if self.settings.in_rounds else PORTION_LIMIT  # in rounds all take one each
+            return 1 if self.settings.strategy.rounds else PORTION_LIMIT  # in rounds all take one each
         if self._warmer not in members:
             self._warmer = min(members, key=roles.index_of)
         if role != self._warmer:

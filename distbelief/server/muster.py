@@ -124,7 +124,7 @@ class Muster:
                 Send(role, Restore(plan, "" if heir else checkpoint, () if together and not heir else members, ruler))
             )
         new = {one.to for one in told}
-        if plan.settings.in_rounds and roles.shard(plan.ruler) in new:
+        if plan.settings.strategy.rounds and roles.shard(plan.ruler) in new:
             told += [
                 Send(role, Ruler(ruler))
                 for role in self.roles
@@ -134,11 +134,11 @@ class Muster:
 
     def tell_gone(self, plan: Plan, lives: Mapping[str, int]) -> list[Effect]:
         """Have no shard wait for replicas that may have gone before it had heard of them."""
-        if not plan.settings.attends:
+        if not plan.settings.strategy.attendance:
             return []
         # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not an heir, to which
         # the dead had no link yet
-        asked = [roles.shard(plan.ruler)] if plan.settings.in_rounds and not plan.settings.standby else self.roles
+        asked = [roles.shard(plan.ruler)] if plan.settings.strategy.rounds and not plan.settings.standby else self.roles
         return [
             Send(shard, Gone(role, lives[role])) for role in sorted(lives) if roles.is_replica(role) for shard in asked
         ]

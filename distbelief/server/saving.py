@@ -65,7 +65,7 @@ class Saving:
     def begin(self, data: Work, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
         data.pushes = 0
-        self._holding, self._failed = set() if self.settings.together else set(members), ""
+        self._holding, self._failed = set() if self.settings.strategy.one_moment else set(members), ""
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
         asked: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
@@ -107,7 +107,7 @@ class Saving:
 
     def write(self, data: Work, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
         """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
-        busy = sorted(filter(data.held, members)) if self.settings.together else sorted(self._holding)
+        busy = sorted(filter(data.held, members)) if self.settings.strategy.one_moment else sorted(self._holding)
         if self.stage is not CheckpointStage.HOLDING or (busy and self._patient):
             return []
         told: list[Effect] = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from distbelief.core import events, messages, records, roles
-from distbelief.core.consistency import Action, Drop, Key, Policy, Update, policy_of
+from distbelief.core.consistency import Action, Drop, Key, Policy, Update
 from distbelief.core.conversations import (
     agreement,
     attendance,
@@ -133,9 +133,7 @@ class Shard:
             self.hold(event.plan)
             self._blank |= {part for part in (self._range, self._frozen) if part.size}
         settings = event.plan.settings
-        self.policy = (
-            Rounds(settings, rules=self.index == event.plan.ruler) if settings.in_rounds else policy_of(settings)
-        )
+        self.policy = settings.strategy.policy(settings, rules=self.index == event.plan.ruler)
         if self._inherits is not None:
             floor, rulings, norms = self._inherits
             self.policy.resume(floor, rulings)
@@ -144,7 +142,7 @@ class Shard:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
         self._asks, self._rate = self.policy.decides, event.plan.factor
-        met = self._meet(event.ruler) if settings.in_rounds else []
+        met = self._meet(event.ruler) if settings.strategy.rounds else []
         met += [effect for follower in self._others for effect in self._recall(follower)]
         if settings.standby:
             met.append(self._mirror.lend(max(self._range.size, self._frozen.size, self.held.sum_size)))

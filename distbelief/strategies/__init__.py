@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distbelief.core.settings import know
 from distbelief.errors import unknown
 from distbelief.strategies.allreduce.options import Allreduce
 from distbelief.strategies.base import Strategy
@@ -19,6 +20,8 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)
 }
 """Every strategy, by name."""
+for _name, _kind in STRATEGIES.items():
+    know(_name, _kind.own)
 
 
 def by_name(name: str) -> Strategy:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from distbelief.core import roles
-from distbelief.core.settings import DECLARED, Settings
+from distbelief.core.settings import Pushing, Settings, StrategySettings, declared
 from distbelief.core.values import Checked
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.sharding.mesh import Mesh
@@ -88,6 +88,8 @@ class Strategy(Checked):
     """A way to train. Its fields are its options, and their docstrings what `--help` says of them."""
 
     name: ClassVar[str]
+    own: ClassVar[type[StrategySettings]] = Pushing
+    """The class of the settings that are its own."""
     coordinated: ClassVar[bool] = True
     """Whether replicas train under a coordinator; else one process plays everything."""
     evaluated: ClassVar[bool] = True
@@ -106,8 +108,9 @@ class Strategy(Checked):
         >>> Bounded(staleness=2).settings()["staleness"]
         2
         """
-        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in DECLARED}
-        return {"consistency": self.name, **own}
+        known = declared(self.own)
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name in known}
+        return {"name": self.name, **own}
 
     @classmethod
     def players(cls) -> Players:

@@ -302,7 +302,7 @@ class Accounting:
             isinstance(record, Vacant) and roles.kind(record.role) is roles.Kind.SHARD for record in self._run.records
         )
         fallen |= outcome == "failed" and any(roles.kind(role) is roles.Kind.SHARD for role in died)
-        rounds = self.plan is not None and self.plan.settings.in_rounds
+        rounds = self.plan is not None and self.plan.settings.strategy.rounds
         mortal = [role for role in died if roles.is_replica(role)]
         # what a checkpoint holds that did not wait for all may be of two rounds
         exact = not any(isinstance(record, Note) and "it is not exact" in record.text for record in self._run.records)

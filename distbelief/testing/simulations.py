@@ -12,6 +12,7 @@ import torch
 from distbelief.core import records, roles, wire
 from distbelief.core.messages import Message
 from distbelief.core.records import Record
+from distbelief.core.settings import Holder
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -51,11 +52,10 @@ class Observed:
             any(roles.kind(crash.role) is roles.Kind.SHARD for crash in cluster.crashes),
         )
         self._ruled = not (
-            settings.attends
-            or settings.together
+            settings.strategy.attendance
+            or settings.strategy.one_moment
             or settings.standby
-            or settings.among_themselves
-            or settings.mapped
+            or settings.strategy.held_by is not Holder.SHARDS
             or fallen
         )
         if self._ruled:

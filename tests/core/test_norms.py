@@ -7,12 +7,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from made import made
 
 from distbelief.core.conversations.agreement import Norms
 from distbelief.core.effects import Send
 from distbelief.core.norms import KEPT, Exchange, cut_layers
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -23,7 +24,7 @@ LAYOUT = lay_out(
 
 
 def plan(optimizer: str = "lars", shards: int = 3) -> Plan:
-    settings = Settings(consistency="synchronous", optimizer=Optimizer(optimizer))
+    settings = made("synchronous", optimizer=Optimizer(optimizer))
     return Plan(settings, LAYOUT, cut(LAYOUT, settings.mesh, shards), 8)
 
 

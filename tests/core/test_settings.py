@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made import made
 
 from distbelief.core import learning_rate
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
-from distbelief.core.settings import Data, Plan, Settings, from_options, option
+from distbelief.core.settings import Data, Plan, Settings, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -62,7 +63,7 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
         ({"lr_steps": (1.0, 3.0), "lr_schedule": "backoff", "epochs": 9}, "--lr-steps .* backoff needs the first only"),
         ({"lr_power": -1.0, "lr_schedule": "polynomial"}, "--lr-power -1.0: must be more than 0"),
         ({"optimizer": Optimizer(decay_exempt=True)}, "--decay-exempt leaves .* there is none: set --weight-decay"),
-        *[({"optimizer": Optimizer(name), "consistency": kind}, f"--optimizer {name} needs the norms of whole layers, "
+        *[({"optimizer": Optimizer(name), "strategy": kind}, f"--optimizer {name} needs the norms of whole layers, "
             ".* or --shards 1")
           for name in LAYERWISE for kind in ("downpour", "softsync", "bounded")],
         *[({"read_in_place": True, **more}, "--read-in-place reads the shards' own memory") for more in
@@ -72,7 +73,7 @@ LAYOUT = lay_out([Tensor("w", (3,), "float32")])
 )  # fmt: skip
 def test_settings_that_no_job_can_have_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        from_options(options).check()
+        made(**options).check()
 
 
 @pytest.mark.parametrize(
@@ -89,12 +90,12 @@ def test_settings_that_no_job_can_have_are_refused(options: dict[str, Any], says
     ids=str,
 )
 def test_settings_that_a_job_can_have_pass(options: dict[str, Any]) -> None:
-    from_options(options).check()
+    made(**options).check()
 
 
 @pytest.mark.parametrize(("prefetch", "vectors"), [(0, 1), (1, 2)])
 def test_prefetch_takes_a_second_vector_each_way(prefetch: int, vectors: int) -> None:
-    settings = Settings(prefetch=prefetch)
+    settings = made(prefetch=prefetch)
     assert (settings.slots, settings.landings) == (vectors, vectors)
 
 
@@ -156,8 +157,8 @@ def test_the_learning_rate_is_what_its_options_say(options: dict[str, Any], valu
 
 
 def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one() -> None:
-    rounds = {"consistency": "synchronous", "replicas": 4, "batch_size": 8, "push_every": 2, "epochs": 10}
-    settings = from_options({**rounds, "lr_scaling": "linear", "base_batch": 16, "warmup_epochs": 5.0})
+    rounds: dict[str, Any] = {"strategy": "synchronous", "replicas": 4, "batch_size": 8, "push_every": 2, "epochs": 10}
+    settings = made(**rounds, lr_scaling="linear", base_batch=16, warmup_epochs=5.0)
     plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=64)
     factors = [plan.factor(update * 64) for update in range(8)]
     assert factors == pytest.approx([1, 1.6, 2.2, 2.8, 3.4, 4, 4, 4])
@@ -169,16 +170,16 @@ def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_
         ({"replicas": 1}, 8),
         ({"replicas": 4}, 8),
         ({"replicas": 4, "push_every": 2}, 16),
-        ({"replicas": 4, "consistency": "hogwild"}, 8),
-        ({"replicas": 5, "consistency": "softsync", "n": 2}, 16),
-        ({"replicas": 2, "push_every": 4, "consistency": "allreduce"}, 64),
-        ({"replicas": 5, "backup_workers": 1, "push_every": 3, "consistency": "synchronous"}, 96),
+        ({"replicas": 4, "strategy": "hogwild"}, 8),
+        ({"replicas": 5, "strategy": "softsync", "n": 2}, 16),
+        ({"replicas": 2, "accumulate": 4, "strategy": "allreduce"}, 64),
+        ({"replicas": 5, "backup_workers": 1, "push_every": 3, "strategy": "synchronous"}, 96),
     ],
     ids=str,
 )
 def test_a_rate_that_is_not_scaled_is_warmed_up_as_torchs_linear_lr_does(options: dict[str, Any], batch: int) -> None:
     """From one step above none, with the first update, by the same amount with every update, however large that is."""
-    settings = from_options({"batch_size": 8, "epochs": 4, "warmup_epochs": 2.0, **options})
+    settings = made(batch_size=8, epochs=4, warmup_epochs=2.0, **options)
     plan, updates = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=10 * batch), 20
     stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule, theirs = torch.optim.lr_scheduler.LinearLR(stepped, start_factor=1 / updates, total_iters=updates - 1), []
@@ -204,8 +205,14 @@ def test_back_off_has_phases_that_grow_as_the_rate_falls(gamma: float, first: fl
 
 
 def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> None:
-    rounds = {"consistency": "synchronous", "replicas": 5, "backup_workers": 1, "batch_size": 8, "push_every": 3}
-    assert from_options(rounds).global_batch == 96
+    rounds: dict[str, Any] = {
+        "strategy": "synchronous",
+        "replicas": 5,
+        "backup_workers": 1,
+        "batch_size": 8,
+        "push_every": 3,
+    }
+    assert made(**rounds).global_batch == 96
 
 
 def test_a_schedule_needs_to_know_where_it_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import typing
 from typing import Any
 
@@ -12,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core import effects, messages, wire
-from distbelief.core.conversations import dealing, membership, pushing
+from distbelief.core.conversations import dealing, initialising, membership, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import Portion
 from distbelief.core.protocol import MESSAGES
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan, Settings, StrategySettings
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.sharding.assignments import Assignment
-from distbelief.sharding.layout import Entry, HomeRanges, Layout, Piece, Range, Section, Tensor
+from distbelief.sharding.layout import Entry, HomeRanges, Layout, Piece, Range, Section, Tensor, lay_out
+from distbelief.strategies import STRATEGIES
 
 # msgpack has 64 bits
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -62,7 +64,11 @@ values = st.one_of(floats, st.booleans(), st.lists(floats, max_size=2).map(tuple
 optimizers = built(Optimizer, options=st.dictionaries(texts, values, max_size=2))
 plans = st.builds(
     Plan,
-    settings=built(Settings, optimizer=optimizers),
+    settings=built(
+        Settings,
+        optimizer=optimizers,
+        strategy=st.one_of([built(kind.own, name=st.just(name)) for name, kind in STRATEGIES.items()]),
+    ),
     layout=layouts,
     assignments=st.lists(st.builds(Assignment, built(Range), built(Range)), max_size=2).map(tuple),
     samples=integers,
@@ -74,6 +80,17 @@ def through(message: Message) -> Message:
     prefix, body = frame[: wire.PREFIX.size], frame[wire.PREFIX.size :]
     assert wire.length(prefix) == len(body)
     return wire.decode(body)
+
+
+def test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_nothing_is_imported() -> None:
+    plan = Plan(
+        Settings(strategy=StrategySettings(name="antigravity:Strategy")), lay_out([Tensor("w", (3,), "float32")]), (), 0
+    )
+    with pytest.raises(
+        RemoteProtocolError, match="settings of strategy 'antigravity:Strategy', which is not known here"
+    ):
+        through(initialising.Restore(plan, ""))
+    assert "antigravity" not in sys.modules
 
 
 def test_every_message_is_one_that_may_stand_on_a_wire() -> None:

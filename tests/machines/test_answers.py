@@ -9,6 +9,7 @@ import pytest
 
 from distbelief.core import events
 from distbelief.core.conversations import dealing, mirroring, operations, pushing
+from distbelief.core.descent import Descent
 from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
@@ -18,9 +19,11 @@ from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
+from distbelief.strategies.shared_memory.settings import MappedSettings
 
 
 def never(*_: Any) -> Any:
@@ -29,9 +32,9 @@ def never(*_: Any) -> Any:
 
 MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "coordinator": (Coordinator(Settings()), Kind.COORDINATOR, SERVED),
-    "sandblaster": (Sandblaster(Settings()), Kind.COORDINATOR, BATCHED),
-    "of a mapping": (MappingCoordinator(Settings()), Kind.COORDINATOR, SHARED),
-    "of a group": (AllreduceCoordinator(Settings(consistency="allreduce")), Kind.COORDINATOR, GROUPED),
+    "sandblaster": (Sandblaster(Settings(strategy=Descent())), Kind.COORDINATOR, BATCHED),
+    "of a mapping": (MappingCoordinator(Settings(strategy=MappedSettings())), Kind.COORDINATOR, SHARED),
+    "of a group": (AllreduceCoordinator(Settings(strategy=AllreduceSettings())), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
     "shard in batches": (DescentShard(0, never), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from made import made as settings_of
 
 from distbelief.core import events, messages, records
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
@@ -15,7 +16,7 @@ from distbelief.core.events import Event
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
-from distbelief.core.settings import Settings, from_options
+from distbelief.core.settings import Settings
 from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.coordinator import Coordinator
@@ -28,7 +29,7 @@ VERSION = messages.Version(0, 0)
 def made(**options: Any) -> Settings:
     """The settings of these tests, but for some."""
     usual = {"replicas": 2, "shards": 2, "batch_size": 1, "evaluate_every": 1, "checkpoint_every": 0}
-    return from_options({**usual, "snapshot_seconds": 0, **options})
+    return settings_of(**{**usual, "snapshot_seconds": 0, **options})
 
 
 SETTINGS = made()
@@ -235,7 +236,7 @@ def test_a_shard_that_is_lost_before_there_is_a_checkpoint_ends_the_job() -> Non
 
 
 def rounds(**options: Any) -> Office:
-    settings = made(consistency="synchronous", epochs=9, checkpoint_every=1, **options)
+    settings = made(strategy="synchronous", epochs=9, checkpoint_every=1, **options)
     return Office(settings).training("replica 1", samples=2)
 
 

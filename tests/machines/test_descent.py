@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from made import made
 
 from distbelief.core import events, messages
 from distbelief.core.conversations import (
@@ -37,7 +38,7 @@ LAYOUT = lay_out([
 ], groups=({}, {}))  # fmt: skip
 MOVING = LAYOUT.moving
 PLAN = Plan(
-    Settings(Data(batch_size=5), consistency="sandblaster", shards=1, descent=Descent()),
+    Settings(Data(batch_size=5), strategy=Descent(name="sandblaster"), shards=1),
     LAYOUT,
     cut(LAYOUT, Mesh(1), 1),
     samples=100,
@@ -114,7 +115,7 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
 
 def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
-    plan = Plan(Settings(descent=Descent()), layout, cut(layout, Mesh(1), 1), samples=100)
+    plan = Plan(Settings(strategy=Descent()), layout, cut(layout, Mesh(1), 1), samples=100)
     one = DescentShard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(
@@ -347,9 +348,10 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
 
 def coordinator() -> Sandblaster:
     """One that waits for the answer of its only shard to the first evaluation of two work units."""
-    settings = Settings(Data(batch_size=50), consistency="sandblaster", replicas=1, shards=1, evaluate_every=0,
-        snapshot_seconds=0.0, checkpoint_every=0,
-                        descent=Descent(send_every=1))  # fmt: skip
+    settings = made(
+        "sandblaster", batch_size=50, replicas=1, shards=1, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
+        send_every=1,
+    )  # fmt: skip
     one = Sandblaster(settings, evaluator=False)
     one.handle("shard 0", membership.Here(0, "here"), None)
     one.handle("replica 0", membership.Join(0, LAYOUT, 100), None)

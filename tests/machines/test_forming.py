@@ -12,10 +12,11 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.whole import PhantomWhole
 
 LAYOUT = lay_out([Tensor("weight", (4,), "float32")])
-SETTINGS = Settings(consistency="allreduce", replicas=3, algorithm="ring")
+SETTINGS = Settings(strategy=AllreduceSettings(name="allreduce", algorithm="ring"), replicas=3)
 ROLES = [f"replica {i}" for i in range(3)]
 
 

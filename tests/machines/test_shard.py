@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from made import made
 
 from distbelief.core import events
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring, pushing
@@ -15,7 +16,7 @@ from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
 from distbelief.core.messages import Place, Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
-from distbelief.core.settings import Plan, from_options
+from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.shard import Shard
@@ -32,7 +33,7 @@ MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
 
 
 def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
-    return Plan(from_options(settings), layout, cut(layout, Mesh(1), shards), samples=100)
+    return Plan(made(**settings), layout, cut(layout, Mesh(1), shards), samples=100)
 
 
 def numbers(size: int, seed: int) -> torch.Tensor:
@@ -59,9 +60,7 @@ def push(
     return pushing.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"consistency": "synchronous", "batch_size": 4}, {"consistency": "softsync"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"strategy": "synchronous", "batch_size": 4}, {"strategy": "softsync"}], ids=str)
 @pytest.mark.parametrize("name", ["momentum", "adagrad"])
 def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name: str, settings: dict[str, Any]) -> None:
     one = shard(plan(replicas=2, optimizer=Optimizer(name, 0.1), **settings))
@@ -75,7 +74,7 @@ def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name:
             a, b, both = (
                 values[section.start : section.stop].view(getattr(torch, section.dtype)) for values in (*payloads, mean)
             )
-            average = section.kind == "parameter" or settings["consistency"] == "synchronous"
+            average = section.kind == "parameter" or settings["strategy"] == "synchronous"
             both.copy_((a.float() + b.float()) / 2 if average else b)  # buffers are the last push's, but in rounds
         for replica, payload in enumerate(payloads):
             one.handle(
@@ -251,7 +250,7 @@ def test_a_push_of_samples_that_cannot_be_is_refused(samples: int) -> None:
 
 
 def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_a_next_life() -> None:
-    one = shard(plan(consistency="bounded", staleness=0, replicas=2))
+    one = shard(plan(strategy="bounded", staleness=0, replicas=2))
     for replica in (0, 1):
         one.handle(f"replica {replica}", attendance.Attend(0, 0), None)
     ahead = pushing.Fetch(0, 0, MOVING, tick=1)
@@ -274,7 +273,7 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_to_its_next_life(dies: bool) -> None:
-    one = shard(plan(consistency="synchronous", replicas=1, standby=1, batch_size=4))
+    one = shard(plan(strategy="synchronous", replicas=1, standby=1, batch_size=4))
     one.handle("replica 0", attendance.Attend(0, 0), None)
     one.handle("coordinator", mirroring.Mirror(Place("unix:@standby", 0)), None)
     one.handle("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 4, 0), numbers(MOVING, 1))

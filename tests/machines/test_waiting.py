@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made import made
 
 from distbelief.core import events
 from distbelief.core.consistency import Key
@@ -14,7 +15,7 @@ from distbelief.core.conversations import agreement, attendance, initialising, p
 from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.effects import Effect, Phantom, Send
 from distbelief.core.messages import Message, Version
-from distbelief.core.settings import Plan, from_options
+from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice
@@ -29,10 +30,10 @@ class Told:
     """One shard of two, and what it has said to whom."""
 
     def __init__(self, index: int = 0, attending: int = 3, **settings: Any) -> None:
-        plan = Plan(from_options({"replicas": 3, **settings}), LAYOUT, cut(LAYOUT, Mesh(1), 2), samples=100)
+        plan = Plan(made(**{"replicas": 3, **settings}), LAYOUT, cut(LAYOUT, Mesh(1), 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
         self.hear("coordinator", initialising.Restore(plan, ""))
-        if plan.settings.in_rounds and index == 0:
+        if plan.settings.strategy.rounds and index == 0:
             self.hear("shard 1", agreement.Follow(0))
         for replica in range(attending):
             self.hear(f"replica {replica}", attendance.Attend(0, 0))
@@ -57,7 +58,7 @@ def kinds(said: list[tuple[str, Message]]) -> list[tuple[str, str]]:
 
 
 def test_a_round_answers_all_at_once_and_says_for_whom_it_waits() -> None:
-    told = Told(consistency="synchronous")
+    told = Told(strategy="synchronous")
     assert told.push(2, 1) == told.fetch("replica 2", 1) == told.push(0, 1) == []
     why = "round 0 has 2 of 3 gradients: waits for replica 1"
     assert told.shard.waiting() == {"replica 0": why, "replica 2": why}
@@ -70,7 +71,7 @@ def test_a_round_answers_all_at_once_and_says_for_whom_it_waits() -> None:
 
 
 def test_a_shard_that_does_not_rule_waits_for_the_one_that_does() -> None:
-    told = Told(1, consistency="synchronous")
+    told = Told(1, strategy="synchronous")
     assert told.push(0, 1) == told.push(1, 1) == []
     assert told.shard.waiting() == dict.fromkeys(("replica 0", "replica 1"), "round 0 is not ruled yet")
     assert told.hear("shard 0", Ruling(0, tuple(Key(f"replica {i}", 0, 1) for i in range(3)), ())) == []
@@ -82,7 +83,7 @@ def test_a_shard_that_does_not_rule_waits_for_the_one_that_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sender", "settings"), [("shard 1", {"consistency": "synchronous"}), ("shard 0", {"consistency": "bounded"})]
+    ("sender", "settings"), [("shard 1", {"strategy": "synchronous"}), ("shard 0", {"strategy": "bounded"})]
 )
 def test_nobody_but_the_first_shard_rules(sender: str, settings: dict[str, str]) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{sender} rules a round, and does not rule this job"):
@@ -91,7 +92,7 @@ def test_nobody_but_the_first_shard_rules(sender: str, settings: dict[str, str])
 
 @pytest.mark.parametrize("death", [events.Lost("killed"), attendance.SitOut()], ids=["dies", "sits out"])
 def test_a_round_is_made_when_the_last_that_it_waits_for_is_gone(death: Any) -> None:
-    told = Told(consistency="synchronous")
+    told = Told(strategy="synchronous")
     told.push(0, 1)
     told.push(1, 1)
     said = told.hear("replica 2", death)
@@ -100,7 +101,7 @@ def test_a_round_is_made_when_the_last_that_it_waits_for_is_gone(death: Any) -> 
 
 
 def test_what_the_dead_have_pushed_is_in_no_round_and_what_those_who_sit_out_have_is() -> None:
-    told = Told(consistency="synchronous")
+    told = Told(strategy="synchronous")
     told.push(0, 1)
     told.push(1, 1)
     dropped = ("replica 0", pushing.Pushed(0, 1, Version(0, 0), dropped=True))
@@ -112,7 +113,7 @@ def test_what_the_dead_have_pushed_is_in_no_round_and_what_those_who_sit_out_hav
 
 def test_a_push_that_comes_after_its_replica_was_given_up_is_dropped() -> None:
     """The coordinator has heard of the death first, and deals the minibatches again."""
-    told = Told(consistency="synchronous")
+    told = Told(strategy="synchronous")
     told.hear("coordinator", attendance.Gone("replica 0", 0))
     assert told.push(0, 1)[-1] == ("replica 0", pushing.Pushed(0, 1, Version(0, 0), dropped=True))
     told.push(1, 1)
@@ -120,7 +121,7 @@ def test_a_push_that_comes_after_its_replica_was_given_up_is_dropped() -> None:
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
-    told = Told(consistency="synchronous")
+    told = Told(strategy="synchronous")
     told.push(0, 1)
     assert told.hear("replica 0", attendance.Attend(1, -1))[0] == ("replica 0", attendance.Admitted(0))
     told.hear("replica 0", events.Lost("the old link"))  # what the link of the old incarnation tells late
@@ -133,7 +134,7 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
 
 
 def test_a_late_gradient_is_dropped_and_its_replica_goes_on_with_the_next_round() -> None:
-    told = Told(consistency="synchronous", backup_workers=1)
+    told = Told(strategy="synchronous", backup_workers=1)
     told.push(0, 1)
     told.push(1, 1)
     late = told.push(2, 1)
@@ -149,7 +150,7 @@ def test_a_late_gradient_is_dropped_and_its_replica_goes_on_with_the_next_round(
 
 
 def test_a_bound_holds_the_fast_until_the_slowest_has_pushed() -> None:
-    told = Told(consistency="bounded", staleness=1)
+    told = Told(strategy="bounded", staleness=1)
     for clock in (1, 2):
         assert kinds(told.push(0, clock)) == [("replica 0", "Pushed")]
     assert kinds(told.fetch("replica 0", 1)) == [("replica 0", "Fetched")]
@@ -164,7 +165,7 @@ def test_a_bound_holds_the_fast_until_the_slowest_has_pushed() -> None:
 
 @pytest.mark.parametrize("leaving", [events.Lost("killed"), attendance.SitOut()], ids=["dies", "sits out"])
 def test_a_bound_waits_for_nobody_who_is_gone(leaving: Any) -> None:
-    told = Told(consistency="bounded", staleness=0)
+    told = Told(strategy="bounded", staleness=0)
     told.push(0, 1)
     told.push(1, 1)
     told.fetch("replica 0", 1)
@@ -173,9 +174,9 @@ def test_a_bound_waits_for_nobody_who_is_gone(leaving: Any) -> None:
 
 def test_the_evaluator_waits_for_nobody() -> None:
     for settings in (
-        {"consistency": "synchronous"},
-        {"consistency": "bounded", "staleness": 0},
-        {"consistency": "softsync"},
+        {"strategy": "synchronous"},
+        {"strategy": "bounded", "staleness": 0},
+        {"strategy": "softsync"},
     ):
         told = Told(**settings)
         told.push(0, 1)
@@ -183,7 +184,7 @@ def test_the_evaluator_waits_for_nobody() -> None:
 
 
 def test_softsync_acknowledges_at_once_and_updates_when_there_are_enough() -> None:
-    told = Told(consistency="softsync", n=1)
+    told = Told(strategy="softsync", n=1)
     for clock in (1, 2):  # one may be in an update twice
         assert told.push(0, clock) == [("replica 0", pushing.Pushed(0, clock, Version(0, 1)))]
     assert (told.shard.version.updates, told.shard.waiting()) == (0, {})

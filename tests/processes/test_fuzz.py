@@ -106,7 +106,7 @@ def shard() -> Shard:
 
 
 DESCENT = msgspec.structs.replace(
-    PLAN, settings=msgspec.structs.replace(PLAN.settings, consistency="sandblaster", descent=Descent())
+    PLAN, settings=msgspec.structs.replace(PLAN.settings, strategy=Descent(name="sandblaster"))
 )
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from distbelief import errors
 from distbelief.core import effects, records
+from distbelief.core.settings import read_own
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
@@ -152,7 +153,7 @@ class _Stay:
         """What the process must know: the job's part of it, and this machine's."""
         from distbelief.places.processes.spec import Spec
 
-        theirs, guest = msgspec.msgpack.decode(self._part.spec, type=Spec), self._guest
+        theirs, guest = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_own), self._guest
         own = msgspec.structs.replace(
             theirs,
             data_dir=guest.data_dir,

@@ -25,7 +25,7 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan, Settings, read_own
 from distbelief.errors import DistbeliefError, TrainingError, UsageError, limit
 from distbelief.places.channel_messages import (
     Ask,
@@ -75,7 +75,7 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     """
     channel = Channel(connection)
     try:
-        _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec), channel).play()
+        _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_own), channel).play()
         channel.say(Over())
     except DistbeliefError as error:
         whose = f"{role}: " if isinstance(error, TrainingError) and role not in str(error) else ""
@@ -122,7 +122,7 @@ class _Process:
     @property
     def strategy(self) -> Strategy:
         """How its job trains."""
-        return by_name(self.spec.settings.consistency)
+        return by_name(self.spec.settings.strategy.name)
 
     @property
     def players(self) -> Players:
@@ -398,7 +398,11 @@ class _Process:
 
     def pump(self) -> Pump | None:
         """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
-        return Pump(self.endpoint) if self.spec.transport == "tcp" and self.spec.settings.prefetch else None
+        return (
+            Pump(self.endpoint)
+            if self.spec.transport == "tcp" and self.spec.settings.strategy.pushing.prefetch
+            else None
+        )
 
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""

@@ -96,7 +96,7 @@ class Labour:
     def __init__(self, handling: Handling, settings: Settings, length: Callable[[], int], adds: bool = True) -> None:
         self._message, self._second = handling.message, 1 / handling.memory
         self._update = 2 + STATES.get(settings.optimizer.name, 2)
-        self._gathers, self._adds = settings.in_rounds or settings.consistency == "softsync", adds
+        self._gathers, self._adds = settings.strategy.gathers, adds
         self._length = length
         self._known = 0
 

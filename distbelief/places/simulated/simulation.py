@@ -107,7 +107,7 @@ class Simulation:
             cluster.network,
             self.job.seed,
             cluster.phantom,
-            settings.per_host,
+            settings.strategy.host_replicas,
             cluster.hosts,
             settings.replicas,
         )

@@ -151,10 +151,10 @@ class VirtualCluster(Checked):
                 f"hosts with {hosts.replicas} replicas: there are {settings.replicas}; leave it off for one host with "
                 "all roles"
             )
-        if settings.per_host and settings.per_host != (hosts.replicas or settings.replicas):
+        if (per_host := settings.strategy.host_replicas) and per_host != (hosts.replicas or settings.replicas):
             raise UsageError(
-                f"--per-host {settings.per_host}: the hosts have {hosts.replicas or settings.replicas} replicas; name "
-                "the same number"
+                f"--per-host {per_host}: the hosts have {hosts.replicas or settings.replicas} replicas; name the same "
+                "number"
             )
 
     def _check_crashes(self, strategy: Strategy, settings: Settings) -> None:

@@ -27,6 +27,7 @@ from distbelief.server import admission
 from distbelief.server.machine import Answering, Answers
 from distbelief.strategies.allreduce.grouping import Grouping
 from distbelief.strategies.allreduce.round_batches import ROUNDS_LIMIT, RoundBatches, Share
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 
 AHEAD = 2
 """Round batches that a group has at a time."""
@@ -99,7 +100,7 @@ class AllreduceCoordinator(Answering):
     def waits(self) -> str:
         """What the job waits for now, in one sentence.
 
-        >>> AllreduceCoordinator(Settings(consistency="allreduce")).waits()
+        >>> AllreduceCoordinator(Settings(strategy=AllreduceSettings())).waits()
         'gathering: waits for replica 0, replica 1'
         """
         groups = self._groups
@@ -149,7 +150,7 @@ class AllreduceCoordinator(Answering):
                     self.settings.data.batch_size,
                     self.settings.data.epochs,
                     self._kept[1],
-                    self.settings.push_every,
+                    self.settings.own(AllreduceSettings).accumulate,
                 )
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
@@ -233,7 +234,7 @@ class AllreduceCoordinator(Answering):
             self.settings.data.batch_size,
             self.settings.data.epochs,
             position,
-            self.settings.push_every,
+            self.settings.own(AllreduceSettings).accumulate,
         )
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
             self._close(Cause.INTERRUPTED, self._interrupted)
@@ -443,7 +444,7 @@ class AllreduceCoordinator(Answering):
         member = self._groups.leave(role)
         self._fallen.append((role, reason, died))
         if member and self._may(GroupMay.REGROUP) and self._expected:
-            if not died or self.settings.on_death == "regroup":
+            if not died or self.settings.own(AllreduceSettings).on_death == "regroup":
                 return self._regroup()
             return self._bury(self._held) + self._end(
                 Cause.DEATH_FORBIDDEN, f"{role} is gone ({reason}), and --on-death is stop", role

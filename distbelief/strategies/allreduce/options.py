@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.base import Machine, Replicated, Scaled, Virtual
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Allreduce(Replicated, Scaled):
     """
 
     name: ClassVar[str] = "allreduce"
+    own: ClassVar[type[StrategySettings]] = AllreduceSettings
     evaluated: ClassVar[bool] = False
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
@@ -57,7 +59,7 @@ class Allreduce(Replicated, Scaled):
 
     def settings(self) -> dict[str, Any]:
         """A checkpoint is of one part: every replica holds everything."""
-        return super().settings() | {"push_every": self.accumulate, "shards": 1}
+        return super().settings() | {"shards": 1}
 
     @classmethod
     def players(cls) -> Players:
@@ -86,7 +88,7 @@ class Allreduce(Replicated, Scaled):
                 "--insecure, on a"
                 " network where nobody else can read or forge it"
             )
-        check_hosts(settings.algorithm, settings.per_host, auto=machine.carrier == "tcp")
+        check_hosts(self.algorithm, self.per_host, auto=machine.carrier == "tcp")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
         """Refuse an algorithm that is not simulated, and hosts that it has no use for.
@@ -94,15 +96,15 @@ class Allreduce(Replicated, Scaled):
         Raises:
             UsageError: naming the option, and the remedy.
         """
-        if settings.algorithm == "native":
+        if self.algorithm == "native":
             raise UsageError(
                 "--algorithm native is that of a real network's library, and a simulated one has none: name another, "
                 "or auto"
             )
         hosts = cluster.host_replicas is not None
-        if cluster.local and not (hosts or settings.per_host):
+        if cluster.local and not (hosts or self.per_host):
             raise UsageError(
                 "--network local-latency and local-bandwidth are of links inside a host: set --hosts or --per-host"
             )
         if not (cluster.local or hosts):
-            check_hosts(settings.algorithm, settings.per_host, auto=True)
+            check_hosts(self.algorithm, self.per_host, auto=True)

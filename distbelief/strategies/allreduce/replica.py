@@ -44,6 +44,7 @@ from distbelief.replica.links import unwanted
 from distbelief.replica.work import check_loss
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.allreduce.round_batches import round_of
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.whole import Whole
 
 CHUNK = 4 << 20
@@ -168,8 +169,8 @@ class Allreduce:
             yield Attach(plan, 0, 0)
         self._group, self._members = told.group, [member.role for member in told.members]
         rank = self._rank = self._members.index(self.role)
-        self._buckets: list[Bucket] = [*buckets(plan.layout, settings.bucket_mb)]
-        if settings.buffers == "broadcast":
+        self._buckets: list[Bucket] = [*buckets(plan.layout, self._own.bucket_mb)]
+        if self._own.buffers == "broadcast":
             self._buckets += of_buffers(plan.layout)
         needy = {i for i, member in enumerate(told.members) if member.needs}
         partners = needy if rank == told.source else {told.source} if rank in needy else set()
@@ -198,11 +199,15 @@ class Allreduce:
             self._awaits = ""
         yield self._report()
 
+    @property
+    def _own(self) -> AllreduceSettings:
+        return self._settings.own(AllreduceSettings)
+
     def _schedule(self, bucket: Bucket) -> Schedule:
         """How one bucket is reduced in the group."""
-        ranks, settings = len(self._members), self._settings
-        chosen = self._choose(bucket, ranks) if self._choose and settings.algorithm == "auto" else settings.algorithm
-        return schedule_of(bucket, chosen, ranks, settings.per_host)
+        ranks, own = len(self._members), self._own
+        chosen = self._choose(bucket, ranks) if self._choose and own.algorithm == "auto" else own.algorithm
+        return schedule_of(bucket, chosen, ranks, own.per_host)
 
     def _meet(self, told: grouping.Assemble, partners: set[int]) -> Steps:
         """Open the links to partners of a higher rank, and wait for those of a lower one."""
@@ -274,7 +279,7 @@ class Allreduce:
         """All rounds of a round batch."""
         assert self._plan is not None
         count, settings = len(self._members), self._settings
-        width = count * settings.push_every
+        width = count * self._own.accumulate
         for number in range(-(-portion.count // width)):
             taken = round_of(portion, width, number)
             sizes = [
@@ -297,7 +302,7 @@ class Allreduce:
             if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
-            if settings.buffers == "broadcast":
+            if self._own.buffers == "broadcast":
                 self.whole.adopt_buffers()
             self.whole.update(self._plan.factor(self.samples))
             self.rounds += 1

@@ -11,6 +11,7 @@ from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, Link, cheapest
 from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.strategies.allreduce.whole import PhantomWhole
 from distbelief.strategies.context import Context, Virtual
@@ -28,7 +29,7 @@ def simulated_replica(context: Context) -> Part:
         check_measure(context.task, flat.module)
 
     def choose(bucket: Bucket, ranks: int) -> str:
-        return cheapest_here(virtual, bucket, ranks, context.settings.per_host)
+        return cheapest_here(virtual, bucket, ranks, context.settings.own(AllreduceSettings).per_host)
 
     def attach(plan: Plan, _: Arena) -> None:
         time_steps(virtual, plan)
@@ -55,7 +56,9 @@ def time_steps(virtual: Virtual, plan: Plan) -> None:
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
-    virtual.timing.first = shares([*buckets(plan.layout, plan.settings.bucket_mb)])[0]
+    virtual.timing.first = shares([*buckets(plan.layout, plan.settings.own(AllreduceSettings).bucket_mb)])[0]
     if (work := virtual.endpoint.work) is not None:
         trained = plan.layout.trained.size
-        virtual.timing.more = work.copy(trained) + work.update(trained) / plan.settings.push_every
+        virtual.timing.more = (
+            work.copy(trained) + work.update(trained) / plan.settings.own(AllreduceSettings).accumulate
+        )

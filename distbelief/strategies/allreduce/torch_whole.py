@@ -16,6 +16,7 @@ from distbelief.core.settings import Plan
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.tasks.flat import FlatModule
 
 
@@ -89,8 +90,8 @@ class TorchWhole:
         vector = torch.zeros(layout.total, dtype=torch.uint8, device=device)
         self.flat.write(vector)
         self._clip = plan.settings.clip_norm
-        found = buckets(layout, plan.settings.bucket_mb)
-        both = (*found, *(of_buffers(layout) if plan.settings.buffers == "broadcast" else ()))
+        found = buckets(layout, plan.settings.own(AllreduceSettings).bucket_mb)
+        both = (*found, *(of_buffers(layout) if plan.settings.own(AllreduceSettings).buffers == "broadcast" else ()))
         self._slot, self.sum = self._home.open(layout.moving, both)
         self.flat.bind([], [vector])
         self.flat.swap(0)

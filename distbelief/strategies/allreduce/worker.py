@@ -16,6 +16,7 @@ from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
 from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.strategies.context import Context, ProcessSpec, open_memory
 from distbelief.tasks.worker import check_measure, measure, placed
@@ -59,14 +60,14 @@ Carrier = SharedMemory | ProcessGroup
 
 def carrier(spec: ProcessSpec, role: str, settings: Settings) -> Carrier:
     """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network."""
-    index = roles.index_of(role)
+    index, own = roles.index_of(role), settings.own(AllreduceSettings)
     if spec.transport == "shared":
         descriptor = open_memory(spec)
-        return SharedMemory(descriptor, index, settings.replicas, settings.algorithm, settings.per_host)
+        return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, placed(spec.device, index), settings.algorithm, settings.per_host, spec.advertise)
+    return ProcessGroup(index, placed(spec.device, index), own.algorithm, own.per_host, spec.advertise)
 
 
 def interface_of(host: str) -> str:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Pushing, Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Replicated, Scaled, Virtual, servers
+from distbelief.strategies.parameter_server.settings import BoundedSettings, SoftsyncSettings, SynchronousSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -76,7 +77,7 @@ class Downpour(Asynchronous):
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """Where replicas read the shards' own."""
-        return settings.read_in_place
+        return settings.own(Pushing).read_in_place
 
     def check_machine(self, settings: Settings, machine: Machine) -> None:
         """Refuse to read in place what is not in shared memory.
@@ -84,7 +85,7 @@ class Downpour(Asynchronous):
         Raises:
             UsageError: naming the option.
         """
-        if settings.read_in_place and machine.carrier != "shared":
+        if settings.own(Pushing).read_in_place and machine.carrier != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
@@ -93,7 +94,7 @@ class Downpour(Asynchronous):
         Raises:
             UsageError: naming the option.
         """
-        if settings.read_in_place:
+        if settings.own(Pushing).read_in_place:
             raise UsageError("--read-in-place is memory of one machine; a simulated cluster has none: leave it off")
         super().check_virtual(settings, cluster)
 
@@ -105,6 +106,7 @@ class Synchronous(Served, Scaled):
     """
 
     name: ClassVar[str] = "synchronous"
+    own: ClassVar[type[StrategySettings]] = SynchronousSettings
 
     push_every: int = 1
     """Minibatches whose gradients each replica accumulates for a round."""
@@ -119,6 +121,7 @@ class Softsync(Asynchronous):
     """
 
     name: ClassVar[str] = "softsync"
+    own: ClassVar[type[StrategySettings]] = SoftsyncSettings
 
     n: int = 1
     """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
@@ -131,6 +134,7 @@ class Bounded(Asynchronous):
     """
 
     name: ClassVar[str] = "bounded"
+    own: ClassVar[type[StrategySettings]] = BoundedSettings
 
     staleness: int = 3
     """Clocks (pushes) that a step may begin ahead of the slowest replica's; 0 waits for all before every step."""

@@ -16,6 +16,7 @@ from distbelief.core import records, roles
 from distbelief.core.conversations import dealing, initialising, operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.conversations.phases import May
+from distbelief.core.descent import Descent
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
@@ -66,10 +67,9 @@ class Sandblaster(Coordinator):
         return self.data
 
     def _dealing(self, plan: Plan) -> Work:
-        assert plan.settings.descent is not None
         last = self.data.evaluation if isinstance(self.data, Evaluating) else 0
         work = Evaluating(plan, self._saving.position, self._saving.samples, last)
-        self._story = Descend(plan.settings.descent, plan.settings.data.epochs, work.state).story()
+        self._story = Descend(plan.settings.own(Descent), plan.settings.data.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
         self._kinds, self._told = (), []  # what shards that have fallen still answer is nobody's
         self._served.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.conversations import dealing, operations
-from distbelief.core.descent import Batches, WorkUnit
+from distbelief.core.descent import Batches, Descent, WorkUnit
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan
@@ -28,8 +28,7 @@ class Evaluating:
     """
 
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
-        assert plan.settings.descent is not None
-        self.descent, self._size, self._all = plan.settings.descent, plan.settings.data.batch_size, plan.samples
+        self.descent, self._size, self._all = plan.settings.own(Descent), plan.settings.data.batch_size, plan.samples
         self.epochs, self.state = position.epoch, dict(position.state)
         self.samples, self.pushes = samples, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))

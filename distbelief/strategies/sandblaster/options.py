@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from distbelief.core.descent import Descent
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Replicated, servers
 
@@ -24,11 +24,12 @@ class Sandblaster(Replicated):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
     it.
 
-    >>> Sandblaster(history=5).settings()["descent"].history
+    >>> Sandblaster(history=5).settings()["history"]
     5
     """
 
     name: ClassVar[str] = "sandblaster"
+    own: ClassVar[type[StrategySettings]] = Descent
     counts: ClassVar[str] = "iterations"
     meaningless: ClassVar[Mapping[str, str]] = {
         "epochs": "it counts --iterations",
@@ -82,12 +83,8 @@ class Sandblaster(Replicated):
 
     def settings(self) -> dict[str, Any]:
         """An epoch is an iteration, a minibatch a portion."""
-        own = {name: getattr(self, name) for name in Descent.__struct_fields__ if name != "batch"}
-        return super().settings() | {
-            "epochs": self.iterations,
-            "batch_size": self.portion_size,
-            "descent": Descent(**own, batch=self.batch_size),
-        }
+        names = {"epochs": self.iterations, "batch_size": self.portion_size, "batch": self.batch_size}
+        return super().settings() | names
 
     @classmethod
     def players(cls) -> Players:
@@ -102,10 +99,8 @@ class Sandblaster(Replicated):
 
     def phantom(self, settings: Settings) -> Settings:
         """There is no loss to search for."""
-        assert settings.descent is not None
-        return msgspec.structs.replace(
-            settings, descent=msgspec.structs.replace(settings.descent, line_search="none", tolerance=0.0)
-        )
+        own = msgspec.structs.replace(settings.own(Descent), line_search="none", tolerance=0.0)
+        return msgspec.structs.replace(settings, strategy=own)
 
     def check_script(self) -> None:
         """Refuse every script.

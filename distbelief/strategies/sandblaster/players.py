@@ -33,7 +33,7 @@ def check_model(settings: Settings, model: nn.Module) -> None:
             raise UsageError(
                 f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, "
                 "and changes with every"
-                f" evaluation; strategy {settings.consistency} needs a model without batch norm, such as one with "
+                f" evaluation; strategy {settings.strategy.name} needs a model without batch norm, such as one with "
                 "group norm or layer norm"
             )
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring, operations, pushing
+from distbelief.core.descent import Descent
 from distbelief.core.effects import Effect, Payload, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.messages import Message, Version
@@ -185,8 +186,7 @@ class DescentStandby(Standby):
 
     @property
     def _limit(self) -> int:
-        descent = self._plan.settings.descent
-        assert descent is not None
+        descent = self._plan.settings.own(Descent)
         return 2 * (2 * (descent.history + 1) + STATE_LIMIT)  # of low precision, twice what the slice has
 
     def _take_whole(self, sender: str, event: mirroring.StateSent, payload: Payload | None) -> list[Effect]:
@@ -205,9 +205,8 @@ class DescentStandby(Standby):
 
     def _take(self, sender: str, event: mirroring.WorkUnitTaken, payload: Payload | None) -> list[Effect]:
         plan = self._plan
-        assert plan.settings.descent is not None
         wrong = payload is None or payload.nbytes != plan.assignments[self.index].moving.size
-        if wrong or not 0 <= event.part < len(plan.settings.descent.parts):
+        if wrong or not 0 <= event.part < len(plan.settings.own(Descent).parts):
             raise RemoteProtocolError(f"{self.role} was sent a work unit that is none of its shard's: {event}")
         assert payload is not None
         (self._shard.take if self._whole else self._shard.wait)(event.work_unit, event.part, payload)

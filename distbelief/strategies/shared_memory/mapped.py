@@ -15,6 +15,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
+from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows
 
@@ -70,9 +71,9 @@ class MappedModel:
             memory[self._layout.counts : self._layout.length].numpy().data.cast("q"), settings.replicas, self._index
         )
         self.flat.bind([], [self._vector])
-        self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if settings.locks == "shard" else 1)
+        self._locks = settings.own(MappedSettings).locks
+        self._cut = tuple(cut) or mapping.ranges(layout, settings.shards if self._locks == "shard" else 1)
         self._stops = torch.tensor([part.stop for part in self._cut])
-        self._locks = settings.locks
         self._made = 0
         self._scheduled = settings.rate.varies
         self._dense = [(part, list(self._pieces(part))) for part in self._cut]
@@ -277,7 +278,7 @@ def check(layout: Layout, settings: Settings) -> None:
         if entry.tensor.dtype in ("bfloat16", "float16"):
             raise UsageError(
                 f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: "
-                f"{settings.consistency} has none;"
+                f"{settings.strategy.name} has none;"
                 " use float32"
             )
     check_rows(layout, settings)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distbelief.core.mapping import RANGES
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Replicated, Virtual, check_local_links
+from distbelief.strategies.shared_memory.settings import MappedSettings
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -23,6 +24,8 @@ class Mapped(Replicated):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in
     place.
     """
+
+    own: ClassVar[type[StrategySettings]] = MappedSettings
 
     replicas: int = 2
     """Copies of the model, each in its own process; its parameters are the mapping itself."""

@@ -21,6 +21,7 @@ from distbelief.errors import UsageError
 from distbelief.sharding.layout import Layout, Range
 from distbelief.strategies.context import Virtual
 from distbelief.strategies.shared_memory.mapped import LockedStep
+from distbelief.strategies.shared_memory.settings import MappedSettings
 
 
 class Race:
@@ -151,9 +152,9 @@ class PhantomModel:
     def bind(self, plan: Plan, memory: torch.Tensor, cut: tuple[Range, ...] = ()) -> None:
         """Count in a mapping from here on."""
         settings = plan.settings
-        locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[settings.locks]
+        locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[settings.own(MappedSettings).locks]
         found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
-        unlocked = settings.locks == "none"
+        unlocked = settings.own(MappedSettings).locks == "none"
         self._parts = [
             LockedStep(() if unlocked else (number,), part.size, lambda: None) for number, part in enumerate(found)
         ]

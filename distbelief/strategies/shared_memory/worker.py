@@ -14,6 +14,7 @@ from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
 from distbelief.strategies.shared_memory.replica import Hogwild
+from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
@@ -70,7 +71,9 @@ def replica(context: Context) -> Part:
         return compute(batch, answer)
 
     def attach(plan: Plan, _: Arena) -> None:
-        apart = virtual is not None and plan.settings.locks == "none"  # which race in parts, each at one moment
+        apart = (
+            virtual is not None and plan.settings.own(MappedSettings).locks == "none"
+        )  # which race in parts, each at one moment
         count = min(mapping.RANGES, plan.layout.parameters)
         held.bind(plan, memory_of(context, plan), mapping.ranges(plan.layout, count) if apart else ())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import Settings
+from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Scaled, Virtual
@@ -21,6 +21,7 @@ class Single(Scaled):
     """The plain PyTorch loop in one process: no server, no messages."""
 
     name: ClassVar[str] = "single"
+    own: ClassVar[type[StrategySettings]] = StrategySettings
     coordinated: ClassVar[bool] = False
     evaluated: ClassVar[bool] = False
 

@@ -162,8 +162,8 @@ MUTANTS = [
     ),
     Mutant(
         "with-a-cadence-parameters-may-be-as-old-as-they-like", BOUNDED, "replica/downpour.py",
-        "return step % self._settings.fetch_every == 0 or self._held.floor < tick - self._bound",
-        "return step % self._settings.fetch_every == 0",
+        "return step % self._pushing.fetch_every == 0 or self._held.floor < tick - self._bound",
+        "return step % self._pushing.fetch_every == 0",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
     ),
     Mutant(

@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "one-shard-goes-back-alone", TOGETHER, "server/coordinator.py",
-        "        if begun and self.settings.together:\n", "        if False:\n",
+        "        if begun and self.settings.strategy.one_moment:\n", "        if False:\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(

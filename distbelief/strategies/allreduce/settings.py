@@ -1,0 +1,53 @@
+"""The settings of all-reduce that are its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from distbelief.core.settings import Holder, Settings, StrategySettings, at_least, fit, option
+from distbelief.errors import UsageError, unknown
+
+CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
+
+
+class AllreduceSettings(StrategySettings, frozen=True, kw_only=True):
+    """How replicas add up their gradients."""
+
+    held_by: ClassVar[Holder] = Holder.REPLICAS
+
+    accumulate: int = 1
+    """Minibatches whose gradients each replica accumulates for a round."""
+    algorithm: str = "auto"
+    """How gradients are added up: one of `schedules/allreduce`, native or auto."""
+    bucket_mb: float = 25.0
+    """Most megabytes of gradients that are added up at once."""
+    buffers: str = "broadcast"
+    """Whose buffers a replica computes with: those of the first (broadcast), or its own (local)."""
+    on_death: str = "regroup"
+    """What a job does when a replica dies: regroup or stop."""
+    per_host: int = 0
+    """Replicas that are on one host, in their order; 0 for all."""
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what no job can have.
+
+        Raises:
+            UsageError: naming the option, its value and what it may be.
+        """
+        at_least(self, 1, ("accumulate",), {})
+        at_least(self, 0, ("per_host",), {})
+        fit(self, {})
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise unknown(option(name), value, known)
+        if not 0 < self.bucket_mb < float("inf"):
+            raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
+
+    @property
+    def host_replicas(self) -> int:
+        """As it was asked for."""
+        return self.per_host
+
+    def global_batch(self, settings: Settings) -> int:
+        """What all accumulate for a round."""
+        return settings.replicas * settings.data.batch_size * self.accumulate

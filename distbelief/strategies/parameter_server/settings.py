@@ -1,0 +1,94 @@
+"""The settings of the strategies on a parameter server that are their own; those of downpour are `Pushing`, as others
+push and fetch too.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from distbelief.core import consistency
+from distbelief.core.consistency import Policy
+from distbelief.core.rounds import Rounds
+from distbelief.core.settings import Pushing, Settings, at_least
+from distbelief.errors import UsageError
+
+
+class SynchronousSettings(Pushing, frozen=True, kw_only=True):
+    """Rounds: shards make one update from the gradients of all who take part."""
+
+    rounds: ClassVar[bool] = True
+    attendance: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+    one_moment: ClassVar[bool] = True
+
+    backup_workers: int = 0
+    """Replicas whose gradients a round does not wait for."""
+
+    def check(self, settings: Settings) -> None:
+        """As others, and a round has to wait for somebody."""
+        super().check(settings)
+        at_least(self, 0, ("backup_workers",), {})
+        if self.backup_workers >= settings.replicas:
+            raise UsageError(
+                f"--backup-workers {self.backup_workers} of {settings.replicas} replicas: at least one must be left "
+                "that a round waits for"
+            )
+
+    def global_batch(self, settings: Settings) -> int:
+        """What all are pushing for a round."""
+        return (settings.replicas - self.backup_workers) * super().global_batch(settings)
+
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """Rounds, which one shard rules."""
+        return Rounds(settings, rules, self.backup_workers)
+
+
+class SoftsyncSettings(Pushing, frozen=True, kw_only=True):
+    """One update from several pushes, whoever they are of."""
+
+    attendance: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+
+    n: int = 1
+    """One update for every floor(members / n) pushes."""
+
+    def check(self, settings: Settings) -> None:
+        """As others, and there is no update of less than a push."""
+        super().check(settings)
+        at_least(self, 1, ("n",), {})
+        if self.n > settings.replicas:
+            raise UsageError(
+                f"--n {self.n}: must be at most --replicas, which is {settings.replicas}; with as many, every push is "
+                "an update"
+            )
+
+    def global_batch(self, settings: Settings) -> int:
+        """What is in the pushes of an update."""
+        return settings.replicas // self.n * super().global_batch(settings)
+
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """Pushes are gathered."""
+        return consistency.Softsync(self.n, self.staleness_scaling)
+
+
+class BoundedSettings(Pushing, frozen=True, kw_only=True):
+    """No replica is too far ahead of the slowest."""
+
+    attendance: ClassVar[bool] = True
+
+    staleness: int = 3
+    """How many clocks a step may begin ahead of the slowest."""
+
+    @property
+    def staleness_bound(self) -> float:
+        """As it was asked for."""
+        return self.staleness
+
+    def check(self, settings: Settings) -> None:
+        """As others, and a bound is a number of clocks."""
+        super().check(settings)
+        at_least(self, 0, ("staleness",), {})
+
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """Fetches of who is too far ahead are held."""
+        return consistency.Bounded(self.staleness, self.staleness_scaling)

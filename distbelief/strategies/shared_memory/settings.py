@@ -1,0 +1,21 @@
+"""The settings of hogwild and locking that are their own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from distbelief.core import mapping
+from distbelief.core.settings import Holder, Settings, StrategySettings
+
+
+class MappedSettings(StrategySettings, frozen=True, kw_only=True):
+    """What an update of the memory locks."""
+
+    held_by: ClassVar[Holder] = Holder.MEMORY
+
+    locks: str = "none"
+    """none, shard (each range that it writes to) or global."""
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what replicas cannot do by themselves, in one memory."""
+        mapping.check(self.name, settings.optimizer, self.locks, settings.shards)
