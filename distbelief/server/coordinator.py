@@ -7,7 +7,7 @@ moves it on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, mirroring
@@ -77,7 +77,6 @@ class Coordinator(Answering):
             mirroring.Mirrored: lambda sender, event: self._standbys.mirrored(sender, event.life),
             mirroring.Bereft: lambda sender, event: self._standbys.bereft(sender, event.life),
             initialising.Ready: self._on_ready,
-            dealing.Progress: self._on_progress,
             membership.Leave: self._on_leave,
             evaluating.Evaluated: self._on_evaluated,
             checkpointing.SnapshotDone: self._on_snapshot,
@@ -86,8 +85,13 @@ class Coordinator(Answering):
             membership.Stop: self._on_stop,
             events.Woke: self._on_woke,
             events.Lost: self._on_lost,
+            **self._take_work(),
         }
         self._answers = Answers("the coordinator", self.heard, answers)
+
+    def _take_work(self) -> Mapping[type, Callable[..., list[Effect]]]:
+        """How it answers to those who have done some of what they were dealt."""
+        return {dealing.Progress: self._on_progress}
 
     def waits(self) -> str:
         """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""

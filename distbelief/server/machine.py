@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from distbelief.core import roles
 from distbelief.core.effects import Effect, Payload
@@ -31,21 +31,12 @@ class Answers:
     def __init__(
         self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]
     ) -> None:
-        self._who, self._heard = who, heard
-        self._by_event: dict[type, Callable[..., list[Effect]]] = {}
+        self._who, self._heard, self._by_event = who, heard, by_event
         self._known: dict[tuple[str, type], Callable[..., list[Effect]]] = {}
-        self.change(by_event)
-
-    def change(self, by_event: Mapping[type, Callable[..., list[Effect]]], without: Iterable[type] = ()) -> None:
-        """Answer these otherwise, and some not at all."""
-        if untold := by_event.keys() - self._heard.keys():
+        if untold := by_event.keys() - heard.keys():
             raise LocalProtocolError(
-                f"{self._who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear"
+                f"{who} answers {', '.join(sorted(one.__name__ for one in untold))}, which no table lets it hear"
             )
-        self._by_event = {event: answer for event, answer in self._by_event.items() if event not in set(without)} | {
-            **by_event
-        }
-        self._known.clear()
 
     @property
     def answered(self) -> frozenset[type]:

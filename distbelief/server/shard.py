@@ -12,7 +12,7 @@ nothing is lost: it is told of every update, and what the update lets the shard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Action, Drop, Key, Policy, Update
@@ -82,7 +82,6 @@ class Shard:
             "a shard",
             self.heard,
             {
-                pushing.Push: self._push,
                 pushing.Fetch: self._fetch,
                 initialising.Initialise: self._initialise,
                 initialising.Restore: self._restore,
@@ -114,8 +113,13 @@ class Shard:
                 ],
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
+                **self._take_gradients(),
             },
         )
+
+    def _take_gradients(self) -> Mapping[type, Callable[..., list[Effect]]]:
+        """How it answers to those who send it gradients, and to who says what becomes of these."""
+        return {pushing.Push: self._push}
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""

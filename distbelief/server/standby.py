@@ -8,7 +8,7 @@ or dropped is the shard's word.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from distbelief.core import events, roles
 from distbelief.core.consistency import Key
@@ -57,15 +57,18 @@ class Standby:
                 mirroring.Stand: self._stand,
                 mirroring.StatePart: self._piece,
                 mirroring.StateSent: self._take_whole,
-                mirroring.Copied: self._copy,
-                mirroring.Decided: self._told,
                 mirroring.Succeed: self._succeed,
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: lambda sender, _event, _payload: (
                     [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
                 ),
+                **self._take_steps(),
             },
         )
+
+    def _take_steps(self) -> Mapping[type, Callable[..., list[Effect]]]:
+        """How it does what its shard has done."""
+        return {mirroring.Copied: self._copy, mirroring.Decided: self._told}
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""

@@ -80,9 +80,8 @@ def test_a_machine_takes_each_message_from_those_who_say_it_and_from_nobody_else
 def test_a_machine_cannot_be_made_that_answers_what_no_table_lets_it_hear() -> None:
     with pytest.raises(LocalProtocolError, match="a shard answers Progress, which no table lets it hear"):
         Answers("a shard", heard_by(Kind.SHARD, SERVED), {dealing.Progress: never})
-    answers = Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Push: never})
     with pytest.raises(LocalProtocolError, match="a shard answers Operate, "):
-        answers.change({operations.Operate: never})
+        Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Push: never, operations.Operate: never})
 
 
 def test_a_sender_that_is_no_role_has_no_say() -> None:
@@ -90,11 +89,11 @@ def test_a_sender_that_is_no_role_has_no_say() -> None:
         MACHINES["shard"][0].handle("process 7", pushing.Fetch(0, 0, 0), None)
 
 
-def test_an_answer_that_is_changed_is_the_new_one_also_for_who_had_the_old() -> None:
-    answers = Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Push: never, pushing.Fetch: never})
-    assert answers.to("replica 0", pushing.Push) is never
-    answers.change({pushing.Push: print})
-    assert answers.to("replica 0", pushing.Push) is print
-    answers.change({}, without=(pushing.Push,))
-    with pytest.raises(RemoteProtocolError, match="a shard has no answer to Push"):
-        answers.to("replica 0", pushing.Push)
+def test_who_takes_gradients_otherwise_has_no_answer_to_a_push_and_to_progress() -> None:
+    """A machine of a batch method is made without them: they are not taken out of another's."""
+    for name, event in (("shard in batches", pushing.Push), ("sandblaster", dealing.Progress)):
+        machine = MACHINES[name][0]
+        with pytest.raises(RemoteProtocolError, match=f"has no answer to {event.__name__}"):
+            machine._answers.to("replica 0", event)
+    answers = Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Fetch: never})
+    assert answers.to("replica 0", pushing.Fetch) is never

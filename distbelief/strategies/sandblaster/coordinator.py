@@ -9,11 +9,11 @@ go back to the newest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distbelief.core import records, roles
-from distbelief.core.conversations import dealing, initialising, operations
+from distbelief.core.conversations import initialising, operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.conversations.phases import May
 from distbelief.core.descent import Descent
@@ -45,9 +45,6 @@ class Sandblaster(Coordinator):
         number: int = 1,
     ) -> None:
         super().__init__(settings, evaluator, checkpoint, position, samples, number)
-        self._answers.change(
-            {operations.Done: self._on_done, operations.Operated: self._on_operated}, without=(dealing.Progress,)
-        )
         self._story: Steps | None = None
         self._answer: Any = None
         self._waits = False
@@ -60,6 +57,9 @@ class Sandblaster(Coordinator):
         """What not every shard is known to have done: the next life of one is told again."""
         self._kinds: tuple[str, ...] = ()
         self._scalars: dict[str, tuple[float, ...]] = {}
+
+    def _take_work(self) -> Mapping[type, Callable[..., list[Effect]]]:
+        return {operations.Done: self._on_done, operations.Operated: self._on_operated}
 
     @property
     def _work(self) -> Evaluating:

@@ -14,7 +14,7 @@ may tell the next life what a shard that died was told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring, operations, pushing
@@ -50,9 +50,9 @@ class DescentShard(Shard):
         self._next = 0
         self._early: dict[int, tuple[Payload, int]] = {}
         self._newest = operations.Operated(0, ())
-        self._answers.change(
-            {operations.Operate: self._operate, operations.Contribute: self._contribute}, without=(pushing.Push,)
-        )
+
+    def _take_gradients(self) -> Mapping[type, Callable[..., list[Effect]]]:
+        return {operations.Operate: self._operate, operations.Contribute: self._contribute}
 
     @property
     def vectors(self) -> VectorSlice:
@@ -177,9 +177,12 @@ class DescentStandby(Standby):
 
     _shard: DescentShard
 
-    def __init__(self, index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> None:
-        super().__init__(index, make, incarnation)
-        self._answers.change({mirroring.OperationsDone: self._did, mirroring.WorkUnitTaken: self._take})
+    def _take_steps(self) -> Mapping[type, Callable[..., list[Effect]]]:
+        return {
+            **super()._take_steps(),
+            mirroring.OperationsDone: self._did,
+            mirroring.WorkUnitTaken: self._take,
+        }
 
     def _born(self) -> DescentShard:
         return DescentShard(self.index, self._make)  # type: ignore[arg-type]  # it was given to this class, and makes VectorSlices
