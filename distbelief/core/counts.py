@@ -27,7 +27,7 @@ class Counts:
     >>> memory = [0] * size_of(2)
     >>> one, other = Counts(memory, 2, 0), Counts(memory, 2, 1)
     >>> one.look(); other.look(); other.add(64); one.add(64); one.facts()
-    {'updates': 2, 'samples': 128, 'staleness': {'0': 1, '1': 1}, 'clocks': {}}
+    {'updates': 2, 'samples': 128, 'staleness': {'0': 1, '1': 1}, 'taken': []}
     """
 
     def __init__(self, memory: MutableSequence[int] | memoryview, replicas: int, index: int) -> None:
@@ -66,7 +66,7 @@ class Counts:
     def facts(self) -> dict[str, Any]:
         """What was done, by all and before: updates, samples, and how many updates had each staleness."""
         staleness = {str(at - STALENESS): count for at in range(STALENESS, ROW) if (count := self.total(at))}
-        return {"updates": self.total(UPDATES), "samples": self.total(SAMPLES), "staleness": staleness, "clocks": {}}
+        return {"updates": self.total(UPDATES), "samples": self.total(SAMPLES), "staleness": staleness, "taken": []}
 
     def holder(self, process: int) -> str:
         """Which replica a process is.

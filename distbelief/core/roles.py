@@ -120,6 +120,16 @@ def index_of(role: str) -> int:
     return parse(role).index
 
 
+@lru_cache(_KNOWN)
+def partition_of(role: str) -> int:
+    """Which partition of a replica a role is; 0 where it is whole, or no replica.
+
+    >>> partition_of("replica 3"), partition_of("replica 3.1")
+    (0, 1)
+    """
+    return max(parse(role).partition, 0)
+
+
 def is_replica(role: str) -> bool:
     """Whether a role computes gradients."""
     return parse(role).kind is Kind.REPLICA

@@ -22,7 +22,7 @@ class MemoryStore:
         """Copy one shard's part."""
         self._making[number, part] = (
             {name: array.detach().clone() for name, array in arrays.items()},
-            dict(facts, clocks=dict(facts["clocks"])),
+            dict(facts),
         )
 
     def commit(self, number: int, plan: Plan, position: Any, samples: int) -> str:

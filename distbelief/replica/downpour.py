@@ -56,6 +56,7 @@ class Downpour:
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0
     ) -> None:
         self.role, self.vectors, self.incarnation = role, vectors, incarnation
+        self._partition = roles.partition_of(role)
         self.step = self._generation = 0
         self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
         self._plan: Plan | None = None
@@ -245,7 +246,7 @@ class Downpour:
         for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
             push = pushing.Push(
                 slot, part.start, part.stop, self.incarnation, clock, self._based[role], self._steps,
-                self._accrued_samples, self._tick
+                self._accrued_samples, self._tick, self._partition, (part,)
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent)
@@ -382,7 +383,7 @@ class Downpour:
         acknowledged.
         """
         pushes = self._pushes.owed(shard)
-        yield Send(shard, attendance.Return(self.incarnation, self._pushes.acknowledged[shard]))
+        yield Send(shard, attendance.Return(self.incarnation, self._pushes.acknowledged[shard], self._partition))
         if self._attending:
             first: Any = pushes[0].message if pushes else None
             yield Send(shard, attendance.Attend(self.incarnation, first.tick if first else self._tick))

@@ -13,6 +13,7 @@ from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.mirroring import CopyUse
 from distbelief.core.effects import Effect, Send
+from distbelief.core.ledger import PushTaken
 from distbelief.core.messages import Version
 from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
@@ -36,7 +37,7 @@ class Making(NamedTuple):
             return mirror.tell(step=(self.due.samples, self.factor, self.due.weight))
         if mirror.place is None:
             return []
-        keys = tuple(key for key, _ in self.taken)
+        keys = tuple(taken(key.who, push) for key, push in self.taken)
         return mirror.copy(
             CopyUse.SUM, held.sum(), keys, self.stale, self.due.samples, self.factor, self.due.weight, floor, norms
         )
@@ -49,6 +50,11 @@ class Making(NamedTuple):
 def pushed(who: str, push: pushing.Push, version: Version, dropped: bool = False) -> Send:
     """The acknowledgement of a push."""
     return Send(who, pushing.Pushed(push.slot, push.clock, version, dropped, push.incarnation))
+
+
+def taken(who: str, push: pushing.Push) -> PushTaken:
+    """What a standby is told of a push that was taken."""
+    return PushTaken(who, push.partition, push.incarnation, push.clock)
 
 
 def waiting(
@@ -69,10 +75,10 @@ def waiting(
 
 
 def standing(
-    clocks: Mapping[str, tuple[int, int]], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]
+    ledger: Iterable[PushTaken], latest: Mapping[str, tuple[int, int]], waits: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Of each replica, what of it is applied and why it waits."""
-    of: dict[str, dict[str, Any]] = {role: {"clock": clock} for role, (_, clock) in clocks.items()}
+    of: dict[str, dict[str, Any]] = {one.who: {"clock": one.clock} for one in ledger}
     for role, (version, staleness) in latest.items():
         of[role] |= {"version": version, "staleness": staleness}
     for role, reason in waits.items():

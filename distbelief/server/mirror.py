@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core.consistency import Key
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, Decided, StatePart, StateSent
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
+from distbelief.core.ledger import PushTaken
 from distbelief.core.messages import Message, Place
 from distbelief.server.packing import Packed, pack, stage
 
@@ -37,7 +37,7 @@ class Mirror:
     >>> mirror = Mirror("standby 0")
     >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
     ([], ['said at once'])
-    >>> connect, whole = mirror.begin(Place("unix:@a", 0), {}, StateSent(0, 0, 0, 0, {}, {}, 0, ()))
+    >>> connect, whole = mirror.begin(Place("unix:@a", 0), {}, StateSent(0, 0, 0, 0, {}, (), 0, ()))
     >>> mirror.after(["said when it has all"]), mirror.kept(Confirmed(0, 1))
     ([], (['said when it has all'], True))
     """
@@ -116,7 +116,7 @@ class Mirror:
         self,
         what: CopyUse,
         payload: Payload,
-        keys: tuple[Key, ...],
+        keys: tuple[PushTaken, ...],
         staleness: tuple[int, ...],
         samples: int,
         factor: float,

@@ -27,7 +27,7 @@ from distbelief.core.conversations import (
 )
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
 from distbelief.core.events import Event
-from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, Taking
+from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, PushTaken, Taking
 from distbelief.core.messages import Version
 from distbelief.core.norms import Exchange
 from distbelief.core.protocol import SERVED, heard_by
@@ -36,7 +36,7 @@ from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
-from distbelief.server.making import Making, pushed, standing, waiting
+from distbelief.server.making import Making, pushed, standing, taken, waiting
 from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
@@ -73,6 +73,7 @@ class Shard:
         self._plan: Plan | None = None
         self._slice: Slice | None = None
         self._blank: set[Range] = set()
+        self._covers: tuple[Range, ...] = ()
         self._latest: dict[str, tuple[int, int]] = {}
         self._mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
@@ -158,6 +159,7 @@ class Shard:
         """Make its slice of a plan."""
         self._plan, self._slice, self._exchange = plan, self._make(plan, self.index), Exchange(plan, self.index)
         self._range, self._frozen = plan.assignments[self.index].moving, plan.assignments[self.index].frozen
+        self._covers = (self._range,)
         return self._slice
 
     def inherit(
@@ -180,9 +182,7 @@ class Shard:
         self._began = event.facts["updates"]
         self.version = Version(self.version.incarnation, self._began)
         if self._succeeds:
-            self.ledger.clocks = {
-                who: (incarnation, clock) for who, (incarnation, clock) in event.facts.get("clocks", {}).items()
-            }
+            self.ledger.restore(PushTaken(*one) for one in event.facts.get("taken", ()))
         self.samples = event.facts["samples"]
         self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
         return [Send(roles.COORDINATOR, initialising.Restored(loaded=True))]
@@ -202,9 +202,12 @@ class Shard:
             raise RemoteProtocolError(
                 f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
             )
+        known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
+        if not known or event.ranges != self._covers:
+            raise self._unread(sender, event)
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
-        noted = self.ledger.judge(sender, event.incarnation, event.clock)
+        noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
         if noted.taking is REFUSE:
             return []
         told: list[Effect] = []
@@ -228,18 +231,14 @@ class Shard:
                     held.gather(sender, event.slot, payload, verdict.scale, average=False)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
-                    told = self._mirror.copy(
-                        GATHERED, payload, (key,), (staleness,), event.samples, verdict.scale, 1.0, self.policy.floor
-                    )
+                    told = self._copy(GATHERED, sender, event, payload, staleness, verdict.scale)
                     return [*told, *self._mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
             self.samples += event.samples
             self.version = Version(incarnation, updates + 1)
-            told = self._mirror.copy(
-                APPLIED, payload, (key,), (staleness,), event.samples, factor, 1.0, self.policy.floor
-            )
+            told = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
                 freed = self._let_go()
         elif key in self._pushes or (self._making and self._making.has(key)):
@@ -249,6 +248,30 @@ class Shard:
             freed = self._let_go()
         dropped = noted.taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*told, *self._mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
+
+    def _copy(
+        self, use: mirroring.CopyUse, sender: str, event: pushing.Push, payload: Payload, staleness: int, factor: float
+    ) -> list[Effect]:
+        """Have the standby, where there is one, do the same with a push."""
+        if self._mirror.place is None:
+            return []
+        one = taken(sender, event)
+        return self._mirror.copy(use, payload, (one,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
+
+    def _unread(self, sender: str, event: pushing.Push) -> RemoteProtocolError:
+        """The error for a push whose bytes this shard cannot read."""
+        if event.encoding not in pushing.ENCODINGS:
+            return RemoteProtocolError(
+                f"{sender} pushed in encoding {event.encoding[:80]!r}, which {self.role} does not know: it knows "
+                f"{', '.join(pushing.ENCODINGS)}; install the same distbelief everywhere"
+            )
+        if event.partition != roles.partition_of(sender):
+            return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, which it is not")
+        covered = ", ".join(f"[{part.start}, {part.stop})" for part in event.ranges[:3])
+        return RemoteProtocolError(
+            f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds "
+            f"[{self._range.start}, {self._range.stop})"
+        )
 
     def _based(self, version: Version) -> int:
         """How many updates were in the parameters of a version; all that this life began with are in those of a life
@@ -302,12 +325,12 @@ class Shard:
         """
         updates = self.version.updates
         factor = self._rate(self.samples)
-        taken = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
-        stale = tuple(updates - self._based(push.version) for _, _, push, _ in taken)
-        for (key, weight, push, payload), staleness in zip(taken, stale, strict=True):
+        held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
+        stale = tuple(updates - self._based(push.version) for _, _, push, _ in held)
+        for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
             self.held.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-        self._making = Making(due, factor, [(key, push) for key, _, push, _ in taken], stale)
+        self._making = Making(due, factor, [(key, push) for key, _, push, _ in held], stale)
         said = self._exchange.say(self._floor, self.held.squares()) if self._exchange.takes_part else []
         return said + self._finish()
 
@@ -336,7 +359,7 @@ class Shard:
     def _drop(self, due: Drop) -> list[Effect]:
         push, _ = self._pushes.pop(due.key)
         self.ledger.drop(*due.key)
-        return self._mirror.tell(dropped=due.key) + self._mirror.after(
+        return self._mirror.tell(dropped=taken(due.key.who, push)) + self._mirror.after(
             [pushed(due.key.who, push, self.version, dropped=True)]
         )
 
@@ -358,7 +381,7 @@ class Shard:
 
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
         """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
-        lost = self.ledger.resume(sender, event.incarnation, event.clock)
+        lost = self.ledger.resume(sender, event.partition, event.incarnation, event.clock)
         first = event.clock - lost + 1
         return [Record(records.Forgotten(self.role, sender, event.incarnation, first, event.clock))] if lost else []
 
@@ -384,13 +407,22 @@ class Shard:
         """Send a standby all that this shard holds, and from here on what changes."""
         made = self._settle(short=True)
         rulings = tuple(self.policy.history.since(0)) if isinstance(self.policy, Rounds) else ()
-        clocks = dict(self.ledger.clocks)
-        for key in self._pushes:  # what is held is taken, and not in what is sent
-            clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))
+        applied = {one[:2]: one for one in self.ledger.taken()}
+        for key, (push, _) in self._pushes.items():  # what is held is taken, and not in what is sent
+            before = taken(key.who, push)._replace(clock=key.clock - 1)
+            applied[before[:2]] = min(applied[before[:2]], before)
         life, updates = self.version
         norms = self._exchange.known()
         whole = mirroring.StateSent(
-            life, 0, updates, self.samples, dict(self.staleness), clocks, self.policy.floor, rulings, norms
+            life,
+            0,
+            updates,
+            self.samples,
+            dict(self.staleness),
+            tuple(applied.values()),
+            self.policy.floor,
+            rulings,
+            norms,
         )
         return [*made, *self._mirror.begin(event.place, self.held.arrays(), whole)]
 
@@ -426,7 +458,7 @@ class Shard:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
         facts = {"updates": self.version.updates, "samples": self.samples, "staleness": {str(k): v for k,
             v in self.staleness.items()},
-                 "clocks": self.ledger.clocks}  # fmt: skip
+                 "taken": self.ledger.taken()}  # fmt: skip
         return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
@@ -458,7 +490,7 @@ class Shard:
 
     def standing(self) -> dict[str, object]:
         """What it has applied, and of whom."""
-        return {"version": self.version.updates, "of": standing(self.ledger.clocks, self._latest, self.waiting())}
+        return {"version": self.version.updates, "of": standing(self.ledger.taken(), self._latest, self.waiting())}
 
     @property
     def held(self) -> Slice:

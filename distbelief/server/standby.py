@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from distbelief.core import events, roles
-from distbelief.core.consistency import Key
 from distbelief.core.conversations import agreement, membership, mirroring
 from distbelief.core.effects import Become, Effect, End, Payload, Send
 from distbelief.core.events import Event
@@ -124,7 +123,8 @@ class Standby:
             self._held.load(arrays)
             self._state.arrays = {}
         shard.version, shard.samples, shard.staleness = Version(0, event.updates), event.samples, dict(event.staleness)
-        shard.ledger.clocks, self._floor, self._whole = dict(event.clocks), event.floor, True
+        shard.ledger.restore(event.taken)
+        self._floor, self._whole = event.floor, True
         self._norms += event.norms
         for ruled in event.rulings:
             self._history.add(ruled)
@@ -149,7 +149,7 @@ class Standby:
             self._updated(event.samples)
         self._floor = max(self._floor, event.floor)
         for key, staleness in zip(event.keys, event.staleness, strict=True):
-            self._note(key)
+            self._shard.ledger.note(key)
             self._shard.staleness[staleness] = self._shard.staleness.get(staleness, 0) + 1
         return [self._keep(event)]
 
@@ -157,8 +157,8 @@ class Standby:
         if event.step is not None:
             self._step(*event.step)
         if event.dropped is not None:
-            self._note(event.dropped)
-            self._shard.ledger.drop(*event.dropped)
+            self._shard.ledger.note(one := event.dropped)
+            self._shard.ledger.drop(one.who, one.incarnation, one.clock)
         self._floor = max(self._floor, event.floor)
         if event.ruling is not None:
             self._history.add(event.ruling)
@@ -174,12 +174,6 @@ class Standby:
         shard = self._shard
         shard.samples += samples
         shard.version = Version(0, shard.version.updates + 1)
-
-    def _note(self, key: Key) -> None:
-        """A push was taken; the last of a life may be told of after the first of the next."""
-        self._shard.ledger.clocks[key.who] = max(
-            self._shard.ledger.clocks.get(key.who, (0, 0)), (key.incarnation, key.clock)
-        )
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
         """Be the shard; what was gathered for an update that nobody else will make, makes one."""

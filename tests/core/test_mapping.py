@@ -67,7 +67,7 @@ def test_high_stalenesses_are_counted_together_and_what_was_done_before_counts()
         other.add(1)
     one.add(1)
     most = str(ROW - 1 - STALENESS)
-    assert one.facts() == {"updates": 106, "samples": 151, "staleness": {"0": 100, "1": 4, most: 2}, "clocks": {}}
+    assert one.facts() == {"updates": 106, "samples": 151, "staleness": {"0": 100, "1": 4, most: 2}, "taken": []}
 
 
 def test_the_dead_wait_for_nothing_and_hold_nothing() -> None:

@@ -5,13 +5,14 @@ twice.
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from distbelief.core.ledger import Ledger
+from distbelief.core.ledger import Ledger, PushTaken
 from distbelief.core.portions import PORTION_LIMIT, Dealer, Portion, Position
 from distbelief.errors import RemoteProtocolError
 
@@ -139,14 +140,23 @@ def test_a_job_that_was_done_deals_nothing_and_one_cut_short_is_done_too() -> No
 # the ledger
 
 
-@given(st.lists(st.tuples(names, st.integers(0, 2), st.integers(1, 6)), max_size=60))
-def test_a_push_is_applied_at_most_once_and_in_order_whatever_comes(pushes: list[tuple[str, int, int]]) -> None:
+pushers = st.tuples(names, st.integers(0, 1))
+"""A replica, and a partition of it."""
+
+
+@given(st.lists(st.tuples(pushers, st.integers(0, 2), st.integers(1, 6)), max_size=60), st.integers(0, 60))
+def test_a_push_is_applied_at_most_once_and_in_order_whatever_comes(
+    pushes: list[tuple[tuple[str, int], int, int]], moment: int
+) -> None:
     ledger, applied = Ledger(), []
-    newest: dict[str, int] = {}
+    newest: dict[tuple[str, int], int] = {}
     gaps: list[tuple[Exception, int, int]] = []
-    for who, incarnation, clock in pushes:
+    for number, (who, incarnation, clock) in enumerate(pushes):
+        if number == moment:  # another that is told what this one has taken goes on as this one would
+            taken, ledger = ledger.taken(), Ledger()
+            ledger.restore(taken)
         try:
-            verdict = ledger.judge(who, incarnation, clock)
+            verdict = ledger.judge(*who, incarnation, clock)
         except RemoteProtocolError as error:
             gaps.append((error, clock, sum((w, i) == (who, incarnation) for w, i, _ in applied)))
             continue
@@ -166,6 +176,17 @@ def test_a_push_is_applied_at_most_once_and_in_order_whatever_comes(pushes: list
         assert clocks == list(range(1, len(clocks) + 1))
 
 
+@given(st.lists(st.tuples(pushers, st.integers(0, 2), st.integers(1, 6)), max_size=30), st.randoms())
+def test_a_ledger_that_is_told_of_pushes_in_any_order_knows_the_last_of_each(
+    pushes: list[tuple[tuple[str, int], int, int]], chance: Random
+) -> None:
+    ledger = Ledger()
+    for who, incarnation, clock in chance.sample(pushes, len(pushes)):
+        ledger.note(PushTaken(*who, incarnation, clock))
+    last = {who: max((i, c) for w, i, c in pushes if w == who) for who, _, _ in pushes}
+    assert sorted(ledger.taken()) == sorted(PushTaken(*who, *of) for who, of in last.items())
+
+
 def test_a_gap_is_named() -> None:
     with pytest.raises(RemoteProtocolError, match="replica 0 sent push 3 after push 0: a push in between is missing"):
-        Ledger().judge("replica 0", 0, 3)
+        Ledger().judge("replica 0", 0, 0, 3)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from made import made
@@ -57,7 +58,7 @@ def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
 def push(
     clock: int, version: int = 0, incarnation: int = 0, slot: int = 0, samples: int = 4, stop: int = MOVING
 ) -> pushing.Push:
-    return pushing.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples)
+    return pushing.Push(slot, 0, stop, incarnation, clock, Version(0, version), 1, samples, ranges=(Range(0, stop),))
 
 
 @pytest.mark.parametrize("settings", [{"strategy": "synchronous", "batch_size": 4}, {"strategy": "softsync"}], ids=str)
@@ -79,7 +80,9 @@ def test_two_pushes_make_one_step_with_their_mean_in_every_dtype_and_group(name:
         for replica, payload in enumerate(payloads):
             one.handle(
                 f"replica {replica}",
-                pushing.Push(0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1),
+                pushing.Push(
+                    0, 0, MOVING, 0, clock, Version(0, clock - 1), 1, 4, clock - 1, ranges=(Range(0, MOVING),)
+                ),
                 payload,
             )
         twin.handle("replica 0", push(clock, version=clock - 1), mean)
@@ -147,6 +150,17 @@ def test_initial_values_are_taken_once_since_a_dead_replicas_may_be_heard_after_
     assert frozen.all()
 
 
+def test_the_partitions_of_a_replica_number_their_pushes_each_by_itself() -> None:
+    one = shard()
+    halves = [msgspec.structs.replace(push(1), partition=partition) for partition in (0, 1)]
+    for partition, half in enumerate(halves):
+        [said] = one.handle(f"replica 0.{partition}", half, numbers(MOVING, partition))
+        assert isinstance(said, Send)
+        assert one.version.updates == partition + 1
+    one.handle("replica 0.1", halves[1], numbers(MOVING, 1))
+    assert one.version.updates == 2, "a push of the same partition that comes again"
+
+
 def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
     one, payload = shard(), numbers(MOVING, 5)
     one.handle("replica 0", push(1), payload)
@@ -163,11 +177,42 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
         (push(2), numbers(MOVING, 0), "sent push 2 after push 0"),
         (push(1, stop=MOVING - 128), numbers(MOVING - 128, 0), r"pushed \[0, \d+\) to shard 0, which holds"),
         (push(1), None, "to shard 0, which holds"),
+        (
+            msgspec.structs.replace(push(1), encoding="zip"),
+            numbers(MOVING, 0),
+            "pushed in encoding 'zip', which shard 0 does not know: it knows dense; install the same distbelief",
+        ),
+        (
+            msgspec.structs.replace(push(1), ranges=()),
+            numbers(MOVING, 0),
+            r"pushed to shard 0 what covers nothing; it holds \[0, \d+\)",
+        ),
+        (
+            msgspec.structs.replace(push(1), ranges=(Range(0, 128), Range(128, MOVING))),
+            numbers(MOVING, 0),
+            r"what covers \[0, 128\), \[128, \d+\); it holds",
+        ),
+        (
+            msgspec.structs.replace(push(1), partition=1),
+            numbers(MOVING, 0),
+            "replica 0 pushed for partition 1, which it is not",
+        ),
         (pushing.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
         (initialising.Initialise(0, 4, MOVING), numbers(MOVING - 4, 0), "which is not what shard 0 holds"),
         (membership.Leave(), None, "a shard has no answer to Leave"),
     ],
-    ids=["gap", "range", "no payload", "fetch", "initialise", "unknown"],
+    ids=[
+        "gap",
+        "range",
+        "no payload",
+        "encoding",
+        "covers nothing",
+        "other ranges",
+        "partition",
+        "fetch",
+        "initialise",
+        "unknown",
+    ],
 )
 def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.Tensor | None, says: str) -> None:
     one = shard()
@@ -276,7 +321,11 @@ def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_t
     one = shard(plan(strategy="synchronous", replicas=1, standby=1, batch_size=4))
     one.handle("replica 0", attendance.Attend(0, 0), None)
     one.handle("coordinator", mirroring.Mirror(Place("unix:@standby", 0)), None)
-    one.handle("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 4, 0), numbers(MOVING, 1))
+    one.handle(
+        "replica 0",
+        pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 4, 0, ranges=(Range(0, MOVING),)),
+        numbers(MOVING, 1),
+    )
     assert one.handle("evaluator", pushing.Fetch(0, 0, MOVING), None) == []
     assert one.waiting() == {"evaluator": "the standby has not confirmed the latest round"}
     if dies:

@@ -46,7 +46,9 @@ class Told:
         self, replica: int, clock: int, tick: int | None = None, incarnation: int = 0
     ) -> list[tuple[str, Message]]:
         tick, version = clock - 1 if tick is None else tick, self.shard.version
-        push = pushing.Push(0, self.range.start, self.range.stop, incarnation, clock, version, 1, 8, tick)
+        push = pushing.Push(
+            0, self.range.start, self.range.stop, incarnation, clock, version, 1, 8, tick, ranges=(self.range,)
+        )
         return self.hear(f"replica {replica}", push, Phantom(self.range.size))
 
     def fetch(self, who: str, tick: int) -> list[tuple[str, Message]]:

@@ -143,8 +143,8 @@ OWN = PLAN.assignments[0].moving
 SAID = [
     wire.encode(message)
     for message in (
-        pushing.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16), pushing.Fetch(0, OWN.start,
-            OWN.stop), membership.Leave(),
+        pushing.Push(0, OWN.start, OWN.stop, 0, 1, messages.Version(0, 0), 1, 16, ranges=(OWN,)),
+        pushing.Fetch(0, OWN.start, OWN.stop), membership.Leave(),
         initialising.Initialise(0, OWN.start, OWN.stop), dealing.Progress(0, 16, 1, 0.5, 1, 100, 100, True),
         membership.Join(0, LAYOUT, 100, 64),
     Ready(()),

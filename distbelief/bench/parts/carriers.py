@@ -179,7 +179,9 @@ class Ours:
                     for role, part in self._shards:
                         missing += 1
                         yield Send(
-                            role, pushing.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1), outgoing[role]
+                            role,
+                            pushing.Push(0, part.start, part.stop, 0, clock, versions[role], 1, 1, ranges=(part,)),
+                            outgoing[role],
                         )
                 if self._does in ("both", "fetch"):
                     for role, part in self._shards:

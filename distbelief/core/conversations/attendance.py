@@ -35,6 +35,8 @@ class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     incarnation: int
     clock: int
+    partition: int = 0
+    """Of the replica, 0 where it is whole."""
 
 
 class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):

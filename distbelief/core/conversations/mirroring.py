@@ -12,13 +12,13 @@ from typing import get_args
 
 import msgspec
 
-from distbelief.core.consistency import Key
 from distbelief.core.conversations.agreement import Norms, Ruling, Squares
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here
 from distbelief.core.conversations.operations import Operate
 from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
 from distbelief.core.events import Lost
+from distbelief.core.ledger import PushTaken
 from distbelief.core.messages import Bulk, Message, Place
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
@@ -110,14 +110,14 @@ class Summing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """That was all of its state but these counts; of `clocks`, see `core/ledger`."""
+    """That was all of its state but these counts, and the pushes that its ledger has taken."""
 
     life: int
     number: int
     updates: int
     samples: int
     staleness: dict[int, int]
-    clocks: dict[str, tuple[int, int]]
+    taken: tuple[PushTaken, ...]
     floor: int
     rulings: tuple[Ruling, ...]
     norms: tuple[Norms, ...] = ()
@@ -140,7 +140,7 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     life: int
     number: int
     what: CopyUse
-    keys: tuple[Key, ...]
+    keys: tuple[PushTaken, ...]
     staleness: tuple[int, ...]
     samples: int
     factor: float
@@ -161,7 +161,7 @@ class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
     number: int
     step: tuple[int, float, float] | None = None
     """Its samples, its factor of the learning rate, its weight."""
-    dropped: Key | None = None
+    dropped: PushTaken | None = None
     ruling: Ruling | None = None
     floor: int = 0
 

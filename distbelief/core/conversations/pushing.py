@@ -1,10 +1,19 @@
-"""Pushing: the messages by which gradients go to the shards, and parameters come back."""
+"""Pushing: the messages by which gradients go to the shards, and parameters come back.
+
+A push says which ranges of the flat vector it covers, and how the bytes behind it encode them: there may be fewer bytes
+than it covers.
+"""
 
 from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Bulk, Message, SlotReply, SlotRequest, Version
 from distbelief.core.roles import Kind
+from distbelief.sharding.layout import Range
+
+DENSE = "dense"
+ENCODINGS = (DENSE,)
+"""How the bytes of a push may encode the ranges that it covers: dense, one behind the other, as they are."""
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
@@ -19,6 +28,12 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     steps: int
     samples: int
     tick: int = 0
+    partition: int = 0
+    """Of the replica, 0 where it is whole."""
+    ranges: tuple[Range, ...] = ()
+    """What it covers of the flat vector, in order."""
+    encoding: str = DENSE
+    """One of `ENCODINGS`."""
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):

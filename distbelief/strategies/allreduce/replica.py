@@ -380,7 +380,7 @@ class Allreduce:
             measured: Measured = yield Measure()
             yield Send(roles.COORDINATOR, evaluating.Evaluated(asked.number, measured.loss, measured.accuracy))
             return
-        facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "clocks": {}}
+        facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}
         saved: events.Saved = yield Save(asked.number, "shard-0", self.whole.arrays(), facts)
         yield Send(roles.COORDINATOR, grouping.Kept(asked.number, saved.error, self._updates))
 

@@ -152,7 +152,7 @@ class DescentShard(Shard):
         done = self._newest.number, self._newest.scalars
         summing = mirroring.Summing(*done, self._into, self._ordered, tuple(sorted(self._taken)), self._next)
         whole = mirroring.StateSent(
-            self.version.incarnation, 0, self.version.updates, 0, {}, {}, self.policy.floor, (), summing=summing
+            self.version.incarnation, 0, self.version.updates, 0, {}, (), self.policy.floor, (), summing=summing
         )
         early = [(self._took(number, part, kept), kept) for number, (kept, part) in self._early.items()]
         return self._mirror.begin(event.place, self.vectors.everything(), whole, early)

@@ -83,8 +83,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-shard-that-came-again-takes-all-pushes-from-the-first", AGAIN, "core/ledger.py",
-        "        self.clocks[who] = (incarnation, max(last, clock))\n",
-        "        self.clocks[who] = (incarnation, last)\n",
+        "        self._clocks[who, partition] = (incarnation, max(last, clock))\n",
+        "        self._clocks[who, partition] = (incarnation, last)\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-standby-does-not-note-whose-push-it-was", STANDBY, "server/standby.py",
-        "            self._note(key)\n            self._shard", "            self._shard",
+        "            self._shard.ledger.note(key)\n            self._shard", "            self._shard",
         (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",),
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "what-is-held-counts-as-taken-for-a-standby", STANDBY, "server/shard.py",
-        "            clocks[key.who] = min(clocks[key.who], (key.incarnation, key.clock - 1))\n", "            pass\n",
+        "            applied[before[:2]] = min(applied[before[:2]], before)\n", "            pass\n",
         (f"{STANDBYS}::test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own",),
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from mutants import Mutant
 
 TABLES = "A machine takes each message from the roles that the tables of the conversations name"
+READ = "A shard applies a push only if it covers what it holds"
 
 MUTANTS = [
     Mutant(
@@ -12,6 +13,26 @@ MUTANTS = [
         "if clock <= last:",
         "if clock < last:",
         ("tests/machines/test_shard.py::test_a_push_that_was_applied_is_acknowledged_again_and_not_applied",),
+    ),
+    Mutant(
+        "partitions-share-one-number-of-pushes", READ, "core/ledger.py",
+        "        key = who, partition\n", "        key = who, 0\n",
+        ("tests/machines/test_shard.py::test_the_partitions_of_a_replica_number_their_pushes_each_by_itself",),
+    ),
+    Mutant(
+        "every-encoding-is-read-as-dense", READ, "server/shard.py",
+        "known = event.encoding in pushing.ENCODINGS and event.partition", "known = event.partition",
+        ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[encoding]",),
+    ),
+    Mutant(
+        "whatever-a-push-covers-is-applied", READ, "server/shard.py",
+        "if not known or event.ranges != self._covers:", "if not known:",
+        ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[other ranges]",),
+    ),
+    Mutant(
+        "anybody-may-push-for-any-partition", READ, "server/shard.py",
+        " and event.partition == roles.partition_of(sender)\n", "\n",
+        ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[partition]",),
     ),
     Mutant(
         "anybody-may-say-anything", TABLES, "server/machine.py",
