@@ -59,7 +59,7 @@ class SlotReply(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Who opens this link, of which job, and the vectors it lends: their length in bytes, how many of gradients and of
-    parameters.
+    parameters, and the byte of the flat vector at which they begin.
     """
 
     job: str
@@ -70,3 +70,4 @@ class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
     parameters: int = 0
     peer: int = -1
     """The incarnation of the other end that is meant; -1 for whichever is there."""
+    start: int = 0

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distbelief.core import events, messages
+from distbelief.core import events, messages, roles
 from distbelief.core.conversations import pushing
 from distbelief.core.effects import (
     Arrival,
@@ -41,6 +41,7 @@ from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, Re
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, Host
 from distbelief.runtime.player import Player, Store, Worker, stay
+from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
 FAREWELL_SECONDS = 1.0
@@ -274,7 +275,7 @@ class Driver:
             self._handle(player, Arrival(effect.to, events.Lost("it cannot be reached", effect.place.incarnation)))
 
     def _perform_lend(self, player: Player, effect: Lend) -> None:
-        arena = player.endpoint.allocate(effect.size, effect.vectors, 0)
+        arena = player.endpoint.allocate(Range(0, effect.size), effect.vectors, 0)
         self._handle(player, Arrival(CARRIER, events.Lent(arena.gradients)))
 
     def _perform_become(self, player: Player, effect: Become) -> None:
@@ -406,7 +407,8 @@ class Driver:
         if isinstance(effect, Measure):
             return player.worker.measure()
         if isinstance(effect, Attach):
-            arena = player.endpoint.allocate(effect.plan.layout.total, effect.gradients, effect.parameters)
+            own = effect.plan.layout.homes[roles.partition_of(player.role)].all
+            arena = player.endpoint.allocate(own, effect.gradients, effect.parameters)
             return player.worker.attach(effect.plan, arena)
         if isinstance(effect, Connect):
             return self._connect(player, effect)

@@ -17,6 +17,7 @@ from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message, Version
 from distbelief.errors import LocalProtocolError
+from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
 PATIENCE_SECONDS = 30.0
@@ -39,17 +40,19 @@ class Pair(NamedTuple):
     """Lets both send and receive, and returns within a moment, whether or not anything came."""
 
 
-MakePair = Callable[[int, int, int], Pair]
-"""Makes a pair, given the length in bytes of the vectors of `a`'s arena, and how many of gradients and parameters it
-holds.
+MakePair = Callable[[Range, int, int], Pair]
+"""Makes a pair, given the bytes of the flat vector that the vectors of `a`'s arena are, and how many of gradients and
+parameters it holds.
 """
 
 
 class _Bench:
     """A pair and what was delivered to each of the two."""
 
-    def __init__(self, make_pair: MakePair, size: int = 4096, gradients: int = 2, parameters: int = 2) -> None:
-        self.a, self.b, self.pump = make_pair(size, gradients, parameters)
+    def __init__(
+        self, make_pair: MakePair, size: int = 4096, gradients: int = 2, parameters: int = 2, start: int = 0
+    ) -> None:
+        self.a, self.b, self.pump = make_pair(Range(start, start + size), gradients, parameters)
         self.at_a: list[Arrival] = []
         self.at_b: list[Arrival] = []
         self.a.deliver, self.b.deliver = self.at_a.append, self.at_b.append
@@ -92,9 +95,9 @@ def check_transport(make_pair: MakePair) -> None:
     (delays, small buffers) too.
     What needs several processes, such as kill -9, is for tests of your own. For endpoints between processes:
 
-        def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+        def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
             a, b = MyEndpoint("replica 0", "job"), MyEndpoint("shard 0", "job")
-            a.allocate(size, gradients, parameters)
+            a.allocate(held, gradients, parameters)
             a.connect("shard 0", b.listen())
 
             def pump() -> None:
@@ -114,6 +117,7 @@ def check_transport(make_pair: MakePair) -> None:
         _pushes,
         _answers,
         _same_views,
+        _part_of_a_vector,
         _zero_size,
         _large,
         _settle,
@@ -205,6 +209,36 @@ def _same_views(make_pair: MakePair) -> None:
         bench.until(lambda: bench.at_b, "a push")
         _check_same(bench.at_b.pop().payload, torch.full((256,), clock, dtype=torch.uint8), f"push {clock} of a slot")
     bench.close()
+
+
+def _part_of_a_vector(make_pair: MakePair) -> None:
+    """An arena may be the bytes from 1 MiB on: messages name bytes of the whole vector, and none that it has not."""
+    begins, size = 1 << 20, 4096
+    bench = _Bench(make_pair, size, start=begins)
+    answer = torch.full((256,), 7, dtype=torch.uint8)
+    for first in (0, 128, size - 256):
+        start = begins + first
+        bench.a.send(B, Push(1, start, start + 256, 0, 0, _NONE, 1, 1), bench.a.arena.gradients[1][first : first + 256])
+        bench.a.send(B, Fetch(1, start, start + 256))
+        bench.until(lambda: len(bench.at_b) == 2, "a push and a fetch of a part of the vector")
+        _check_same(bench.at_b[0].payload, bench.a.arena.gradients[1][first : first + 256], "a push of a part")
+        bench.at_b.clear()
+        bench.b.send(A, Fetched(1, start, start + 256, _NONE), answer)
+        bench.until(lambda: bench.at_a, "an answer into a part of the vector")
+        _check_same(bench.at_a.pop().payload, answer, "an answer into a part")
+        _check_same(bench.a.arena.parameters[1][first : first + 256], answer, "the slot that was asked for")
+        bench.a.arena.parameters[1].zero_()
+    bench.close()
+    for start in (0, begins - 128, begins + size):
+        bench = _Bench(make_pair, size, start=begins)
+        try:
+            bench.b.send(A, Fetched(0, start, start + 128, _NONE), answer[:128])
+        except LocalProtocolError:
+            pass
+        else:
+            bench.until(bench.lost, f"the end of a link on which somebody named bytes from {start} on")
+        assert not any(vector.any() for vector in bench.a.arena.parameters), f"bytes from {start} on were written"
+        bench.close()
 
 
 def _zero_size(make_pair: MakePair) -> None:

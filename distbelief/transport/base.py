@@ -25,48 +25,56 @@ import torch
 from distbelief.core.effects import Arrival, Payload
 from distbelief.core.messages import Bulk, Message, SlotRequest
 from distbelief.errors import LocalProtocolError
+from distbelief.sharding.layout import Range
 
 
 class Arena(NamedTuple):
-    """The flat vectors of one replica, as bytes (1-D uint8 tensors of one length), which its peers may read and
-    write.
+    """The vectors of one role, as bytes (1-D uint8 tensors of one length), which its peers may read and write: of the
+    flat vector, what the role holds.
     """
 
     gradients: tuple[torch.Tensor, ...]
     """Slots that bytes leave from: their owner writes, peers read."""
     parameters: tuple[torch.Tensor, ...]
     """Slots that bytes are asked for into: peers write, their owner reads."""
+    held: Range = Range(0, 0)
+    """Which bytes of the flat vector each of them is; messages name these."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of one vector; 0 for an empty arena."""
-        return next((vector.nbytes for vector in (*self.parameters, *self.gradients)), 0)
+    def vectors(self, message: Bulk) -> tuple[torch.Tensor, ...]:
+        """Those that the bytes behind a message are of."""
+        return self.parameters if message.asked else self.gradients
+
+    def part(self, message: Bulk) -> torch.Tensor:
+        """The bytes that a message names; a view."""
+        start = self.held.start
+        return self.vectors(message)[message.slot][message.start - start : message.stop - start]
 
 
 EMPTY = Arena((), ())
 
 
-def plain_arena(size: int, gradients: int, parameters: int) -> Arena:
+def plain_arena(held: Range, gradients: int, parameters: int) -> Arena:
     """An arena in ordinary memory, zeroed."""
-    vectors = [torch.zeros(size, dtype=torch.uint8) for _ in range(gradients + parameters)]
-    return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
+    vectors = [torch.zeros(held.size, dtype=torch.uint8) for _ in range(gradients + parameters)]
+    return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]), held)
 
 
-def outside(message: Bulk | SlotRequest, slots: int, size: int) -> str:
-    """What is wrong with the range of a message about `slots` vectors of `size` bytes; empty if nothing."""
-    if 0 <= message.slot < slots and 0 <= message.start <= message.stop <= size:
+def outside(message: Bulk | SlotRequest, slots: int, held: Range) -> str:
+    """What is wrong with the range of a message about `slots` vectors of these bytes; empty if nothing."""
+    if 0 <= message.slot < slots and held.start <= message.start <= message.stop <= held.stop:
         return ""
     where = f"bytes {message.start} to {message.stop} of vector {message.slot}"
-    return f"a {type(message).__name__} names {where}; there are {slots} vectors of {size} bytes"
+    began = f", from byte {held.start} on" if held.start else ""
+    return f"a {type(message).__name__} names {where}; there are {slots} vectors of {held.size} bytes{began}"
 
 
-def checked(message: Bulk, payload: Payload | None, slots: int, size: int) -> torch.Tensor:
-    """A payload as bytes, for a range of `slots` vectors of `size` bytes.
+def checked(message: Bulk, payload: Payload | None, slots: int, held: Range) -> torch.Tensor:
+    """A payload as bytes, for a range of `slots` vectors of these bytes.
 
     Raises:
         LocalProtocolError: there is no such range, or the payload is no contiguous tensor of its length.
     """
-    if wrong := outside(message, slots, size):
+    if wrong := outside(message, slots, held):
         raise LocalProtocolError(f"{wrong}: send what fits them")
     if (
         not isinstance(payload, torch.Tensor)
@@ -92,9 +100,11 @@ class Endpoint(ABC):
         self.role = role
         self.arena = EMPTY
 
-    def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
-        """Make this role's arena, of vectors of `size` bytes, zeroed; once, before links that need it are opened."""
-        self.arena = plain_arena(size, gradients, parameters)
+    def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
+        """Make this role's arena, of vectors that are these bytes of the flat vector, zeroed; once, before links that
+        need it are opened.
+        """
+        self.arena = plain_arena(held, gradients, parameters)
         return self.arena
 
     @abstractmethod

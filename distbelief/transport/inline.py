@@ -82,8 +82,8 @@ class InlineEndpoint(Endpoint):
         if peer is None or to in self.cut:
             return
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
-            vectors = peer.arena.parameters if message.asked else self.arena.gradients
-            whole = checked(message, payload, len(vectors), vectors[0].nbytes if vectors else 0)
+            lender = peer.arena if message.asked else self.arena
+            whole = checked(message, payload, len(lender.vectors(message)), lender.held)
             payload = whole.clone() if message.asked else whole
         self.links.add(to)
         peer.links.add(self.role)
@@ -93,7 +93,7 @@ class InlineEndpoint(Endpoint):
         """Put an answer's payload where it belongs, and deliver."""
         message, payload = arrival.event, arrival.payload
         if isinstance(message, SlotReply) and isinstance(payload, torch.Tensor):
-            here = self.arena.parameters[message.slot][message.start : message.stop]
+            here = self.arena.part(message)
             here.copy_(payload)
             arrival = Arrival(arrival.sender, message, here)
         self.deliver(arrival)

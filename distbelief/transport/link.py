@@ -16,7 +16,8 @@ import torch
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Bulk, Hello, Message
 from distbelief.errors import RemoteProtocolError
-from distbelief.transport.base import EMPTY, outside
+from distbelief.sharding.layout import Range
+from distbelief.transport.base import EMPTY, Arena, outside
 
 FRAMES_LIMIT = 64 << 20
 """Bytes of messages kept for a peer that does not read, beside what fits the vectors of both."""
@@ -46,16 +47,15 @@ class Link:
     """One connection. The endpoint that owns it reads; it writes by itself whenever the socket takes more."""
 
     __slots__ = (
-        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "doomed", "error", "fd", "fds", "hello", "lent",
-        "limit", "queue", "queued",
-        "rest", "role", "room", "socket", "unsettled", "views", "writing",
+        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "doomed", "error", "fd", "fds", "held", "hello",
+        "lent", "limit", "queue", "queued", "rest", "role", "room", "socket", "unsettled", "views", "writing",
     )  # fmt: skip
 
     def __init__(self, connection: socket.socket, hello: Hello, epoll: select.epoll, spare: list[bytearray]) -> None:
         self.socket = connection
         self.fd = connection.fileno()
-        self.hello = hello  # of whoever is at the other end; its role is "" until a stranger has introduced himself
         self.role = hello.role
+        self.hear(hello)
         self.lent = EMPTY  # the peer's vectors, as this process reaches them
         self.deadline = 0.0  # of the introduction
         self.fds: list[int] = []  # descriptors that came with the introduction
@@ -74,6 +74,11 @@ class Link:
         self.doomed = False  # it is closed, or will be by the next poll: what comes from it is no longer delivered
         self._epoll = epoll
         self._spare = spare
+
+    def hear(self, hello: Hello) -> None:
+        """Know who is at the other end, whose role is "" until a stranger has introduced himself."""
+        self.hello = hello
+        self.held = Range(hello.start, hello.start + hello.size)
 
     def flush(self) -> None:
         """Send what is kept, as far as the socket takes it at once."""
@@ -132,8 +137,8 @@ class Link:
                 self.queue[index] = memoryview(copy)[:size]
                 memoryview(copy)[:size] = piece
 
-    def view(self, kind: str, vectors: tuple[torch.Tensor, ...], message: Bulk) -> torch.Tensor:
-        """The range that a message names of some vectors: always the same object, for users keep what they derive from
+    def view(self, kind: str, arena: Arena, message: Bulk) -> torch.Tensor:
+        """The range that a message names of an arena: always the same object, for users keep what they derive from
         it.
 
         Raises:
@@ -142,11 +147,11 @@ class Link:
         key = (kind, message.slot, message.start, message.stop)
         known = self.views.get(key)
         if known is None:
-            if wrong := outside(message, len(vectors), vectors[0].nbytes if vectors else 0):
+            if wrong := outside(message, len(arena.vectors(message)), arena.held):
                 raise RemoteProtocolError(wrong)
             if len(self.views) >= VIEWS_LIMIT:
                 self.views.clear()
-            known = self.views[key] = vectors[message.slot][message.start : message.stop]
+            known = self.views[key] = arena.part(message)
         return known
 
     def fail(self, reason: str) -> None:
@@ -203,10 +208,11 @@ def acceptable(message: Message, job: str, role: str, incarnation: int, links: M
         )
     if not (
         0 <= message.size <= VECTOR_LIMIT
+        and 0 <= message.start <= VECTOR_LIMIT
         and 0 <= message.gradients <= SLOTS_LIMIT
         and 0 <= message.parameters <= SLOTS_LIMIT
     ):
-        lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes"
+        lent = f"{message.gradients} and {message.parameters} vectors of {message.size} bytes from {message.start} on"
         raise RemoteProtocolError(
             f"{message.role} lends {lent}; at most {SLOTS_LIMIT} of each kind and {VECTOR_LIMIT} bytes are allowed"
         )

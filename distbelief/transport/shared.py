@@ -16,6 +16,7 @@ import torch
 
 from distbelief.core.messages import Bulk
 from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
+from distbelief.sharding.layout import Range
 from distbelief.transport.base import Arena, plain_arena
 from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link
 from distbelief.transport.secure import check_user
@@ -30,17 +31,17 @@ class SharedEndpoint(SocketEndpoint):
 
     _segment = -1
 
-    def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
+    def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena in one anonymous segment, which every role that it connects to maps. Pinning it for a
         device belongs here.
         """
-        length = _stride(size) * (gradients + parameters)
+        length = _stride(held.size) * (gradients + parameters)
         if not length:
-            return super().allocate(size, gradients, parameters)
+            return super().allocate(held, gradients, parameters)
         self._segment = os.memfd_create(f"distbelief {self.role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._segment, length)
         fcntl.fcntl(self._segment, fcntl.F_ADD_SEALS, _SEALS)
-        self.arena = _map(self._segment, size, gradients, parameters)
+        self.arena = _map(self._segment, held, gradients, parameters)
         return self.arena
 
     def listen(self, address: str = "", advertise: str = "") -> str:
@@ -106,7 +107,7 @@ class SharedEndpoint(SocketEndpoint):
         hello = link.hello
         length = _stride(hello.size) * (hello.gradients + hello.parameters)
         if not length:
-            link.lent = plain_arena(0, hello.gradients, hello.parameters)
+            link.lent = plain_arena(link.held, hello.gradients, hello.parameters)
         else:
             if len(link.fds) != 1:
                 raise RemoteProtocolError(
@@ -121,15 +122,17 @@ class SharedEndpoint(SocketEndpoint):
                         f"{hello.role} lends {length} bytes in a segment of {have} bytes, "
                         f"{'' if sealed else 'not '}sealed"
                     )
-                link.lent = _map(link.fds[0], hello.size, hello.gradients, hello.parameters)
+                link.lent = _map(link.fds[0], link.held, hello.gradients, hello.parameters)
             except (OSError, ValueError) as error:
                 raise RemoteProtocolError(f"the segment of {hello.role} cannot be mapped: {error}") from error
         _close_all(link.fds)
 
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> None:
         if message.asked:
-            _wide(link.view("to", link.lent.parameters, message)).copy_(_wide(payload))
-        elif payload.nbytes and payload.data_ptr() != self.arena.gradients[message.slot].data_ptr() + message.start:
+            _wide(link.view("to", link.lent, message)).copy_(_wide(payload))
+            return
+        own, first = self.arena, message.start - self.arena.held.start
+        if payload.nbytes and payload.data_ptr() != own.gradients[message.slot].data_ptr() + first:
             raise LocalProtocolError(
                 f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it "
                 "there first"
@@ -144,17 +147,17 @@ def _stride(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _map(segment: int, size: int, gradients: int, parameters: int) -> Arena:
+def _map(segment: int, held: Range, gradients: int, parameters: int) -> Arena:
     """The vectors of a segment; the mapping lives as long as any tensor of it."""
-    stride = _stride(size)
+    stride = _stride(held.size)
     mapping = mmap.mmap(segment, stride * (gradients + parameters))
     with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
         mapping.madvise(mmap.MADV_HUGEPAGE)
     vectors = [
-        torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=stride * i)
+        torch.frombuffer(mapping, dtype=torch.uint8, count=held.size, offset=stride * i)
         for i in range(gradients + parameters)
     ]
-    return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]))
+    return Arena(tuple(vectors[:gradients]), tuple(vectors[gradients:]), held)
 
 
 def _wide(data: torch.Tensor) -> torch.Tensor:

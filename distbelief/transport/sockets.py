@@ -126,10 +126,10 @@ class SocketEndpoint(NetworkEndpoint):
         queue = link.queue
         if isinstance(message, Bulk):
             if message.asked:
-                slots, size = link.hello.parameters, link.hello.size
+                slots, held = link.hello.parameters, link.held
             else:
-                slots, size = len(self.arena.gradients), self.arena.size
-            data = self._carry(link, message, checked(message, payload, slots, size))
+                slots, held = len(self.arena.gradients), self.arena.held
+            data = self._carry(link, message, checked(message, payload, slots, held))
             queue.append(frame)
             if data is not None and data.nbytes:
                 link.queued += data.nbytes
@@ -237,10 +237,11 @@ class SocketEndpoint(NetworkEndpoint):
             self.job,
             self.role,
             self.incarnation,
-            self.arena.size,
+            self.arena.held.size,
             len(self.arena.gradients),
             len(self.arena.parameters),
             peer,
+            self.arena.held.start,
         )
 
     def _listen_on(self, listener: socket.socket) -> None:
@@ -256,7 +257,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     def _bound(self, link: Link) -> None:
         """Let the queue of a link hold one push from each of our slots and one answer to each of the peer's."""
-        link.limit += self.arena.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
+        link.limit += self.arena.held.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
 
     def _other(self, fd: int) -> None:
         """Serve a descriptor that is no link; one that nobody knows is of a link that was closed while its event
@@ -309,7 +310,8 @@ class SocketEndpoint(NetworkEndpoint):
 
     def _meet(self, link: Link, message: Message) -> None:
         """Admit a stranger by his first message."""
-        hello = link.hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
+        hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
+        link.hear(hello)
         old = self._links.get(hello.role)
         self._borrow(link)
         self._bound(link)
@@ -417,10 +419,10 @@ class SocketEndpoint(NetworkEndpoint):
                 self._meet(link, message)
                 continue
             if isinstance(message, Bulk):
-                asked = message.asked
-                payload = link.view(
-                    "here" if asked else "lent", self.arena.parameters if asked else link.lent.gradients, message
-                )
+                if message.asked:
+                    payload = link.view("here", self.arena, message)
+                else:
+                    payload = link.view("lent", link.lent, message)
                 room = self._landing(payload)
                 if room is not None and room.nbytes:
                     have = min(len(room), end - position)
@@ -430,7 +432,7 @@ class SocketEndpoint(NetworkEndpoint):
                         link.arrival, link.room = Arrival(link.role, message, payload), room[have:]
                         break
             elif isinstance(message, SlotRequest):
-                if wrong := outside(message, link.hello.parameters, link.hello.size):
+                if wrong := outside(message, link.hello.parameters, link.held):
                     raise RemoteProtocolError(wrong)
             elif isinstance(message, Hello):
                 raise RemoteProtocolError(f"{link.role} introduced itself twice")

@@ -167,7 +167,7 @@ class TcpEndpoint(SocketEndpoint):
         """Reserve addresses for the peer's pushes; memory is taken only for what it sends."""
         hello = link.hello
         try:
-            link.lent = Arena(tuple(_reserve(hello.size) for _ in range(hello.gradients)), ())
+            link.lent = Arena(tuple(_reserve(hello.size) for _ in range(hello.gradients)), (), link.held)
         except (OSError, ValueError) as error:
             raise RemoteProtocolError(
                 f"no room for {hello.gradients} vectors of {hello.size} bytes, which {hello.role} lends: {error}"

@@ -28,6 +28,7 @@ from distbelief.core.messages import Bulk, Message, SlotReply
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
 from distbelief.schedules.price import Link, Port, add, carry
+from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
 from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer, Work
 
@@ -203,9 +204,9 @@ class VirtualEndpoint(Endpoint):
         self.callers: list[VirtualEndpoint] = []
         """Later lives of peers, whose first word is on its way."""
 
-    def allocate(self, size: int, gradients: int, parameters: int) -> Arena:
+    def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena; an empty one where payloads are phantoms."""
-        return EMPTY if self.network.phantom else super().allocate(size, gradients, parameters)
+        return EMPTY if self.network.phantom else super().allocate(held, gradients, parameters)
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
         """Open the link to a life of a role; addresses mean nothing here.
@@ -250,8 +251,8 @@ class VirtualEndpoint(Endpoint):
                 return
             self._reach(peer)
         if payload is not None and isinstance(message, Bulk) and not network.phantom and peer not in self.cut:
-            lent = peer.arena.parameters if message.asked else self.arena.gradients
-            whole = checked(message, payload, len(lent), lent[0].nbytes if lent else 0)
+            lender = peer.arena if message.asked else self.arena
+            whole = checked(message, payload, len(lender.vectors(message)), lender.held)
             payload = whole.clone() if message.asked else whole
         seconds = 0.0 if self.work is None else self.work.saying(message, payload)
         if seconds or self.thread.busy:
@@ -308,7 +309,7 @@ class VirtualEndpoint(Endpoint):
         if payload is not None and isinstance(event, SlotReply):
             here = None
             if isinstance(payload, torch.Tensor):
-                here = self.arena.parameters[event.slot][event.start : event.stop].copy_(payload)
+                here = self.arena.part(event).copy_(payload)
             arrival = Arrival(arrival.sender, event, here)
         self._hand(sender, arrival)
 

@@ -10,14 +10,15 @@ from distbelief.core.conversations.pushing import Fetched, Push
 from distbelief.core.effects import Phantom
 from distbelief.core.messages import Version
 from distbelief.errors import LocalProtocolError
+from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
 from distbelief.transport.inline import Inline
 
 
-def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
     network = Inline()
     a, b = network.endpoint("replica 0"), network.endpoint("shard 0")
-    a.allocate(size, gradients, parameters)
+    a.allocate(held, gradients, parameters)
     return Pair(a, b, lambda: (network.step(), None)[1])
 
 
@@ -39,7 +40,7 @@ def test_one_step_delivers_the_oldest_message_of_all() -> None:
 
 
 def test_a_push_is_handed_on_by_reference_and_a_phantom_passes() -> None:
-    a, b, pump = make_pair(256, 1, 1)
+    a, b, pump = make_pair(Range(0, 256), 1, 1)
     seen = []
     b.deliver = seen.append
     payload = a.arena.gradients[0][:128]
@@ -61,7 +62,7 @@ def test_a_role_takes_part_once_at_a_time() -> None:
 
 
 def test_an_answer_is_copied_when_it_is_sent() -> None:
-    a, b, pump = make_pair(256, 1, 1)
+    a, b, pump = make_pair(Range(0, 256), 1, 1)
     a.deliver = lambda _: None
     answer = torch.ones(64)
     b.send("replica 0", Fetched(0, 0, 256, Version(0, 1)), answer.view(torch.uint8))

@@ -9,6 +9,7 @@ from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
 from distbelief.core.messages import Version
 from distbelief.runtime.clock import VirtualClock
+from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
 from distbelief.transport.virtual import HEADER, NetworkModel, Outage, VirtualNetwork
 
@@ -28,11 +29,11 @@ STORMS = tuple(Outage(start, start + 0.3, ("replica 0",)) for start in (0.0, 1e-
     ids=["fair", "jitter", "delays", "narrow", "outages", "outages and delays"],
 )
 def test_conformance(model: NetworkModel) -> None:
-    def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+    def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
         clock = VirtualClock()
-        network = VirtualNetwork(clock, model, seed=size)
+        network = VirtualNetwork(clock, model, seed=held.size)
         a, b = network.endpoint("replica 0"), network.endpoint("shard 0")
-        a.allocate(size, gradients, parameters)
+        a.allocate(held, gradients, parameters)
 
         def pump() -> None:
             if clock.pending:

@@ -49,6 +49,7 @@ from distbelief.record.summary import Summary, in_effect
 from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
+from distbelief.sharding.layout import Range
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
 from distbelief.strategies.sandblaster.shard import DescentShard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
@@ -170,7 +171,7 @@ def test_a_spoilt_message_is_taken_or_the_peers_error(make: Callable[[], Shard |
             continue
         payload = None
         if isinstance(message, messages.Bulk):
-            if outside(message, 2, LAYOUT.total):
+            if outside(message, 2, Range(0, LAYOUT.total)):
                 continue  # the endpoint has refused it
             payload = torch.zeros(message.stop - message.start, dtype=torch.uint8)
         with told(seed), contextlib.suppress(RemoteProtocolError):

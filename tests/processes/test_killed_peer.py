@@ -26,10 +26,11 @@ CHILD = """
 import sys
 from distbelief.core.conversations.pushing import Fetch, Push
 from distbelief.core.messages import Version
+from distbelief.sharding.layout import Range
 from distbelief.transport.{module} import {name} as Endpoint
 end = Endpoint("replica 0", "job")
 end.deliver = lambda arrival: None
-arena = end.allocate(1 << 20, 2, 2)
+arena = end.allocate(Range(0, 1 << 20), 2, 2)
 print(end.listen(), flush=True)
 arena.gradients[1].fill_(7)
 end.connect("shard 0", sys.argv[1])

@@ -13,6 +13,7 @@ from distbelief.core.conversations.pushing import Push
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Hello, Version
 from distbelief.errors import LocalProtocolError
+from distbelief.sharding.layout import Range
 from distbelief.transport.shared import SharedEndpoint
 
 NONE = Version(0, 0)
@@ -45,7 +46,7 @@ def test_shared_memory_that_is_not_there_or_can_shrink_is_refused() -> None:
 
 def test_a_push_from_outside_the_shared_memory_is_refused() -> None:
     a, b = SharedEndpoint("replica 0", "job"), SharedEndpoint("shard 0", "job")
-    a.allocate(4096, 1, 1)
+    a.allocate(Range(0, 4096), 1, 1)
     a.connect("shard 0", b.listen())
     with pytest.raises(LocalProtocolError, match="lies elsewhere than in gradient slot 0"):
         a.send("shard 0", Push(0, 0, 128, 0, 0, NONE, 1, 1), torch.zeros(128, dtype=torch.uint8))

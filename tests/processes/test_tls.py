@@ -25,6 +25,7 @@ from distbelief.errors import JobFailed
 from distbelief.places.join import join_server
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.local import Local
+from distbelief.sharding.layout import Range
 from distbelief.strategies import Downpour
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets, tls
@@ -60,9 +61,9 @@ def meet(opener: TlsEndpoint, listener: TlsEndpoint, address: str, role: str = "
 
 
 def test_conformance() -> None:
-    def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+    def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
         a, b = end_of("replica 0"), end_of("shard 0")
-        a.allocate(size, gradients, parameters)
+        a.allocate(held, gradients, parameters)
         meet(a, b, b.listen())
 
         def pump() -> None:
@@ -292,7 +293,7 @@ def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Shard
     """OpenSSL holds half a record when the socket is full; the copy that `settle` makes goes on where it left off."""
     size = 32 << 20
     replica = end_of("replica 0")
-    arena = replica.allocate(size, 0, 1)
+    arena = replica.allocate(Range(0, size), 0, 1)
     meet(replica, shard.endpoint, shard.address)
     replica.send("shard 0", Ready(()))
     replica.poll(0)

@@ -19,6 +19,7 @@ from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Version
 from distbelief.errors import JobFailed, LocalProtocolError, UsageError
+from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
 from distbelief.transport import sockets
 from distbelief.transport.shared import SharedEndpoint
@@ -98,9 +99,9 @@ def hello(**changes: object) -> bytes:
 
 
 def test_conformance(carrier: Carrier) -> None:
-    def make_pair(size: int, gradients: int, parameters: int) -> Pair:
+    def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
         a, b = carrier("replica 0", "job"), carrier("shard 0", "job")
-        a.allocate(size, gradients, parameters)
+        a.allocate(held, gradients, parameters)
         a.connect("shard 0", b.listen())
 
         def pump() -> None:
@@ -114,7 +115,7 @@ def test_conformance(carrier: Carrier) -> None:
 
 def test_the_same_range_is_the_same_tensor(make: Callable[..., End]) -> None:
     a, b = make("replica 0"), make("shard 0")
-    arena = a.endpoint.allocate(4096, 2, 1)
+    arena = a.endpoint.allocate(Range(0, 4096), 2, 1)
     a.endpoint.connect("shard 0", b.endpoint.listen())
     for clock in range(3):
         for slot in (0, 1):
@@ -391,7 +392,7 @@ def test_a_watched_descriptor_is_served_by_poll(make: Callable[..., End]) -> Non
 
 def test_a_payload_must_be_what_its_message_names(make: Callable[..., End]) -> None:
     a, b = make("replica 0"), make("shard 0")
-    arena = a.endpoint.allocate(4096, 1, 1)
+    arena = a.endpoint.allocate(Range(0, 4096), 1, 1)
     a.endpoint.connect("shard 0", b.endpoint.listen())
     message = Push(0, 0, 128, 0, 0, NONE, 1, 1)
     for wrong in (None, arena.gradients[0][:64], arena.gradients[0][:256:2]):

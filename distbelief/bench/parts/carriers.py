@@ -26,7 +26,7 @@ from distbelief.runtime.player import Answer, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.secure import Identity
 from distbelief.transport.shared import SharedEndpoint
@@ -122,7 +122,7 @@ class Ours:
             for index, (role, _) in enumerate(self._shards)
         ]
         self.endpoint = _endpoint(carrier, REPLICA, issue(REPLICA))
-        arena = self.endpoint.allocate(size, 1, 1)
+        arena = self.endpoint.allocate(Range(0, size), 1, 1)
         self.gradient = arena.gradients[0].view(torch.float32).fill_(GRADIENT)
         self.parameters = mapped(self._memory, size) if does == "in place" else arena.parameters[0]
         for (role, _), peer in zip(self._shards, served, strict=True):

@@ -4,6 +4,7 @@ from mutants import Mutant
 
 ORDER = "Between two roles, messages arrive in order"
 SILENCE = "A cut of the network that heals within 15 s"
+HELD = "An endpoint's vectors are what its role holds of the flat vector"
 GARBAGE = "Garbage on a link costs that link only"
 TLS = "Between machines every link is TLS 1.3"
 KEYS = "The job's keys are in memory only"
@@ -136,17 +137,25 @@ MUTANTS = [
         "a-fetch-beyond-the-vector-is-taken",
         GARBAGE,
         "transport/sockets.py",
-        "                if wrong := outside(message, link.hello.parameters, link.hello.size):\n                    "
+        "                if wrong := outside(message, link.hello.parameters, link.held):\n                    "
         "raise RemoteProtocolError(wrong)",
         "                pass",
         (LINKS + "test_a_range_beyond_the_vectors_that_a_peer_lends_costs_its_link[a fetch past the end]",),
     ),
     Mutant(
+        "every-arena-begins-where-the-vector-does",
+        HELD,
+        "transport/base.py",
+        "        start = self.held.start\n",
+        "        start = 0\n",
+        ("tests/machines/test_inline.py::test_conformance",),
+    ),
+    Mutant(
         "a-range-that-begins-after-its-end-is-taken",
         GARBAGE,
         "transport/base.py",
-        "0 <= message.start <= message.stop <= size",
-        "0 <= message.start and message.stop <= size",
+        "held.start <= message.start <= message.stop <= held.stop",
+        "held.start <= message.start and message.stop <= held.stop",
         (LINKS + "test_a_range_beyond_the_vectors_that_a_peer_lends_costs_its_link[a push that begins after its end]",),
     ),
     Mutant(
