@@ -36,8 +36,8 @@ from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
-from distbelief.server.making import Making, pushed, standing, taken, waiting
 from distbelief.server.mirror import Mirror
+from distbelief.server.pending_update import PendingUpdate, pushed, standing, taken, waiting
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
 
@@ -77,7 +77,7 @@ class Shard:
         self._latest: dict[str, tuple[int, int]] = {}
         self._mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
-        self._making: Making | None = None
+        self._pending: PendingUpdate | None = None
         self._later: list[tuple[str, Event]] = []
         self._answers = Answers(
             "a shard",
@@ -124,7 +124,7 @@ class Shard:
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
-        if self._making is not None and isinstance(
+        if self._pending is not None and isinstance(
             event, checkpointing.Snapshot | checkpointing.Describe | mirroring.Mirror
         ):
             self._later.append((sender, event))  # an update is half made
@@ -241,7 +241,7 @@ class Shard:
             told = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
                 freed = self._let_go()
-        elif key in self._pushes or (self._making and self._making.has(key)):
+        elif key in self._pushes or (self._pending and self._pending.has(key)):
             return []
         else:
             self.policy.taken(sender, event.tick)
@@ -296,7 +296,7 @@ class Shard:
     def _may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
         return (
-            self._making is None
+            self._pending is None
             and self._mirror.covers(self.policy.floor)
             and self.policy.fetch(who, tick).action is ANSWER
         )
@@ -309,7 +309,7 @@ class Shard:
                 effects += self._mirror.tell(ruling=ruling)
                 effects += self._mirror.after([Send(role, ruling) for role in self._others])
         made: list[Effect] = []
-        while self._making is None and (due := self.policy.due(short)) is not None:
+        while self._pending is None and (due := self.policy.due(short)) is not None:
             made += self._drop(due) if isinstance(due, Drop) else self._update(due)
         effects += self._exchange.pass_over(self._floor) if self._plan else []
         return effects + made + self._let_go() if made else effects + self._mirror.tell_floor(self._floor)
@@ -317,7 +317,7 @@ class Shard:
     @property
     def _floor(self) -> int:
         """The floor of the policy, without the round that is half made."""
-        return self.policy.floor - (self._making is not None)
+        return self.policy.floor - (self._pending is not None)
 
     def _update(self, due: Update) -> list[Effect]:
         """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they
@@ -330,17 +330,17 @@ class Shard:
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
             self.held.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-        self._making = Making(due, factor, [(key, push) for key, _, push, _ in held], stale)
+        self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stale)
         said = self._exchange.say(self._floor, self.held.squares()) if self._exchange.takes_part else []
         return said + self._finish()
 
     def _finish(self) -> list[Effect]:
         """Make the step that was begun, once the norms that it needs are known."""
-        made = self._making
+        made = self._pending
         norms = self._exchange.whole(self._floor) if self._exchange.takes_part else ()
         if made is None or norms is None:
             return []
-        self._making = None
+        self._pending = None
         told = made.mirrored(self._mirror, self.held, self.policy.floor, norms)
         self.held.step(made.factor, made.due.weight, norms)
         self.samples += made.due.samples
@@ -350,7 +350,7 @@ class Shard:
     def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
         """What a shard adds to the norms of a round, or what all of them do."""
         told = [*self._exchange.take(sender, event), *self._finish()]
-        if self._making is None:
+        if self._pending is None:
             told += self._settle() + self._let_go()
             later, self._later = self._later, []
             told += [effect for asker, asked in later for effect in self.handle(asker, asked, None)]

@@ -9,6 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from distbelief.coordination.closing import Closing, ClosingStep
+from distbelief.coordination.dealing import Dealing
+from distbelief.coordination.evaluations import Evaluations
+from distbelief.coordination.membership import Membership
+from distbelief.coordination.saving import Saving
+from distbelief.coordination.shard_registry import ShardRegistry
+from distbelief.coordination.standbys import Standbys
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.evaluating import EvaluatorStanding
 from distbelief.core.conversations.initialising import ShardStanding
@@ -21,24 +28,17 @@ from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Portion, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part, Worker
-from distbelief.server.dealing import Dealing
-from distbelief.server.ending import ClosingStep, Why
-from distbelief.server.evaluations import Evaluations
-from distbelief.server.muster import Muster
-from distbelief.server.reception import Reception
-from distbelief.server.saving import Saving
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
-from distbelief.server.standbys import Standbys
 from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Evaluations, Saving, Muster, Reception, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan, Settings,
-    Cause, Why, Phase, ClosingStep, ShardStanding, StandbyStanding, EvaluatorStanding, CheckpointStage,
+    Evaluations, Saving, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan,
+    Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip
-"""What `server.coordinator.Coordinator` holds, beside itself."""
+"""What `coordination.coordinator.Coordinator` holds, beside itself."""
 
 
 class JobCoordinator(Machine, Protocol):
@@ -71,7 +71,7 @@ class MakeCoordinator(Protocol):
         number: int = 1,
         /,
     ) -> JobCoordinator:
-        """The arguments are those of `server.coordinator.Coordinator`."""
+        """The arguments are those of `coordination.coordinator.Coordinator`."""
         ...
 
 

@@ -85,7 +85,7 @@ ANYS = {
     "core/portions.py": 1,
     "core/values.py": 21,
     "server/layerwise.py": 4,
-    "server/making.py": 2,
+    "server/pending_update.py": 2,
     "server/mirror.py": 2,
     "server/optimizers.py": 2,
     "server/packing.py": 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GIVEN_UP = {
     "bundle", "bundles", "conductor", "course", "gate", "knock", "knocking", "lie", "pace", "ration", "rations",
-    "sitting", "sorry", "locked_step", "weather", "witness",
+    "sitting", "sorry", "muster", "reception", "stroke", "weather", "witness",
 }  # fmt: skip
 """Work units, a strategy's coordinator, generation or workload; join server, request and refusal; a mapping's layout,
 compute model, round batches, attempt, locked step, network model, accounting."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events
 from distbelief.core.conversations import dealing, mirroring, operations, pushing
 from distbelief.core.descent import Descent
@@ -14,7 +15,6 @@ from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
-from distbelief.server.coordinator import Coordinator
 from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby

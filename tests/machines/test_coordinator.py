@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from made import made as settings_of
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, messages, records
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
@@ -19,7 +20,6 @@ from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Settings
 from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.coordinator import Coordinator
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 
 LAYOUT = lay_out([Tensor("weight", (1000,), "float32")])

@@ -22,6 +22,7 @@ import pytest
 import torch
 from spoil import LAYOUT, PLAN, Spoiler
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import messages, wire
 from distbelief.core.conversations import (
     checkpointing,
@@ -46,7 +47,6 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
 from distbelief.record.restore import load_part, load_weights
 from distbelief.record.summary import Summary, in_effect
-from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range

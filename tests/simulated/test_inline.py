@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
 from distbelief.core.effects import Arrival, Batch, Computed
@@ -27,7 +28,6 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.replica.downpour import Downpour as Story
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Worker
-from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import Downpour

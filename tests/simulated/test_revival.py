@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
 from distbelief.core.effects import Arrival
@@ -25,7 +26,6 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.journal import Journal
 from distbelief.runtime import lasting
 from distbelief.runtime.clock import VirtualClock
-from distbelief.server.coordinator import Coordinator
 from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.accounting import Accounting

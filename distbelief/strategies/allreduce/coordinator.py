@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distbelief.coordination import admission
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
@@ -23,7 +24,6 @@ from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import CheckpointDue
 from distbelief.errors import LayoutError, UsageError
-from distbelief.server import admission
 from distbelief.server.machine import Answering, Answers
 from distbelief.strategies.allreduce.grouping import Grouping
 from distbelief.strategies.allreduce.round_batches import ROUNDS_LIMIT, RoundBatches, Share

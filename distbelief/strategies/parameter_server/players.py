@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.replica.downpour import Downpour
 from distbelief.runtime.player import Part
-from distbelief.server.coordinator import Coordinator
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.server.standby import Standby

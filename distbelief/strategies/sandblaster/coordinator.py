@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distbelief.coordination.coordinator import Coordinator
+from distbelief.coordination.dealing import Work
 from distbelief.core import records, roles
 from distbelief.core.conversations import initialising, operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
@@ -24,8 +26,6 @@ from distbelief.core.protocol import BATCHED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.coordinator import Coordinator
-from distbelief.server.dealing import Work
 from distbelief.strategies.sandblaster.evaluating import Evaluating
 from distbelief.strategies.sandblaster.stories import X0, Descend, Evaluate, Iterated, Operate, Steps, X
 
@@ -89,7 +89,7 @@ class Sandblaster(Coordinator):
 
     def _play_story(self) -> list[Effect]:
         effects: list[Effect] = []
-        while self._begun and self._may(May.DEAL) and not self._waits and not self._saving.holds and self._muster.ready:
+        while self._begun and self._may(May.DEAL) and not self._waits and not self._saving.holds and self._shards.ready:
             assert self._story is not None
             self._resting, answer, self._answer = False, self._answer, None
             try:
@@ -111,15 +111,15 @@ class Sandblaster(Coordinator):
     def _operate(self, commands: Sequence[AnyCommand]) -> list[Effect]:
         self._operation += 1
         self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
-        unready = self._muster.unready  # they are told later
+        unready = self._shards.unready  # they are told later
         self._told.append(told := operations.Operate(self._operation, tuple(commands)))
-        return [Send(shard, told) for shard in self._muster.roles if shard not in unready]
+        return [Send(shard, told) for shard in self._shards.roles if shard not in unready]
 
     def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
-        awaited = sender in self._muster.unready
+        awaited = sender in self._shards.unready
         again: list[Effect] = [Send(sender, told) for told in self._told]
         effects = super()._on_restored(sender, event)
-        return again + effects if awaited and sender not in self._muster.unready else effects
+        return again + effects if awaited and sender not in self._shards.unready else effects
 
     def _iterated(self, done: Iterated) -> list[Effect]:
         """At rest between two iterations: write down, measure, save."""
@@ -142,14 +142,14 @@ class Sandblaster(Coordinator):
     def _on_operated(self, sender: str, event: operations.Operated) -> list[Effect]:
         if event.number != self._operation or not self._kinds or not self._may(May.DEAL):
             return []  # of before all went back, or before the end
-        if sender not in self._muster.roles or len(event.scalars) != len(self._kinds):
+        if sender not in self._shards.roles or len(event.scalars) != len(self._kinds):
             raise RemoteProtocolError(
                 f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard"
             )
         self._scalars[sender] = event.scalars  # one that has come again may answer again, with the same
-        if len(self._scalars) < len(self._muster.roles):
+        if len(self._scalars) < len(self._shards.roles):
             return []
-        shares = [self._scalars[role] for role in self._muster.roles]
+        shares = [self._scalars[role] for role in self._shards.roles]
         self._answer = [
             max(share) if kind == "max" else sum(share)
             for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)
@@ -158,9 +158,9 @@ class Sandblaster(Coordinator):
         return self._deal()
 
     def _on_done(self, sender: str, event: operations.Done) -> list[Effect]:
-        if sender not in self._reception.members or self.data is None:
+        if sender not in self._membership.members or self.data is None:
             raise RemoteProtocolError(f"{sender} has done a work unit and is no member")
-        if not self._reception.heeds(sender):
+        if not self._membership.heeds(sender):
             return []
         work_unit, effects = self._work.done(sender, event)
         if work_unit is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from distbelief.coordination.closing import ClosingStep
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import initialising, membership
 from distbelief.core.conversations.checkpointing import CheckpointStage
@@ -19,8 +21,6 @@ from distbelief.core.portions import START, Position
 from distbelief.core.protocol import SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
-from distbelief.server.coordinator import Coordinator
-from distbelief.server.ending import ClosingStep
 
 
 class MappingCoordinator(Coordinator):
@@ -53,10 +53,10 @@ class MappingCoordinator(Coordinator):
             not self._may(May.INITIALISE)
             or self._filler
             or self.plan is None
-            or not (first := self._reception.initialiser())
+            or not (first := self._membership.initialiser())
         ):
             return []
-        self._reception.wait(first)
+        self._membership.wait(first)
         self._filler = first
         return [Send(first, initialising.Restore(self.plan, self._saving.newest))]
 
@@ -65,16 +65,16 @@ class MappingCoordinator(Coordinator):
 
     @property
     def _holders(self) -> list[str]:
-        return sorted(self._reception.members, key=roles.index_of)[:1]
+        return sorted(self._membership.members, key=roles.index_of)[:1]
 
     @property
     def _busy(self) -> Collection[str]:
-        return self._reception.members - self._done
+        return self._membership.members - self._done
 
     def _save(self) -> list[Effect]:
-        if self._may(May.CLOSE) and not self._reception.members and self._why.cause.outcome is not Outcome.FAILED:
-            self._why.cause, self._why.reason = Cause.UNKEPT, self._saving.unsaved("every replica is gone")
-        return super()._save() if self._reception.members else []
+        if self._may(May.CLOSE) and not self._membership.members and self._closing.cause.outcome is not Outcome.FAILED:
+            self._closing.cause, self._closing.reason = Cause.UNKEPT, self._saving.unsaved("every replica is gone")
+        return super()._save() if self._membership.members else []
 
     def _write(self) -> list[Effect]:
         effects = super()._write()
@@ -84,14 +84,14 @@ class MappingCoordinator(Coordinator):
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         effects = super()._on_saved(sender, event)
-        if self._again and self._may(May.DEAL) and self._reception.members:
+        if self._again and self._may(May.DEAL) and self._membership.members:
             self._again = False
             effects += self._save()
         return effects
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         """A replica is done; it stays, to be asked for what is left, until it is told to stop."""
-        if sender not in self._reception.members:
+        if sender not in self._membership.members:
             return super()._on_leave(sender, event)
         self._done.add(sender)
         return [Record(records.Gone(sender, 0, "it was done", died=False)), *self._close()]
@@ -99,12 +99,12 @@ class MappingCoordinator(Coordinator):
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; what it was asked for, another is."""
         self._done.discard(role)
-        described = role in self._describing
-        self._describing.discard(role)
+        described = role in self._closing.describing
+        self._closing.describing.discard(role)
         effects: list[Effect] = []
         if role == self._filler:
             self._filler = ""
-        others = self._reception.members - {role}
+        others = self._membership.members - {role}
         saving = (self._saving.stage is CheckpointStage.WRITING and role == self._writer) or (
             self._saving.stage is CheckpointStage.HOLDING and not others
         )
@@ -112,6 +112,6 @@ class MappingCoordinator(Coordinator):
             effects += self._give_up(f"{role} is gone ({reason})")
             self._again = self._saving.stage is CheckpointStage.SEALING
         if self._may(May.CLOSE) and others and (saving or described):
-            self._describing.clear()
-            self._closing = [*([ClosingStep.SAVE] if saving else []), ClosingStep.DESCRIBE, ClosingStep.STOP]
+            self._closing.describing.clear()
+            self._closing.steps = [*([ClosingStep.SAVE] if saving else []), ClosingStep.DESCRIBE, ClosingStep.STOP]
         return [*effects, *super()._without_replica(role, reason, died)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from distbelief.coordination import admission
 from distbelief.core import mapping, records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
@@ -24,7 +25,7 @@ from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.downpour import REPORT_SECONDS
-from distbelief.server import admission, optimizers
+from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.sharding.layout import Layout
 from distbelief.strategies.context import LoopContext, LoopSteps

@@ -22,7 +22,7 @@ MACHINE = "tests/machines/test_coordinator.py"
 
 MUTANTS = [
     Mutant(
-        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "server/ending.py",
+        "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "coordination/closing.py",
         "        self._interrupted = reason\n", "",
         (f"{CONSISTENCY}::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),
@@ -32,22 +32,22 @@ MUTANTS = [
         ("tests/simulated/test_allreduce.py::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),
     Mutant(
-        "every-death-of-a-shard-ends-the-job", AGAIN, "server/coordinator.py",
+        "every-death-of-a-shard-ends-the-job", AGAIN, "coordination/coordinator.py",
         "        if cause or (begun and not self._saving.newest):\n", "        if True:\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "and-also-where-a-standby-could-succeed", STANDBY, "server/coordinator.py",
+        "and-also-where-a-standby-could-succeed", STANDBY, "coordination/coordinator.py",
         "        if self._standbys.can_succeed(role):\n", "        if False:\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "a-checkpoint-does-not-wait-for-what-is-on-its-way", MOMENT, "server/saving.py",
+        "a-checkpoint-does-not-wait-for-what-is-on-its-way", MOMENT, "coordination/saving.py",
         "is not CheckpointStage.HOLDING or (busy and self._patient):", "is not CheckpointStage.HOLDING:",
         (f"{MACHINE}::test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for_ever",),
     ),
     Mutant(
-        "a-checkpoints-position-is-of-when-it-is-sealed", MOMENT, "server/saving.py",
+        "a-checkpoints-position-is-of-when-it-is-sealed", MOMENT, "coordination/saving.py",
         "self._cut, self._writing = (data.position(), data.samples), set(shards)",
         "self._cut, self._writing = (Position(0, 0, ()), data.samples), set(shards)",
         (f"{MACHINE}::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
@@ -69,7 +69,7 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_what_softsync_has_acknowledged_is_in_every_checkpoint",),
     ),
     Mutant(
-        "the-first-checkpoint-stays-the-newest", AGAIN, "server/saving.py",
+        "the-first-checkpoint-stays-the-newest", AGAIN, "coordination/saving.py",
         "            self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, "
         "self._cut\n",
         "            self.kept, self.newest = event.number, self.newest or event.checkpoint\n"
@@ -129,18 +129,18 @@ MUTANTS = [
         (f"{STANDBYS}::test_a_standby_holds_what_its_shard_holds_bit_for_bit",),
     ),
     Mutant(
-        "a-standby-may-succeed-before-it-holds-everything", STANDBY, "server/standbys.py",
+        "a-standby-may-succeed-before-it-holds-everything", STANDBY, "coordination/standbys.py",
         "return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS",
         "return self._standing.get(roles.standby_of(shard)) in (StandbyStanding.SENT, StandbyStanding.MIRRORS)",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "a-former-life-of-a-shard-is-welcome", GRANTED, "server/muster.py",
+        "a-former-life-of-a-shard-is-welcome", GRANTED, "coordination/shard_registry.py",
         "        if place.incarnation < self._lives[role]:\n            return False\n", "",
         (f"{MACHINE}::test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted",),
     ),
     Mutant(
-        "an-old-death-ends-the-next-life", GRANTED, "server/muster.py",
+        "an-old-death-ends-the-next-life", GRANTED, "coordination/shard_registry.py",
         "        if incarnation < self._lives[role]:\n"
         "            return False\n"
         "        self._move(role, ShardStanding.AWAY)\n",
@@ -153,17 +153,17 @@ MUTANTS = [
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "one-shard-goes-back-alone", TOGETHER, "server/coordinator.py",
+        "one-shard-goes-back-alone", TOGETHER, "coordination/coordinator.py",
         "        if begun and self.settings.strategy.one_moment:\n", "        if False:\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "what-members-say-of-the-past-counts", TOGETHER, "server/reception.py",
+        "what-members-say-of-the-past-counts", TOGETHER, "coordination/membership.py",
         "        return role not in self._behind\n", "        return True\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "the-data-does-not-go-back", TOGETHER, "server/coordinator.py",
+        "the-data-does-not-go-back", TOGETHER, "coordination/coordinator.py",
         "        self.data = self._dealing(self.plan)\n        again, told", "        again, told",
         (SWEEP,), seconds=15,
     ),
@@ -193,13 +193,13 @@ MUTANTS = [
         (f"{MACHINE}::test_a_death_is_told_of_once_by_whomever",),
     ),
     Mutant(
-        "what-a-dead-replica-held-is-not-dealt-again", REPLICAS, "server/coordinator.py",
+        "what-a-dead-replica-held-is-not-dealt-again", REPLICAS, "coordination/coordinator.py",
         "        left = self.data.lost(role) if member and self.data else 0\n", "        left = 0\n",
         (f"{MACHINE}::test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain",),
     ),
     Mutant(
         "a-target-stays-reached-though-all-go-back", "In a synchronous job without standbys all shards go back",
-        "server/ending.py",
+        "coordination/closing.py",
         "if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):",
         "if self.cause.outcome is not Outcome.DONE:",
         ("tests/simulated/test_consistency.py::test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again",),

@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "a-short-minibatch-is-dealt-with-drop-last",
         OPTIONS,
-        "server/admission.py",
+        "coordination/admission.py",
         "left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0",
         "left_out = 0",
         ("tests/simulated/test_drop_last.py::test_what_is_left_out_is_not_counted",),
@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         "replicas-may-differ-in-what-is-left-out",
         OPTIONS,
-        "server/admission.py",
+        "coordination/admission.py",
         "(samples := plan.samples + plan.left_out)",
         "(samples := plan.samples)",
         ("tests/simulated/test_drop_last.py::test_one_replica_is_sgd_without_the_short_minibatch",),

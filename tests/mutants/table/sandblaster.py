@@ -90,8 +90,8 @@ MUTANTS = [
     ),
     Mutant(
         "each-shard-is-told-once-for-every-shard", NO_VECTOR, "strategies/sandblaster/coordinator.py",
-        "return [Send(shard, told) for shard in self._muster.roles",
-        "return [Send(shard, told) for _ in self._muster.roles for shard in self._muster.roles",
+        "return [Send(shard, told) for shard in self._shards.roles",
+        "return [Send(shard, told) for _ in self._shards.roles for shard in self._shards.roles",
         (BYTES,),
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring
 from distbelief.core.conversations.mirroring import STANDBY, StandbyStanding
@@ -11,7 +12,6 @@ from distbelief.core.messages import Place
 from distbelief.core.records import Note, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.muster import Muster
 
 
 class Standbys:
@@ -19,12 +19,12 @@ class Standbys:
 
     Args:
         settings: of the job.
-        muster: of its shards.
+        shards: of its shards.
         lives: of all roles.
     """
 
-    def __init__(self, settings: Settings, muster: Muster, lives: Lives) -> None:
-        self._muster, self._lives = muster, lives
+    def __init__(self, settings: Settings, shards: ShardRegistry, lives: Lives) -> None:
+        self._shards, self._lives = shards, lives
         self._standing: dict[str, StandbyStanding] = dict.fromkeys(
             map(roles.standby, range(settings.shards * settings.standby)), StandbyStanding.AWAY
         )
@@ -51,7 +51,7 @@ class Standbys:
         told: list[Effect] = []
         for role, standing in [*self._standing.items()]:
             shard = roles.shard_of(role)
-            if standing is StandbyStanding.HERE and shard not in self._muster.unready:
+            if standing is StandbyStanding.HERE and shard not in self._shards.unready:
                 self._move(role, StandbyStanding.TOLD)
                 told.append(Send(role, mirroring.Stand(plan, self._life(shard))))
         return told
@@ -61,7 +61,7 @@ class Standbys:
         shard = roles.shard_of(role)
         if (
             self._standing.get(role) is not StandbyStanding.TOLD
-            or shard in self._muster.unready
+            or shard in self._shards.unready
             or life != self._life(shard)
         ):
             return []
@@ -85,7 +85,7 @@ class Standbys:
         role, life = roles.standby_of(shard), self._lives.last(shard) + 1
         self._move(role, StandbyStanding.AWAY)
         return [
-            self._muster.inherit(shard, life, role),
+            self._shards.inherit(shard, life, role),
             Send(role, mirroring.Succeed(life)),
             *self._vacant(role, self._places[role].incarnation),
         ]
@@ -132,4 +132,4 @@ class Standbys:
         self._standing[role] = STANDBY.move(self._standing[role], standing)
 
     def _life(self, shard: str) -> int:
-        return self._muster.places[roles.index_of(shard)].incarnation
+        return self._shards.places[roles.index_of(shard)].incarnation

@@ -19,7 +19,7 @@ from distbelief.server.mirror import Mirror
 from distbelief.server.slice import Slice
 
 
-class Making(NamedTuple):
+class PendingUpdate(NamedTuple):
     """One update, with its factor of the learning rate, the held pushes that are in it, and how stale each is."""
 
     due: Update

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from distbelief.coordination.dealing import Work
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
@@ -20,7 +21,6 @@ from distbelief.core.portions import Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.dealing import Work
 
 HOLD_SECONDS = 2.0
 """How long replicas push nothing, at most, while one of them has not said that all it pushed is applied."""

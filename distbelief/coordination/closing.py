@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from distbelief.core import records
-from distbelief.core.effects import Effect, Record
+from distbelief.core.conversations import checkpointing
+from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.outcomes import Cause, Outcome
 
 
@@ -18,12 +20,23 @@ class ClosingStep(StrEnum):
     STOP = "stop"
 
 
-class Why:
-    """Why a job ends, once it does."""
+class Closing:
+    """The end of a job: why it ends, the last steps that are left, and who has not accounted for what it holds."""
 
     def __init__(self) -> None:
         self.cause, self.reason = Cause.EPOCHS_DONE, ""
+        self.steps: list[ClosingStep] = []
+        self.describing: set[str] = set()
         self._interrupted = ""
+
+    def begin(self, cause: Cause, reason: str) -> None:
+        """The job is to end: all the last steps are to be taken."""
+        self.cause, self.reason, self.steps = cause, reason, [*ClosingStep]
+
+    def describe(self, holders: Iterable[str]) -> list[Effect]:
+        """Have those who hold the parameters account for them."""
+        self.describing = set(holders)
+        return [Send(role, checkpointing.Describe()) for role in holders]
 
     def interrupt(self, reason: str) -> list[Effect]:
         """Somebody asks that the job end which is ending already: that counts where there is work again."""

@@ -1,4 +1,4 @@
-"""The muster of the shards: which are there, where they listen, and which hold what they are to hold."""
+"""The shard registry of a job: which shards are there, where they listen, and which hold what they are to hold."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DOUBT_SECONDS = 1.0
 """How long the death of a shard may be unheard of that somebody has lost."""
 
 
-class Muster:
+class ShardRegistry:
     """The shards of one job.
 
     Args:
         shards: how many.
 
-    >>> muster = Muster(1)
-    >>> muster.here("shard 0", Place("unix:@a", 0)), muster.missing, muster.unready, muster.ready
+    >>> shards = ShardRegistry(1)
+    >>> shards.here("shard 0", Place("unix:@a", 0)), shards.missing, shards.unready, shards.ready
     (True, [], ['shard 0'], False)
-    >>> muster.gone("shard 0", 0), muster.missing, muster.grant("shard 0", 1), muster.gone("shard 0", 0)
+    >>> shards.gone("shard 0", 0), shards.missing, shards.grant("shard 0", 1), shards.gone("shard 0", 0)
     (True, ['shard 0'], Record(record=Vacant(role='shard 0', incarnation=1)), False)
     """
 

@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from distbelief.coordination import admission
+from distbelief.coordination.closing import Closing, ClosingStep
+from distbelief.coordination.dealing import Dealing, Work
+from distbelief.coordination.evaluations import Evaluations
+from distbelief.coordination.membership import Membership
+from distbelief.coordination.saving import Saving
+from distbelief.coordination.shard_registry import ShardRegistry
+from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, mirroring
 from distbelief.core.conversations.checkpointing import CheckpointStage
@@ -20,15 +28,7 @@ from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
-from distbelief.server import admission
-from distbelief.server.dealing import Dealing, Work
-from distbelief.server.ending import ClosingStep, Why
-from distbelief.server.evaluations import Evaluations
 from distbelief.server.machine import Answering, Answers
-from distbelief.server.muster import Muster
-from distbelief.server.reception import Reception
-from distbelief.server.saving import Saving
-from distbelief.server.standbys import Standbys
 
 
 class Coordinator(Answering):
@@ -60,17 +60,15 @@ class Coordinator(Answering):
         self.data: Work | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
-        self._muster = Muster(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
-        self._describing: set[str] = set()
-        self._reception = Reception(settings.restarts)
-        self._standbys = Standbys(settings, self._muster, self._reception.lives)
-        self._why = Why()
-        self._closing: list[ClosingStep] = []
+        self._shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
+        self._membership = Membership(settings.restarts)
+        self._standbys = Standbys(settings, self._shards, self._membership.lives)
+        self._closing = Closing()
         answers: dict[type, Callable[..., list[Effect]]] = {
             membership.Here: self._on_here,
             membership.Join: self._on_join,
             membership.Rejoin: self._on_rejoin,
-            membership.Anew: lambda sender, event: self._reception.begun(sender, event.generation),
+            membership.Anew: lambda sender, event: self._membership.begun(sender, event.generation),
             checkpointing.Held: lambda sender, event: self._saving.held(sender, event.number) or self._write(),
             initialising.Restored: self._on_restored,
             mirroring.Stands: lambda sender, event: self._standbys.stands(sender, event.life),
@@ -95,9 +93,9 @@ class Coordinator(Answering):
 
     def waits(self) -> str:
         """What the job waits for now, in one sentence: for whoever wonders why nothing happens."""
-        who = self._muster.waits() or sorted(self._describing)
-        if not self._muster.unready and self._may(May.REPLACE) and self.data is not None:
-            who = self.data.waiting(self._reception.members) or sorted(self._reception.members, key=roles.index_of)
+        who = self._shards.waits() or sorted(self._closing.describing)
+        if not self._shards.unready and self._may(May.REPLACE) and self.data is not None:
+            who = self.data.waiting(self._membership.members) or sorted(self._membership.members, key=roles.index_of)
         who = who or [roles.EVALUATOR] * self._evaluations.pending
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
@@ -105,7 +103,7 @@ class Coordinator(Answering):
         """What it has dealt, by role."""
         return {
             "phase": self.phase,
-            "of": {role: {"minibatches": self.data.held(role)} for role in self._reception.members if self.data},
+            "of": {role: {"minibatches": self.data.held(role)} for role in self._membership.members if self.data},
         }
 
     @property
@@ -116,12 +114,12 @@ class Coordinator(Answering):
     @property
     def _holders(self) -> list[str]:
         """Who holds the parameters, saves them and accounts for them."""
-        return self._muster.roles
+        return self._shards.roles
 
     @property
     def _busy(self) -> Collection[str]:
         """Members that have not left."""
-        return self._reception.members
+        return self._membership.members
 
     def _may(self, act: May) -> bool:
         """Whether the phase allows it."""
@@ -139,35 +137,35 @@ class Coordinator(Answering):
     # joining
 
     def _on_here(self, sender: str, event: membership.Here) -> list[Effect]:
-        self._reception.lives.begin(sender, event.incarnation)
+        self._membership.lives.begin(sender, event.incarnation)
         place = messages.Place(event.address, event.incarnation)
         if roles.kind(sender) is roles.Kind.STANDBY:
             self._standbys.here(sender, place)
             return self._pair()
-        return self._restore() if self._muster.here(sender, place) else []
+        return self._restore() if self._shards.here(sender, place) else []
 
     def _pair(self) -> list[Effect]:
         """Have standbys follow their shards, once these hold what they are to hold."""
         return self._standbys.pair(self.plan) if self.plan is not None and self._may(May.REPLACE) else []
 
     def _on_join(self, sender: str, event: membership.Join) -> list[Effect]:
-        self._reception.lives.begin(sender, event.incarnation)
+        self._membership.lives.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self._evaluations.comes()
-            self._reception.wait(sender)
+            self._membership.wait(sender)
             return self._greet() if self._may(May.WELCOME) else []
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, event)
                 self.settings, self.data = self.plan.settings, self._dealing(self.plan)
-                self._reception.wait(sender)
+                self._membership.wait(sender)
                 return self._restore()
             admission.check(self.plan, sender, event)
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
         if self._may(May.DISMISS):
             return [Send(sender, membership.Finish("the job is ending"))]
-        self._reception.wait(sender)
+        self._membership.wait(sender)
         return self._greet() if self._may(May.DEAL) else self._ask_to_initialise()
 
     def _dealing(self, plan: Plan) -> Work:
@@ -179,17 +177,17 @@ class Coordinator(Answering):
         """
         if self.plan is None:
             return []
-        members = self._reception.known() if self._may(May.REPLACE) else ()
+        members = self._membership.known() if self._may(May.REPLACE) else ()
         together = self._may(May.GATHER) or self.settings.strategy.one_moment
-        effects = self._muster.restore(self.plan, self._saving.newest, members, together)
+        effects = self._shards.restore(self.plan, self._saving.newest, members, together)
         if not effects:
             return []
         if self._may(May.GATHER):
             self._enter(Phase.RESTORING)
-        return effects + self._muster.tell_gone(self.plan, self._reception.lives.gone)
+        return effects + self._shards.tell_gone(self.plan, self._membership.lives.gone)
 
     def _on_restored(self, sender: str, event: initialising.Restored) -> list[Effect]:
-        if not self._muster.holds(sender) or not self._muster.ready:
+        if not self._shards.holds(sender) or not self._shards.ready:
             return []
         if self._may(May.LOAD):
             if event.loaded:
@@ -197,18 +195,18 @@ class Coordinator(Answering):
             self._enter(Phase.INITIALISING)
         if self._may(May.INITIALISE):
             return self._ask_to_initialise()
-        asked: list[Effect] = [Send(sender, checkpointing.Describe())] if sender in self._describing else []
+        asked: list[Effect] = [Send(sender, checkpointing.Describe())] if sender in self._closing.describing else []
         return [*asked, *self._greet(), *self._pair(), *self._continue()]
 
     def _ask_to_initialise(self) -> list[Effect]:
         """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins
         anew.
         """
-        first = self._reception.initialiser() if self._may(May.INITIALISE) and self._muster.ready else None
+        first = self._membership.initialiser() if self._may(May.INITIALISE) and self._shards.ready else None
         return self._greet_one(first, initialise=True) if first else []
 
     def _on_ready(self, sender: str, event: initialising.Ready) -> list[Effect]:
-        there = self._muster.ready and list(event.shards) == [place.incarnation for place in self._muster.places]
+        there = self._shards.ready and list(event.shards) == [place.incarnation for place in self._shards.places]
         return self._begin() if there and self._may(May.INITIALISE) else []
 
     def _begin(self) -> list[Effect]:
@@ -225,10 +223,10 @@ class Coordinator(Answering):
         return effects + (self._save() if self.settings.snapshots and not self._saving.newest else [])
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
-        if sender not in self._reception.members and (sender != roles.EVALUATOR or not self._evaluations.there):
+        if sender not in self._membership.members and (sender != roles.EVALUATOR or not self._evaluations.there):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
-        self._reception.stray(sender)
-        return self._muster.doubt(event.lost) + (
+        self._membership.stray(sender)
+        return self._shards.doubt(event.lost) + (
             self._ask_to_initialise() if self._may(May.INITIALISE) else self._greet()
         )
 
@@ -236,31 +234,33 @@ class Coordinator(Answering):
         """Welcome those who wait for it, once the shards are there."""
         return [
             effect
-            for role in (self._reception.callers() if self._muster.sure else ())
+            for role in (self._membership.callers() if self._shards.sure else ())
             for effect in self._greet_one(role)
         ]
 
     def _greet_one(self, role: str, initialise: bool = False) -> list[Effect]:
         assert self.plan is not None
         effects: list[Effect] = [
-            Send(role, membership.Welcome(self.plan, initialise, self._muster.places, self._reception.generation(role)))
+            Send(
+                role, membership.Welcome(self.plan, initialise, self._shards.places, self._membership.generation(role))
+            )
         ]
         if role == roles.EVALUATOR:
             return effects + (self._evaluations.joined(self.epochs) if not self._evaluations.there else [])
         if self._saving.holds and not self.settings.strategy.one_moment:
             effects.append(self._saving.hold(role))
         if self._may(May.DISMISS):
-            effects.append(Send(role, membership.Finish(self._why.reason)))
-        if self._reception.admit(role):
+            effects.append(Send(role, membership.Finish(self._closing.reason)))
+        if self._membership.admit(role):
             effects.append(Record(records.Joined(role)))
         return effects
 
     # training
 
     def _on_progress(self, sender: str, event: dealing.Progress) -> list[Effect]:
-        if sender not in self._reception.members or self.data is None:
+        if sender not in self._membership.members or self.data is None:
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
-        if not self._reception.heeds(sender):
+        if not self._membership.heeds(sender):
             return []
         completed = self.data.report(sender, event)
         loss = event.loss / event.losses if event.losses else None
@@ -279,7 +279,7 @@ class Coordinator(Answering):
 
     def _deal(self) -> list[Effect]:
         return (
-            self.data.deal(self._reception.members, withheld=self._saving.holds and self.settings.strategy.one_moment)
+            self.data.deal(self._membership.members, withheld=self._saving.holds and self.settings.strategy.one_moment)
             if self.data
             else []
         )
@@ -311,22 +311,22 @@ class Coordinator(Answering):
 
     def _save(self) -> list[Effect]:
         """Begin a checkpoint, unless one is being made or a shard is away."""
-        if self._saving.busy or not self._muster.ready or self.data is None:
+        if self._saving.busy or not self._shards.ready or self.data is None:
             return []
         return [
-            *self._saving.begin(self.data, self._reception.members),
+            *self._saving.begin(self.data, self._membership.members),
             *(self._deal() if self._may(May.DEAL) else []),
             *self._write(),
         ]
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
-        self._muster.woke(event.timer)
+        self._shards.woke(event.timer)
         due = self._saving.woke(event.timer) and self.data is not None and self.data.pushes and self._may(May.DEAL)
         return (self._greet() if self._may(May.WELCOME) else []) + (self._save() if due else self._write())
 
     def _write(self) -> list[Effect]:
         """Have the shards write, once nothing is on its way to them."""
-        return self._saving.write(self.data, self._reception.members, self._holders) if self.data else []
+        return self._saving.write(self.data, self._membership.members, self._holders) if self.data else []
 
     def _on_snapshot(self, sender: str, event: checkpointing.SnapshotDone) -> list[Effect]:
         return (self._release() if (effects := self._saving.written(sender, event, self.plan)) else []) + effects
@@ -335,7 +335,7 @@ class Coordinator(Answering):
         """Let those go on whom a checkpoint has held up."""
         if self.settings.strategy.one_moment:
             return self._deal() if self._may(May.DEAL) else []
-        return [Send(role, checkpointing.Go()) for role in sorted(self._reception.members)]
+        return [Send(role, checkpointing.Go()) for role in sorted(self._membership.members)]
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         return self._saving.sealed(event) + self._continue()
@@ -345,10 +345,9 @@ class Coordinator(Answering):
     def _finish(self, cause: Cause, reason: str) -> list[Effect]:
         """Let the replicas push what they have accrued and leave; then close."""
         self._enter(Phase.LEAVING)
-        self._why.cause, self._why.reason = cause, reason
         self._evaluations.owed = False  # the last step measures
-        self._closing = [*ClosingStep]
-        asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self._reception.members)]
+        self._closing.begin(cause, reason)
+        asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self._membership.members)]
         given_up = self._give_up(reason) if self._saving.stage is CheckpointStage.HOLDING else []
         return [Record(records.Ending.of(cause, reason)), *given_up, *asked, *self._close()]
 
@@ -359,45 +358,46 @@ class Coordinator(Answering):
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
         if self._may(May.DISMISS):
-            return self._why.interrupt(event.reason)
+            return self._closing.interrupt(event.reason)
         return (self._finish if self._may(May.DEAL) else self._end)(Cause.INTERRUPTED, event.reason)
 
     def _close(self) -> list[Effect]:
         """Take the next closing step, once the replicas are gone and the last step is answered."""
         if self._may(May.AWAIT) and not self._busy:
             self._enter(Phase.CLOSING)
-            if not (self._muster.ready or self._muster.inherited):
-                role = self._muster.unready[0]
+            if not (self._shards.ready or self._shards.inherited):
+                role = self._shards.unready[0]
                 return self._end(
                     Cause.SHARD_DESERTED, self._saving.unsaved(f"{role} is gone, and so are the replicas"), role
                 )
         effects: list[Effect] = []
         while (
             self._may(May.CLOSE)
-            and self._muster.ready
-            and not (self._evaluations.pending or self._saving.busy or self._describing)
+            and self._shards.ready
+            and not (self._evaluations.pending or self._saving.busy or self._closing.describing)
         ):
-            step = self._closing.pop(0)
+            step = self._closing.steps.pop(0)
             if step is ClosingStep.MEASURE and self.settings.evaluate_every:
                 effects += self._evaluations.measure(self.epochs)
             elif step is ClosingStep.SAVE:
                 effects += self._save()
             elif step is ClosingStep.DESCRIBE:
-                self._describing = set(self._holders)
-                effects += [Send(role, checkpointing.Describe()) for role in self._holders]
+                effects += self._closing.describe(self._holders)
             elif step is ClosingStep.STOP:
-                return effects + self._end(*records.ended(self._why.cause, self._why.reason, self._saving.error))
+                return effects + self._end(
+                    *records.ended(self._closing.cause, self._closing.reason, self._saving.error)
+                )
         return effects
 
     def _on_description(self, sender: str, event: checkpointing.Description) -> list[Effect]:
-        self._describing.discard(sender)
+        self._closing.describing.discard(sender)
         return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
 
     def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         everybody = [
-            *self._muster.roles,
+            *self._shards.roles,
             *self._standbys.present,
-            *self._reception.everybody,
+            *self._membership.everybody,
             *self._evaluations.watchers,
         ]
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in everybody]
@@ -405,9 +405,9 @@ class Coordinator(Answering):
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if (
-            not self._reception.heeds(sender) and not event.for_good
+            not self._membership.heeds(sender) and not event.for_good
         ):  # all have gone back, and it does not know that there is work again
-            self._reception.stray(sender)
+            self._membership.stray(sender)
             return self._greet()
         return [
             Send(sender, membership.Farewell()),
@@ -427,14 +427,14 @@ class Coordinator(Answering):
         """Wait for its next life: its standby, or one that goes on from the newest checkpoint; or end, where neither is
         to be had.
         """
-        if not self._reception.lives.end(role, event.incarnation, died=True) or not self._muster.gone(
-            role, life := self._reception.lives.last(role)
+        if not self._membership.lives.end(role, event.incarnation, died=True) or not self._shards.gone(
+            role, life := self._membership.lives.last(role)
         ):
             return []
         begun, what = self._may(May.REPLACE), f"{role} is gone ({event.reason})"
         if self._standbys.can_succeed(role):
             if self._may(May.CLOSE) and self._saving.holds:
-                self._closing.insert(0, ClosingStep.SAVE)
+                self._closing.steps.insert(0, ClosingStep.SAVE)
             return [
                 Record(records.Note(f"{what}; its standby takes its place")),
                 *self._give_up(what),
@@ -443,7 +443,7 @@ class Coordinator(Answering):
         self._standbys.alone(role)
         cause = (
             Cause.SHARD_SPENT
-            if role in self._reception.lives.over
+            if role in self._membership.lives.over
             else Cause.SHARD_CLOSING
             if self._may(May.CLOSE)
             else None
@@ -456,42 +456,42 @@ class Coordinator(Answering):
                 Record(records.Note(f"{what}; all go back to {whose}")),
                 *effects,
                 *self._rewind(),
-                *self._muster.fall(),
+                *self._shards.fall(),
             ]
         told = Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}"))
-        return [told, *effects, self._muster.grant(role, life + 1)]
+        return [told, *effects, self._shards.grant(role, life + 1)]
 
     def _rewind(self) -> list[Effect]:
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         assert self.plan is not None
-        self._reception.go_back()
-        self._standbys.alone(*self._muster.roles)
+        self._membership.go_back()
+        self._standbys.alone(*self._shards.roles)
         self.data = self._dealing(self.plan)
-        again, told = self._why.go_back() if self._may(May.AWAIT) else (False, [])
+        again, told = self._closing.go_back() if self._may(May.AWAIT) else (False, [])
         if again:
             self._enter(Phase.TRAINING)
         return [Record(records.Rewound(self.data.samples, self.epochs)), *told]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""
-        if not self._reception.part(role, incarnation, died):
+        if not self._membership.part(role, incarnation, died):
             return []
         if role != roles.EVALUATOR:
             return self._without_replica(role, reason, died)
-        then = self._evaluations.gone(for_good=role in self._reception.lives.over)
+        then = self._evaluations.gone(for_good=role in self._membership.lives.over)
         return [Record(records.Note(f"the evaluator is gone ({reason}); {then}")), *self._close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; the job ends where all are gone and none will come back."""
-        member = role in self._reception.members
-        self._reception.members.discard(role)
+        member = role in self._membership.members
+        self._membership.members.discard(role)
         self._saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self._may(May.DEAL) else 0
         effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
         if not self._may(May.GATHER) and self.plan is not None:
-            effects += self._muster.tell_gone(self.plan, {role: self._reception.lives.gone[role]})
-        if self._reception.deserted(self.settings.replicas) and not self._may(May.DISMISS):
+            effects += self._shards.tell_gone(self.plan, {role: self._membership.lives.gone[role]})
+        if self._membership.deserted(self.settings.replicas) and not self._may(May.DISMISS):
             end = f"every replica is gone; the last was {role}: {reason}"
             cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT
             return effects + (self._finish(cause, end) if self._may(May.DEAL) else self._end(cause, end))

@@ -1,4 +1,4 @@
-"""The reception of a job: who takes part, who waits to be welcomed, and which life of each it is."""
+"""The membership of a job: who takes part, who waits to be welcomed, and which life of each it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distbelief.core.effects import Effect
 from distbelief.core.lives import Lives
 
 
-class Reception:
+class Membership:
     """The replicas and the evaluator, as the coordinator knows them.
 
     Args:
