@@ -26,6 +26,13 @@ class Portion(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
+    """Portions that are dealt, computed, sent and counted together, and the part of the batch that they are in."""
+
+    portion: Portion
+    part: int = 0
+
+
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """Where a job stands in its data: dealt from here on, after what was dealt before and is not done."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from distbelief.core.buckets import Bucket
+from distbelief.fabric.buckets import Bucket
 from distbelief.schedules.allreduce import broadcast, by_host, schedule
 from distbelief.schedules.schedule import Schedule
 

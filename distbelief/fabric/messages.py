@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from distbelief.core.buckets import Bucket
 from distbelief.core.conversations.grouping import Piece
 from distbelief.core.effects import Phantom, Send
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.player import SchedulePlayer
 from distbelief.schedules.schedule import Move, RankStep, Schedule
 

@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
-from distbelief.core.buckets import Bucket
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.errors import JobFailed
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.lines import Choice, Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.schedules.allreduce import broadcast

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 
 from distbelief.core import roles
-from distbelief.core.buckets import Bucket
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.errors import UsageError
 from distbelief.fabric.base import schedule_of
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.player import WHOLE, SchedulePlayer
 from distbelief.fabric.waiting import Wait
 from distbelief.schedules.allreduce import PLACED, cut

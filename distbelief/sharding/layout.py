@@ -180,6 +180,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return self.only.moving.stop
 
     @property
+    def trained_entries(self) -> list[Entry]:
+        """The parameters that are trained, in their order."""
+        return [entry for entry in self.entries if entry.tensor.kind == "parameter"]
+
+    @property
     def trained(self) -> Range:
         """The bytes of the trained parameters, without buffers, of a model that is not split."""
         return self.only.trained

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from distbelief.core import mapping
 from distbelief.core.settings import Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.sharding.layout import Layout
+
+SPARSE = ("sgd", "adagrad")
+"""The optimizers that torch has a rule for which touches only the rows of a sparse gradient."""
 
 
 def check_dense(gradient: torch.Tensor | None) -> None:
@@ -29,7 +31,7 @@ def check_rows(layout: Layout, settings: Settings) -> None:
         UsageError: naming what, and the remedy.
     """
     optimizer = settings.optimizer
-    for entry in mapping.trained(layout):
+    for entry in layout.trained_entries:
         if not layout.is_sparse(entry):
             continue
         extra = next(
@@ -40,12 +42,12 @@ def check_rows(layout: Layout, settings: Settings) -> None:
             ),
             "",
         )
-        if optimizer.name not in mapping.SPARSE or extra:
-            what = f"option {extra}" if optimizer.name in mapping.SPARSE else f"--optimizer {optimizer.name}"
+        if optimizer.name not in SPARSE or extra:
+            what = f"option {extra}" if optimizer.name in SPARSE else f"--optimizer {optimizer.name}"
             raise UsageError(
                 f"{what}: the gradients of {entry.tensor.name!r} are some of its rows, and torch has no rule for that "
                 "which leaves the others alone;"
-                f" use plain {' or '.join(mapping.SPARSE)}, or make the embedding with sparse=False"
+                f" use plain {' or '.join(SPARSE)}, or make the embedding with sparse=False"
             )
         if settings.clip_norm:
             raise UsageError(

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from distbelief.core.buckets import Bucket
 from distbelief.fabric.base import Fabric
+from distbelief.fabric.buckets import Bucket
 
 PATIENCE_SECONDS = 60.0
 """How long a round may take."""

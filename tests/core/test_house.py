@@ -62,7 +62,7 @@ def test_the_text_of_a_role_is_made_and_taken_apart_in_one_place(name: str) -> N
 
 
 ROOM_FILES = 20
-LARGER_ROOMS = {"core": 27}
+LARGER_ROOMS = {"core": 22}
 """Rooms that still have more files: the numbers may only fall."""
 
 
@@ -78,7 +78,6 @@ def test_a_room_has_few_files() -> None:
 ANYS = {
     "core/consistency.py": 1,
     "core/conversations/table.py": 1,
-    "core/counts.py": 3,
     "core/effects.py": 6,
     "core/events.py": 3,
     "core/memory.py": 6,
@@ -103,6 +102,7 @@ ANYS = {
     "strategies/sandblaster/options.py": 1,
     "strategies/sandblaster/replica.py": 6,
     "strategies/sandblaster/stories.py": 4,
+    "strategies/shared_memory/counts.py": 3,
     "strategies/shared_memory/mapped.py": 3,
     "strategies/shared_memory/options.py": 2,
     "strategies/shared_memory/replica.py": 5,

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core.counts import ROW, STALENESS, Counts, size_of
-from distbelief.core.locks import Queues
-from distbelief.core.mapping import ranges, trained
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import ALIGNMENT, Tensor, lay_out
+from distbelief.strategies.shared_memory.counts import ROW, STALENESS, Counts, size_of
+from distbelief.strategies.shared_memory.locks import Queues
 from distbelief.strategies.shared_memory.mapped import touched
+from distbelief.strategies.shared_memory.mapping import ranges
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
@@ -27,7 +27,7 @@ def test_ranges_follow_each_other_and_are_cut_where_a_tensor_may_be(sizes: list[
     assert len(found) == count
     assert (found[0].start, found[-1].stop) == (0, layout.trained.stop)
     assert all(a.stop == b.start for a, b in pairwise(found))
-    starts = [entry.start for entry in trained(layout)]
+    starts = [entry.start for entry in layout.trained_entries]
     for part in found[1:]:
         inside = max(start for start in [*starts, layout.trained.stop] if start <= part.start)
         assert (part.start - inside) % ALIGNMENT == 0 or part.start in starts
@@ -50,7 +50,7 @@ def test_more_ranges_than_parameters_are_refused() -> None:
 def test_the_ranges_of_some_rows_are_those_that_have_a_byte_of_them(rows: list[int], columns: int, count: int) -> None:
     layout = lay_out([Tensor("first", (33,), "float32"), Tensor("rows", (30, columns), "float32")])
     cut = ranges(layout, count)
-    entry = trained(layout)[1]
+    entry = layout.trained_entries[1]
     taken = {entry.start + row * columns * 4 + byte for row in rows for byte in range(columns * 4)}
     expected = tuple(i for i, part in enumerate(cut) if any(part.start <= byte < part.stop for byte in taken))
     stops = torch.tensor([part.stop for part in cut])

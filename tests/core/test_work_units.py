@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core.descent import Batches, Descent
+from distbelief.strategies.sandblaster.batches import Batches
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.work_units import RESERVE, WorkUnits
 
 WHO = [f"replica {i}" for i in range(4)]

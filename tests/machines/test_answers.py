@@ -10,7 +10,6 @@ import pytest
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events
 from distbelief.core.conversations import dealing, mirroring, operations, pushing
-from distbelief.core.descent import Descent
 from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
@@ -21,6 +20,7 @@ from distbelief.server.standby import Standby
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
 from distbelief.strategies.shared_memory.settings import MappedSettings

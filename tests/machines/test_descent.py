@@ -19,16 +19,16 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.conversations.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
-from distbelief.core.descent import OVERLAPPING, Descent, WorkUnit
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.messages import Version
-from distbelief.core.portions import Portion
+from distbelief.core.portions import Portion, WorkUnit
 from distbelief.core.settings import Data, Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.settings import OVERLAPPING, Descent
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
 

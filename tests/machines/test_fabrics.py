@@ -12,9 +12,9 @@ import pytest
 import torch
 from ranks import in_threads
 
-from distbelief.core.buckets import Bucket
 from distbelief.core.conversations.grouping import Piece
 from distbelief.fabric.base import schedule_of
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.messages import Messages
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.schedules.allreduce import ALGORITHMS

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core.buckets import Bucket
 from distbelief.core.conversations import grouping
 from distbelief.core.effects import Send
 from distbelief.fabric.base import schedule_of
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.messages import Messages
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT

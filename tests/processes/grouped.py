@@ -10,10 +10,10 @@ from itertools import count
 import torch
 from torch.distributed import TCPStore
 
-from distbelief.core.buckets import Bucket
 from distbelief.core.conversations.grouping import Assemble, Member
 from distbelief.core.messages import Place
 from distbelief.core.settings import Plan, Settings
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.testing import Side, check_fabric

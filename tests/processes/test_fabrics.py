@@ -15,7 +15,7 @@ import torch
 from ranks import in_threads
 from torch.distributed import TCPStore
 
-from distbelief.core.buckets import Bucket
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.thread import ReductionThread
 from distbelief.fabric.window import Window

@@ -34,7 +34,6 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.conversations.initialising import Ready
-from distbelief.core.descent import Descent
 from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Message
@@ -51,6 +50,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
 from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import DescentShard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
 from distbelief.tasks.idx import read_idx

@@ -14,7 +14,6 @@ from torch import nn
 from distbelief.bench.balance import balance, coordinator_bytes
 from distbelief.core import records
 from distbelief.core.conversations import operations, pushing
-from distbelief.core.descent import Batches, Descent
 from distbelief.core.messages import Message
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
@@ -22,6 +21,8 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
+from distbelief.strategies.sandblaster.batches import Batches
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.work_units import RESERVE
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData

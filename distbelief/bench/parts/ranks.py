@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from distbelief.bench.parts import lines
-from distbelief.core.buckets import Bucket
+from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.lines import Lines
 from distbelief.fabric.player import WHOLE
 from distbelief.fabric.player import play as run

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.descent import WorkUnit
 from distbelief.core.messages import Bulk, Message
+from distbelief.core.portions import WorkUnit
 from distbelief.core.roles import Kind
 
 HISTORY = "history."

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from distbelief.core import events, roles
-from distbelief.core.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.effects import (
     RECEIVE,
@@ -38,6 +37,7 @@ from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan
 from distbelief.core.timers import BucketDue
 from distbelief.fabric.base import schedule_of
+from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.downpour import REPORT_SECONDS
 from distbelief.replica.links import unwanted

@@ -5,8 +5,8 @@ network.
 from __future__ import annotations
 
 from distbelief.core import roles
-from distbelief.core.buckets import Bucket, buckets, shares
 from distbelief.core.settings import Plan
+from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import CHOICES, Link, cheapest

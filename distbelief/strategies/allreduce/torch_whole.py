@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from distbelief.core.buckets import Bucket, buckets, of_buffers
 from distbelief.core.settings import Plan
+from distbelief.fabric.buckets import Bucket, buckets, of_buffers
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout

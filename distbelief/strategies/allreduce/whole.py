@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from distbelief.core.buckets import Bucket
+from distbelief.fabric.buckets import Bucket
 from distbelief.sharding.layout import Layout
 
 

@@ -18,7 +18,6 @@ from distbelief.core import records, roles
 from distbelief.core.conversations import initialising, operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.conversations.phases import May
-from distbelief.core.descent import Descent
 from distbelief.core.effects import Effect, Record, Send
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
@@ -27,6 +26,7 @@ from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.sandblaster.evaluating import Evaluating
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.stories import X0, Descend, Evaluate, Iterated, Operate, Steps, X
 
 

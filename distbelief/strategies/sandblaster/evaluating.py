@@ -8,11 +8,12 @@ from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.conversations import dealing, operations
-from distbelief.core.descent import Batches, Descent, WorkUnit
 from distbelief.core.effects import Effect, Send
-from distbelief.core.portions import Position
+from distbelief.core.portions import Position, WorkUnit
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.strategies.sandblaster.batches import Batches
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.stories import Sum
 from distbelief.strategies.sandblaster.work_units import WorkUnits
 

@@ -10,7 +10,6 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
 from distbelief.core.conversations.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
-from distbelief.core.descent import Descent
 from distbelief.strategies.sandblaster.line_search import CURVATURE, Trial
 from distbelief.strategies.sandblaster.recursion import (
     Gram,
@@ -20,6 +19,7 @@ from distbelief.strategies.sandblaster.recursion import (
     gradient_products,
     new_products,
 )
+from distbelief.strategies.sandblaster.settings import Descent
 
 G, G0, D = "g", "g0", "d"
 FLAT = 1e-8

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from distbelief.core.descent import Descent
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Replicated, servers
+from distbelief.strategies.sandblaster.settings import Descent
 
 SEARCHED = "its line search finds each step"
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring, operations, pushing
-from distbelief.core.descent import Descent
 from distbelief.core.effects import Effect, Payload, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.messages import Message, Version
@@ -28,6 +27,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.server.standby import STATE_LIMIT, Standby
+from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.vectors import VectorSlice
 
 

@@ -13,10 +13,10 @@ from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
-from distbelief.core.descent import Descent
 from distbelief.core.outcomes import Cause
 from distbelief.strategies.sandblaster.line_search import SEARCHES, Start, Trial
 from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
+from distbelief.strategies.sandblaster.settings import Descent
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
 """Parameters and gradient, each as it is and as it was when the iteration began; the direction. `x0` is what evaluators

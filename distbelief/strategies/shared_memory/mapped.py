@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distbelief.core import mapping
-from distbelief.core.counts import SAMPLES, Counts
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.server import optimizers
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
+from distbelief.strategies.shared_memory import mapping
+from distbelief.strategies.shared_memory.counts import SAMPLES, Counts
 from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows
@@ -126,7 +126,7 @@ class MappedModel:
 
     def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
-        pairs = zip(mapping.trained(layout), self.flat.trained, strict=True)
+        pairs = zip(layout.trained_entries, self.flat.trained, strict=True)
         return [(entry, source) for entry, source in pairs if layout.is_sparse(entry) == sparse]
 
     def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
@@ -274,7 +274,7 @@ def check(layout: Layout, settings: Settings) -> None:
     Raises:
         UsageError: naming what, and the remedy.
     """
-    for entry in mapping.trained(layout):
+    for entry in layout.trained_entries:
         if entry.tensor.dtype in ("bfloat16", "float16"):
             raise UsageError(
                 f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: "

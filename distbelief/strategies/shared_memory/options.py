@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distbelief.core.mapping import RANGES
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Machine, Replicated, Virtual, check_local_links
+from distbelief.strategies.shared_memory.mapping import RANGES
 from distbelief.strategies.shared_memory.settings import MappedSettings
 
 if TYPE_CHECKING:

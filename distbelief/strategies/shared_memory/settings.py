@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from distbelief.core import mapping
 from distbelief.core.settings import Holder, Settings, StrategySettings
+from distbelief.strategies.shared_memory import mapping
 
 
 class MappedSettings(StrategySettings, frozen=True, kw_only=True):

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import torch
 
-from distbelief.core import mapping
-from distbelief.core.counts import Counts
-from distbelief.core.locks import Queues
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import Layout, Range
 from distbelief.strategies.context import Virtual
+from distbelief.strategies.shared_memory import mapping
+from distbelief.strategies.shared_memory.counts import Counts
+from distbelief.strategies.shared_memory.locks import Queues
 from distbelief.strategies.shared_memory.mapped import LockedStep
 from distbelief.strategies.shared_memory.settings import MappedSettings
 
@@ -142,7 +142,7 @@ class PhantomModel:
     """
 
     def __init__(self, layout: Layout, index: int) -> None:
-        if any(layout.is_sparse(entry) for entry in mapping.trained(layout)):
+        if any(layout.is_sparse(entry) for entry in layout.trained_entries):
             raise UsageError(
                 "--phantom computes no gradients, and which rows an update writes to is in them: leave it off"
             )

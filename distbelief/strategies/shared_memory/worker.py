@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from distbelief.core import mapping, roles
+from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan
 from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.strategies.context import Context, Process, open_memory
+from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
 from distbelief.strategies.shared_memory.replica import Hogwild
 from distbelief.strategies.shared_memory.settings import MappedSettings

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from distbelief.coordination import admission
-from distbelief.core import mapping, records, roles
+from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
@@ -65,7 +65,7 @@ class SingleLoop:
         layout = self._flat.layout
         self._dense = [
             p
-            for entry, p in zip(mapping.trained(layout), self._flat.trained, strict=True)
+            for entry, p in zip(layout.trained_entries, self._flat.trained, strict=True)
             if not layout.is_sparse(entry)
         ]
         self._optimizers = _build(settings.optimizer, groups or [{"params": list(model.parameters())}], self._dense)

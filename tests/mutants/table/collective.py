@@ -166,7 +166,7 @@ MUTANTS = [
         ("tests/simulated/test_single.py::test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly",),
     ),
     Mutant(
-        "the-dead-keep-their-locks", LOCK, "core/locks.py",
+        "the-dead-keep-their-locks", LOCK, "strategies/shared_memory/locks.py",
         "if role in queue and (now := self.give(role, number))]",
         "if role in queue and role != queue[0] and (now := self.give(role, number))]",
         (

@@ -14,7 +14,7 @@ MUTANTS = [
     Mutant(
         "a-history-is-taken-where-there-is-none",
         OPTIONS,
-        "core/descent.py",
+        "strategies/sandblaster/settings.py",
         "if self.history != Descent().history and self.method",
         "if self.history < 1 and self.method",
         (f"{REFUSED}[train digits sandblaster --method cg --history 5]",),

@@ -2,7 +2,7 @@
 al. 2011).
 
 It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that
-the optimizer counts; and what replicas count (`core/counts.py`). Nothing in it is of one moment: each element is
+the optimizer counts; and what replicas count (`counts.py`). Nothing in it is of one moment: each element is
 written by itself.
 """
 
@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import msgspec
 
-from distbelief.core.counts import size_of
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
-from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, Entry, Layout, Range
+from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, Layout, Range
+from distbelief.strategies.shared_memory.counts import size_of
 
 LOCKS = ("none", "shard", "global")
 """What an update locks: nothing, each range that it writes to, or everything."""
@@ -23,8 +23,6 @@ RANGES = 8
 """Ranges with a lock of their own, where none are asked for; parts of a simulated update where nothing is locked."""
 STATES = {"sgd": "", "momentum": "momentum_buffer", "nesterov": "momentum_buffer", "adagrad": "sum"}
 """The optimizers that may step a mapping, and the state that each keeps for every element."""
-SPARSE = ("sgd", "adagrad")
-"""Those of them that torch has a rule for which touches only the rows of a sparse gradient."""
 
 
 def check(strategy: str, optimizer: Optimizer, locks: str, shards: int) -> None:
@@ -80,18 +78,13 @@ def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
         raise UsageError(
             f"--shards {count} is more than the model's {layout.parameters} parameters; use at most that many"
         )
-    entries, stop, edges = trained(layout), layout.trained.stop, [0]
+    entries, stop, edges = layout.trained_entries, layout.trained.stop, [0]
     for part in range(1, count):
         edge = round(stop * part / count)
         entry = max((e for e in entries if e.start <= edge), key=lambda e: e.start)
         snapped = entry.start + round((edge - entry.start) / ALIGNMENT) * ALIGNMENT
         edges.append(max(edges[-1], min(snapped, entry.stop)))
     return tuple(Range(a, b) for a, b in pairwise([*edges, stop]))
-
-
-def trained(layout: Layout) -> list[Entry]:
-    """The parameters that are trained, in their order."""
-    return [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
 
 
 class MappingLayout(msgspec.Struct, frozen=True):
@@ -120,6 +113,6 @@ def mapping_layout(layout: Layout, optimizer: Optimizer, shards: int, replicas: 
 
     state = after(0, layout.total)
     steps = after(state, layout.moving if state_of(optimizer) else 0)
-    pieces = len(trained(layout)) + max(shards, RANGES)  # in at most so many the optimizer steps the vector
+    pieces = len(layout.trained_entries) + max(shards, RANGES)  # in at most so many the optimizer steps the vector
     counts = after(steps, pieces * ITEM_SIZES["float32"])
     return MappingLayout(state, steps, counts, counts + 8 * size_of(replicas))
