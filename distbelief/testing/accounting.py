@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from distbelief.core.conversations import attendance, dealing, initialising, mem
 from distbelief.core.messages import Message
 from distbelief.core.portions import Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
+from distbelief.runtime.player import Player
 from distbelief.testing.checkers import attach
 from distbelief.testing.simulations import Observed
 
@@ -340,16 +342,17 @@ class Lead:
         attach(self._network, self)
         for role, player in run.simulation.driver._players.items():
             if roles.is_replica(role):
-                self._watch(role, player.worker)
+                self._watch(role, player)
 
-    def _watch(self, role: str, worker: Any) -> None:
-        compute, thread = worker.compute, self._network.endpoints[role].thread
+    def _watch(self, role: str, player: Player) -> None:
+        assert player.worker is not None
+        compute, thread = player.worker.compute, self._network.endpoints[role].thread
 
         def watched(batch: Any, answer: Any) -> Any:
             thread.do(0.0, self.started, role)  # once it has said what comes before
             return compute(batch, answer)
 
-        worker.compute = watched
+        player.worker = replace(player.worker, compute=watched)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""

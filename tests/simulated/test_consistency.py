@@ -420,10 +420,11 @@ class Steady:
         run.watch(self)
         for role, player in run.simulation.driver._players.items():
             if role.startswith("replica"):
-                self._watch(role, player.worker)
+                self._watch(role, player)
 
-    def _watch(self, role: str, worker: Any) -> None:
-        compute, swap = worker.compute, worker._vectors.swap
+    def _watch(self, role: str, player: Any) -> None:
+        vectors = player.story.gi_frame.f_locals["self"].vectors
+        compute, swap = player.worker.compute, vectors.swap
 
         def computes(batch: Any, answer: Any) -> Any:
             self._computing.add(role)
@@ -433,7 +434,7 @@ class Steady:
             self._in_use[role] = landing
             swap(landing)
 
-        worker.compute, worker._vectors.swap = computes, swaps
+        player.worker, vectors.swap = dataclasses.replace(player.worker, compute=computes), swaps
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """It lands when it is delivered."""

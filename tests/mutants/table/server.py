@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(
         "partitions-share-one-number-of-pushes", READ, "core/ledger.py",
         "        key = who, partition\n", "        key = who, 0\n",
-        ("tests/machines/test_shard.py::test_the_partitions_of_a_replica_number_their_pushes_each_by_itself",),
+        ("tests/core/test_portions.py::test_a_push_is_applied_at_most_once_and_in_order_whatever_comes",),
     ),
     Mutant(
         "every-encoding-is-read-as-dense", READ, "server/shard.py",
