@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from distbelief.coordination import admission
+from distbelief.coordination.cadence import is_due, target_reached
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.dealing import Dealing, Work
 from distbelief.coordination.evaluations import Evaluations
@@ -289,20 +290,17 @@ class Coordinator(Answering):
         effects: list[Effect] = [Record(records.EpochDone(data.epochs))]
         if data.finished:
             return effects
-        if (every := self.settings.evaluate_every) and data.epochs % every == 0:
+        if is_due(self.settings.evaluate_every, data.epochs):
             effects += self._evaluations.measure(data.epochs)
-        if self._may(May.DEAL) and (every := self.settings.checkpoint_every) and data.epochs % every == 0:
+        if self._may(May.DEAL) and is_due(self.settings.checkpoint_every, data.epochs):
             effects += self._save()
         return effects
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         self._evaluations.measuring = False
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
-        target = self.settings.target_accuracy
-        if self._may(May.DEAL) and target and event.accuracy >= target:
-            return effects + self._finish(
-                Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}"
-            )
+        if self._may(May.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
+            return effects + self._finish(Cause.TARGET_REACHED, reached)
         if self._evaluations.owed:
             effects += self._evaluations.measure(self.epochs)
         return effects + self._close()

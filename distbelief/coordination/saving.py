@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from distbelief.coordination.cadence import SnapshotTimer, snapshot_due
 from distbelief.coordination.dealing import Work
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
@@ -51,16 +52,13 @@ class Saving:
         self.error = ""
         """Why the last one could not be made."""
         self._cut = (position, samples)
-        self._armed = False
+        self._timer = SnapshotTimer()
 
     def in_time(self, data: Work) -> tuple[list[Effect], bool]:
         """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were
         made.
         """
-        seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
-        arm = bool(seconds and data.pushes and not self._armed)
-        self._armed |= arm
-        return [Wake(seconds, CheckpointDue())] if arm else [], 0 < pushes <= data.pushes
+        return self._timer.start(self.settings, data.pushes), snapshot_due(self.settings, data.pushes)
 
     def begin(self, data: Work, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
@@ -87,7 +85,7 @@ class Saving:
         """
         due = isinstance(timer, CheckpointDue)
         if due:
-            self._armed = False
+            self._timer.woke()
         elif timer == HoldOver(self._holds):
             self._patient = False
         return due

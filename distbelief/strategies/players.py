@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from distbelief.coordination.cadence import SnapshotTimer
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.dealing import Dealing
 from distbelief.coordination.evaluations import Evaluations
@@ -35,8 +36,9 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Evaluations, Saving, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer, Place, Portion, Position, Plan,
-    Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding, EvaluatorStanding, CheckpointStage,
+    Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer, Place, Portion,
+    Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
+    EvaluatorStanding, CheckpointStage,
 )  # fmt: skip
 """What `coordination.coordinator.Coordinator` holds, beside itself."""
 

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 from distbelief.coordination import admission
+from distbelief.coordination.cadence import SnapshotTimer, is_due, snapshot_due, target_reached
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
-from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
+from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.protocol import GROUPED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.timers import CheckpointDue
 from distbelief.errors import LayoutError, UsageError
 from distbelief.server.machine import Answering, Answers
 from distbelief.strategies.allreduce.grouping import Grouping
@@ -77,7 +77,7 @@ class AllreduceCoordinator(Answering):
         ] = []  # what the first member is to do before more is dealt, the first of which it does now
         self._out = False
         self._pushes = 0
-        self._armed = False
+        self._timer = SnapshotTimer()
         self._cause, self._reason = Cause.EPOCHS_DONE, ""
         self._interrupted = (
             ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
@@ -289,11 +289,10 @@ class AllreduceCoordinator(Answering):
         return effects
 
     def _measures_after(self, epoch: int) -> bool:
-        every = self.settings.evaluate_every if self._evaluates else 0
-        return bool(every and epoch % every == 0)
+        return self._evaluates and is_due(self.settings.evaluate_every, epoch)
 
     def _keeps_after(self, epoch: int) -> bool:
-        return bool(self.settings.checkpoint_every and epoch % self.settings.checkpoint_every == 0)
+        return is_due(self.settings.checkpoint_every, epoch)
 
     def _on_rounds(self, sender: str, event: grouping.Rounds) -> list[Effect]:
         before = self._told.get(sender)
@@ -344,13 +343,9 @@ class AllreduceCoordinator(Answering):
 
     def _in_time(self) -> list[Effect]:
         """Ask for a checkpoint by the pushes made, and set the clock for the next where any were made."""
-        seconds, pushes = self.settings.snapshot_seconds, self.settings.snapshot_pushes
-        if 0 < pushes <= self._pushes:
+        if snapshot_due(self.settings, self._pushes):
             self._want_checkpoint()
-        if seconds and self._pushes and not self._armed and self._may(GroupMay.DEAL):
-            self._armed = True
-            return [Wake(seconds, CheckpointDue())]
-        return []
+        return self._timer.start(self.settings, self._pushes) if self._may(GroupMay.DEAL) else []
 
     def _want_checkpoint(self) -> None:
         self._pushes = 0
@@ -358,7 +353,7 @@ class AllreduceCoordinator(Answering):
             self._duties.append((Duty.KEEP, self.number))
 
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
-        self._armed = False
+        self._timer.woke()
         if not self._may(GroupMay.DEAL) or not self._pushes:
             return []
         self._want_checkpoint()
@@ -368,11 +363,8 @@ class AllreduceCoordinator(Answering):
         if not self._is_done(Duty.MEASURE, sender):
             return []
         effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
-        target = self.settings.target_accuracy
-        if self._may(GroupMay.DEAL) and target and event.accuracy >= target:
-            self._close(
-                Cause.TARGET_REACHED, f"test accuracy {event.accuracy:.4f} reached the target {target}", measured=True
-            )
+        if self._may(GroupMay.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
+            self._close(Cause.TARGET_REACHED, reached, measured=True)
         return effects + self._go_on()
 
     def _does(self, what: Duty, sender: str) -> bool:

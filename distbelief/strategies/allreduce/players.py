@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distbelief.coordination.cadence import SnapshotTimer
 from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, Rounds
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
@@ -26,6 +27,7 @@ PLAYERS = Players(
     AllreduceCoordinator,
     (
         AllreduceCoordinator,
+        SnapshotTimer,
         Grouping,
         Lives,
         RoundBatches,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from distbelief.coordination import admission
+from distbelief.coordination.cadence import is_due, snapshot_due, target_reached
 from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
@@ -124,14 +125,10 @@ class SingleLoop:
         done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
         accuracy = self._test(done, last)
-        reached = s.target_accuracy and accuracy is not None and accuracy >= s.target_accuracy
-        if last or reached or (s.checkpoint_every and done % s.checkpoint_every == 0):
+        reached = "" if accuracy is None else target_reached(s, accuracy)
+        if last or reached or is_due(s.checkpoint_every, done):
             self._save()
-        return (
-            (Cause.TARGET_REACHED, f"test accuracy {accuracy:.4f} reached the target {s.target_accuracy}")
-            if reached
-            else None
-        )
+        return (Cause.TARGET_REACHED, reached) if reached else None
 
     def _step_parameters(self) -> None:
         """Step with the gradient of a minibatch."""
@@ -175,7 +172,7 @@ class SingleLoop:
 
     def _test(self, epoch: int, last: bool) -> float | None:
         every = self.settings.evaluate_every
-        if not every or self.task.test is None or not (last or epoch % every == 0):
+        if not every or self.task.test is None or not (last or is_due(every, epoch)):
             return None
         measured = measure(self.task, self.model)
         self._note(records.Tested(epoch, measured.loss, measured.accuracy))
@@ -185,8 +182,8 @@ class SingleLoop:
 
     def _is_time(self) -> bool:
         """Whether it is time for a checkpoint within an epoch; a step counts as a push."""
-        seconds, steps = self.settings.snapshot_seconds, self.settings.snapshot_pushes
-        return 0 < steps <= self._steps - self._saved[1] or 0 < seconds <= self._now() - self._saved[0]
+        moment, steps = self._saved
+        return snapshot_due(self.settings, self._steps - steps, self._now() - moment)
 
     def _save(self) -> None:
         self._saved = self._now(), self._steps
