@@ -24,7 +24,7 @@ from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm,
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
 from distbelief.schedules.price import Link
-from distbelief.strategies import STRATEGIES
+from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
     from distbelief.job import Job
@@ -206,6 +206,8 @@ class Join:
     """Where to compute: cpu, cuda, cuda:1."""
     threads: int = 1
     """Torch threads of the replica."""
+    strategy: str = ""
+    """The strategy of the job as module:Class, where that is no name of ours; a ticket imports nothing."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -227,7 +229,7 @@ def join(args: list[str]) -> int:
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
 
-    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell).run()
+    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell, asked.strategy).run()
     return 0
 
 
@@ -351,7 +353,7 @@ def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) ->
 
 
 def _usage(words: str, asked: bool, more: str = f"; tasks: {', '.join(TASKS)}, or module:function of your own") -> int:
-    print(f"usage: distbelief {words}\n\nstrategies: {', '.join(STRATEGIES)}{more}")
+    print(f"usage: distbelief {words}\n\nstrategies: {', '.join(STRATEGIES)}, or module:Class of your own{more}")
     return 0 if asked else 2
 
 
@@ -383,7 +385,8 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
         raise unknown("task", task, [*TASKS, "module:function"])
     if len(args) < 2:
         raise UsageError(
-            f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}"
+            f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}, or "
+            "module:Class of your own"
         )
     return task, _strategy(command, args[1], args), list(args[2:])
 
@@ -394,8 +397,7 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
             f"{name}: write the strategy before the options: distbelief {command} "
             f"{' '.join([*args[:-1][:1], 'STRATEGY'])} [options]"
         )
-    if name not in STRATEGIES:
-        raise unknown("strategy", name, STRATEGIES)
+    find(name)
     return name
 
 

@@ -29,7 +29,8 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   bench NAME [options]                             measure: {benches}
 
 tasks:       {tasks}, or module:function of your own
-strategies:  {strategies}
+strategies:  {strategies},
+             or module:Class of your own
 
 distbelief train mnist downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
 distbelief train mnist downpour --help             the options of a command with a strategy

@@ -25,7 +25,7 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
-from distbelief.strategies import STRATEGIES, Strategy
+from distbelief.strategies import STRATEGIES, Strategy, find
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ Source = tuple[type, tuple[str, ...]]
 
 def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     """The options of a command with a strategy, by the heading that its help shows them under."""
-    kind = STRATEGIES[strategy]
+    kind = find(strategy)
     job = (
         "task",
         "strategy",
@@ -119,7 +119,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     own: list[Source] = [(kind, ("optimizer",))]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     found: dict[str, list[Source]] = {
-        strategy: own,
+        strategy.rpartition(":")[2]: own,
         "optimizer": stepping,
         "job": [(Job, job)],
         "cluster": place,
@@ -197,9 +197,9 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
         for name, sources in found.items()
     ]
     whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
-    values = call_tyro(whole, prog, inspect.getdoc(STRATEGIES[strategy]) or "", args)
+    values = call_tyro(whole, prog, inspect.getdoc(find(strategy)) or "", args)
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
-    return Options(STRATEGIES[strategy], flat)
+    return Options(find(strategy), flat)
 
 
 def _names(found: Mapping[str, list[Source]]) -> list[str]:

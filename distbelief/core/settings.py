@@ -316,6 +316,13 @@ def read_own(kind: type, told: object) -> object:
     return msgspec.convert(told, _known[name])
 
 
+def read_own_or_name(kind: type, told: object) -> object:
+    """As `read_own`; of the settings of a strategy that this process does not know, only its name."""
+    if kind is Own and isinstance(told, dict) and told.get("name") not in _known:
+        return msgspec.convert(told, StrategySettings)
+    return read_own(kind, told)
+
+
 PARTS: Mapping[str, type[msgspec.Struct]] = {"data": Data, "rate": LearningRate}
 """The parts of the settings that are structs of their own, beside the strategy's."""
 

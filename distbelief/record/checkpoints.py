@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from distbelief.core import roles
 from distbelief.core.portions import Position
-from distbelief.core.settings import Plan, read_own
+from distbelief.core.settings import Plan, read_own_or_name
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically
 from distbelief.record.model_file import write_model
@@ -244,7 +244,7 @@ def read_manifest(path: str | Path) -> Manifest:
                 f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that "
                 "wrote it"
             )
-        manifest = msgspec.json.decode(outer.manifest, type=Manifest, dec_hook=read_own)
+        manifest = msgspec.json.decode(outer.manifest, type=Manifest, dec_hook=read_own_or_name)
         if len(manifest.parts) != len(manifest.plan.assignments):
             raise corrupt(file, f"it names {len(manifest.parts)} parts of {len(manifest.plan.assignments)} shards")
         return manifest

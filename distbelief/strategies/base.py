@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from distbelief.core import roles
-from distbelief.core.settings import Pushing, Settings, StrategySettings, declared
+from distbelief.core.settings import Pushing, Settings, StrategySettings, declared, know
 from distbelief.core.values import Checked
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.sharding.mesh import Mesh
@@ -85,7 +85,11 @@ class Virtual(Protocol):
 
 @dataclass(frozen=True)
 class Strategy(Checked):
-    """A way to train. Its fields are its options, and their docstrings what `--help` says of them."""
+    """A way to train. Its fields are its options, and their docstrings what `--help` says of them.
+
+    One that is written elsewhere is a frozen dataclass at the top of a module, whose fields have defaults; its name is
+    `module:Class`.
+    """
 
     name: ClassVar[str]
     own: ClassVar[type[StrategySettings]] = Pushing
@@ -100,6 +104,12 @@ class Strategy(Checked):
     """Options of a job that mean nothing to it, and what there is instead."""
     phantom_lacks: ClassVar[Mapping[str, str]] = {}
     """Options of its own that a simulation which computes nothing has no use for, and what is not computed there."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+            know(cls.name, cls.own)
 
     def settings(self) -> dict[str, Any]:
         """The settings that its options make.

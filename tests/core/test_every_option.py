@@ -117,7 +117,7 @@ def test_no_word_of_a_command_is_dead(
 SMALL: dict[str, dict[str, str]] = {
     "evaluate": {"data_dir": "there", "device": "cuda:1", "json": ""},
     "status": {"watch": "", "json": ""},
-    "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "quiet": ""},
+    "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
 }
 KINDS = {"evaluate": commands.Evaluate, "status": commands.Status, "join": commands.Join, "draw": commands.Draw}
@@ -140,7 +140,9 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(status, "lines", lambda _: ["nobody"])
     monkeypatch.setattr(commands.time, "sleep", lambda _: None)
     monkeypatch.setattr(
-        guest.Guest, "run", lambda self: [asked.append((self.data_dir, self.device, self.threads)), self.tell("joined")]
+        guest.Guest,
+        "run",
+        lambda self: [asked.append((self.data_dir, self.device, self.threads, self.strategy)), self.tell("joined")],
     )
     came = []
     for words in ([], [option_of(name), *([SMALL[command][name]] if SMALL[command][name] else [])]):

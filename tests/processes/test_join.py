@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import jobs
+import own_strategy
 import pytest
 
 from distbelief.core import records
@@ -108,6 +109,45 @@ def test_a_guest_does_its_share_and_every_sample_counts_once(
     assert not (tmp_path / join_server.TICKET).exists()
     watch.rest()
     assert_nothing_is_missing(tmp_path, strategy, result)
+
+
+def test_a_guest_names_a_strategy_from_outside_the_package_and_a_ticket_imports_nothing(
+    tmp_path: Path, watch: jobs.Watch, guests: Guests
+) -> None:
+    strategy = own_strategy.DampedDownpour(1, 2)
+
+    def join() -> None:
+        guests.join(tmp_path).wait(SECONDS)
+        guests.join(tmp_path, "--strategy", "own_strategy:Bare").wait(SECONDS)
+        guests.join(tmp_path, "--strategy", strategy.name)
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Started):
+            threading.Thread(target=join).start()
+        elif worked(record):
+            watch.interrupt()
+
+    watch.act = act
+    result = jobs.run(tmp_path, strategy, PLAIN, epochs=jobs.MANY)
+    assert {one["id"]: bool(one["steps"]) for one in result["per_replica"]} == {0: True, 1: True}  # type: ignore[attr-defined]
+    [(refused, why), (bare, _), (status, said)] = guests.ended()
+    assert (refused != 0, bare != 0, status) == (True, True, 0), said
+    assert f"join with --strategy {strategy.name}" in " ".join(why.split())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "named", "says"),
+    [
+        ("downpour", "", ""),
+        ("mine:Own", "mine:Own", ""),
+        ("downpour", "mine:Own", "it trains with strategy downpour, not mine:Own: leave --strategy off"),
+        ("mine:Own", "", "imported only where you name it: join with --strategy mine:Own"),
+        ("mine:Own", "theirs:Own", "imported only where you name it: join with --strategy mine:Own"),
+    ],
+)
+def test_a_guest_names_the_jobs_strategy_where_it_is_of_nobody_here(strategy: str, named: str, says: str) -> None:
+    assert says in join_server.wrong_strategy(strategy, named)
+    assert bool(says) == bool(join_server.wrong_strategy(strategy, named))
 
 
 @pytest.mark.parametrize("how", ["leave", "Ctrl-C"])

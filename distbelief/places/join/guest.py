@@ -21,12 +21,13 @@ from distbelief.errors import Interrupted, JobFailed
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
-from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket
+from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket, wrong_strategy
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
 from distbelief.places.processes.processes import Processes
 from distbelief.places.supervisor import Supervisor
+from distbelief.strategies import find
 from distbelief.transport.secure import check_user
 
 WAIT_SECONDS, PAUSE = 60.0, 0.5
@@ -52,6 +53,8 @@ class Guest:
     device: str = "cpu"
     threads: int = 1
     tell: Any = print
+    strategy: str = ""
+    """The job's, where it was written outside the package: nothing else of that kind is imported."""
 
     def run(self) -> None:
         """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished
@@ -64,6 +67,8 @@ class Guest:
             raise errors.UsageError(
                 f"--data-dir {self.data_dir}: is of a task, and a script reads its data by itself: leave it off"
             )
+        if self.strategy:
+            find(self.strategy)
         ticket = read_ticket(self.ticket)
         door = _door(ticket)
         with signals.waitable() as woken, door or contextlib.nullcontext():
@@ -77,7 +82,7 @@ class _Stay:
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, door: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._door = guest, ticket, woken, door
-        self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script))
+        self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script), strategy=guest.strategy)
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
@@ -151,9 +156,12 @@ class _Stay:
 
     def _spec(self, role: str, incarnation: int) -> bytes:
         """What the process must know: the job's part of it, and this machine's."""
-        from distbelief.places.processes.spec import Spec
+        from distbelief.places.processes.spec import Opening, Spec
 
-        theirs, guest = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_own), self._guest
+        guest, named = self._guest, msgspec.msgpack.decode(self._part.spec, type=Opening).strategy
+        if wrong := wrong_strategy(named, guest.strategy):
+            raise errors.UsageError(wrong)
+        theirs = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_own)
         own = msgspec.structs.replace(
             theirs,
             data_dir=guest.data_dir,

@@ -24,6 +24,7 @@ import msgspec
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
 from distbelief.sharding.mesh import MOST
+from distbelief.strategies import STRATEGIES
 from distbelief.transport.secure import Identity, TlsSocket, context
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class JoinRequest(msgspec.Struct, frozen=True):
     """Whether he has a script of his own to run."""
     version: str = ""
     """Of the distbelief that he runs."""
+    strategy: str = ""
+    """The strategy from outside the package that he names; "" for none."""
 
 
 class JoinGrant(msgspec.Struct, frozen=True, tag=True):
@@ -189,6 +192,18 @@ def _cut(connection: socket.socket) -> None:
     """End what is said on a connection; whoever serves it closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def wrong_strategy(strategy: str, named: str) -> str:
+    """Why a guest who names a strategy, or none, has no part in a job that trains with one; "" where he may have."""
+    if strategy == named or (strategy in STRATEGIES and not named):
+        return ""
+    if strategy in STRATEGIES:
+        return f"it trains with strategy {strategy}, not {named}: leave --strategy off"
+    return (
+        f"it trains with strategy {strategy}, which was written outside the package and is imported only where you "
+        f"name it: join with --strategy {strategy}"
+    )
 
 
 class Guests:

@@ -43,7 +43,7 @@ from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.settle import name_process, settle_process
-from distbelief.places.processes.spec import Spec
+from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import Store, load_weights
 from distbelief.replica.evaluator import Evaluator
@@ -55,7 +55,7 @@ from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Wo
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
-from distbelief.strategies import by_name
+from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
 from distbelief.strategies.players import Players
@@ -75,6 +75,7 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     """
     channel = Channel(connection)
     try:
+        _open(role, msgspec.msgpack.decode(spec, type=Opening))
         _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_own), channel).play()
         channel.say(Over())
     except DistbeliefError as error:
@@ -88,6 +89,16 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
         told, remedy = f"{role} failed: {type(error).__name__}: {error}", limit(error)
         channel.say(Failed(UsageError.__name__, f"{told}; {remedy}") if remedy else Failed("", told, _traced(error)))
         sys.exit(1)
+
+
+def _open(role: str, opening: Opening) -> None:
+    """Have this process be where its supervisor is, and find its strategy."""
+    settle_process(role, opening.threads, opening.supervisor, opening.forkserver)
+    os.chdir(opening.directory)
+    os.environb.clear()
+    os.environb.update(opening.environment)
+    sys.path[:] = opening.path
+    find(opening.strategy)
 
 
 def _traced(error: BaseException, script: str = "") -> str:
@@ -108,11 +119,6 @@ class _Process:
 
     def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
-        settle_process(role, spec.threads, spec.supervisor, spec.forkserver)
-        os.chdir(spec.directory)
-        os.environb.clear()
-        os.environb.update(spec.environment)
-        sys.path[:] = spec.path
         self.endpoint = self._endpoint()
         self.clock = WallClock(self.endpoint)
         self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
@@ -122,7 +128,7 @@ class _Process:
     @property
     def strategy(self) -> Strategy:
         """How its job trains."""
-        return by_name(self.spec.settings.strategy.name)
+        return by_name(self.spec.strategy)
 
     @property
     def players(self) -> Players:

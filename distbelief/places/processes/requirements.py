@@ -16,6 +16,7 @@ from distbelief.errors import UsageError, unknown
 from distbelief.job import Job
 from distbelief.places.processes.addresses import PORTS, check_network, host_and_port, listen_at
 from distbelief.places.processes.options import LocalOptions
+from distbelief.strategies import check_findable
 
 if TYPE_CHECKING:
     from distbelief.tasks import Task
@@ -56,6 +57,7 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
     if local.tls and local.insecure:
         raise UsageError("--tls and --insecure exclude each other: leave one of them off")
     settings = job.settings()
+    check_findable(job.strategy)
     job.strategy.check_machine(settings, local)
     for name in ("replicas", "shards"):
         if (count := getattr(settings, name)) > PROCESSES:

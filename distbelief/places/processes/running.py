@@ -18,7 +18,7 @@ from distbelief.job import Job
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
 from distbelief.places.explanation import Explanation
-from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer
+from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer, wrong_strategy
 from distbelief.places.place import Deadlines, Effect, Ended, Event, Interruption, Moved, Said, Tick, Unable, carry_out
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.addresses import host_and_port
@@ -150,6 +150,8 @@ class Running:
                 name = os.path.basename(self._script[0])
                 scripts = f"every replica runs a script, {name}: name your copy of it"
             return JoinRefusal(scripts or "it trains a task, not a script: name none")
+        if wrong := wrong_strategy(self._told.strategy, request.strategy):
+            return JoinRefusal(wrong)
         given = self._guests.give(request)
         if isinstance(given, JoinRefusal):
             return given

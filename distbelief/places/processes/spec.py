@@ -20,7 +20,26 @@ if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
 
 
-class Spec(msgspec.Struct, frozen=True):
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process must know before it can read the rest, which may be of classes that it is to import."""
+
+    threads: int
+    supervisor: int
+    """Process id of the supervisor; nobody outlives it."""
+    forkserver: int
+    """Process id of the forkserver; nobody outlives it either: who it has started, it alone can bury."""
+    path: list[str]
+    directory: str
+    environment: dict[bytes, bytes]
+    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was
+    started, and what a user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody
+    here can know. It goes no further than this machine, over the pipe that starts the process.
+    """
+    strategy: str
+    """By name."""
+
+
+class Spec(Opening, frozen=True, kw_only=True):
     """Everything that a process must know to play its role."""
 
     job: str
@@ -28,7 +47,6 @@ class Spec(msgspec.Struct, frozen=True):
     data_dir: str | None
     settings: Settings
     device: str
-    threads: int
     transport: str
     bind: str
     advertise: str
@@ -44,19 +62,8 @@ class Spec(msgspec.Struct, frozen=True):
     samples: int
     number: int
     init_from: str | None
-    supervisor: int
-    """Process id of the supervisor; nobody outlives it."""
-    forkserver: int
-    """Process id of the forkserver; nobody outlives it either: who it has started, it alone can bury."""
     memory: int
     """The supervisor's descriptor of the memory that is read in place; -1 for none."""
-    path: list[str]
-    directory: str
-    environment: dict[bytes, bytes]
-    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was
-    started, and what a user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody
-    here can know. It goes no further than this machine, over the pipe that starts the process.
-    """
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True
@@ -75,6 +82,7 @@ def tell(
     return Spec(
         job=secrets.token_hex(16),
         task=job.reference,
+        strategy=job.strategy.name,
         data_dir=job.data_dir,
         settings=settings,
         device=job.device,
@@ -108,8 +116,8 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     is not its affair.
     """
     return Spec(
-        job=told.job, task=told.task, data_dir=None, settings=told.settings, device="cpu", threads=1,
-        transport=told.transport, bind="127.0.0.1",
+        job=told.job, task=told.task, strategy=told.strategy, data_dir=None, settings=told.settings, device="cpu",
+        threads=1, transport=told.transport, bind="127.0.0.1",
         advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", checkpoint="",
         position=START, samples=0, number=1,
         init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[],

@@ -237,9 +237,8 @@ MUTANTS = [
         "a-process-shows-its-key-in-its-title",
         KEYS,
         "places/processes/process.py",
-        "settle_process(role, spec.threads, spec.supervisor, spec.forkserver)",
-        'settle_process(f"{role} {msgspec.to_builtins(spec.identity)}", spec.threads, spec.supervisor, '
-        "spec.forkserver)",
+        "_open(role, msgspec.msgpack.decode(spec, type=Opening))",
+        """_open(f"{role} {msgspec.msgpack.decode(spec)['identity']}", msgspec.msgpack.decode(spec, type=Opening))""",
         (HIDDEN,),
         seconds=10,
     ),
