@@ -83,8 +83,7 @@ def by_name(name: str) -> Strategy:
         UsageError: as `find`.
 
     >>> by_name("downpour")
-    Downpour(replicas=2, shards=2, optimizer=Optimizer(name='sgd', lr=0.1, options={}, decay_exempt=False),
-             restarts=3, ...)
+    Downpour(replicas=2, shards=2, restarts=3, standby=0, optimizer=Optimizer(name='sgd', lr=0.1, ...), ...)
     """
     return find(name)()
 

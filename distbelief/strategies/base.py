@@ -232,6 +232,22 @@ class Replicated(Strategy):
 
 
 @dataclass(frozen=True)
+class Served(Replicated):
+    """A strategy whose replicas train parameters that shards hold, under a coordinator."""
+
+    shards: int = 2
+    """Server processes that share the parameters."""
+    restarts: int = field(default=3, kw_only=True)
+    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
+    standby: int = field(default=0, kw_only=True)
+    """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
+
+    def server_roles(self) -> tuple[str, ...]:
+        """The shards of a job, and their standbys."""
+        return servers(self.shards, self.standby)
+
+
+@dataclass(frozen=True)
 class Scaled(Strategy):
     """A strategy whose learning rate can grow with its global batch (Goyal et al. 2017, section 2.1)."""
 

@@ -259,6 +259,15 @@ class FlatModule:
     def _views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         return [_view(vector, entry) for entry in self.layout.entries]
 
+    def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The trained parameters in a vector (1-D uint8, `layout.total` bytes), in the order of `trained`."""
+        views = zip(self.layout.entries, self._views(vector), strict=True)
+        return [view for entry, view in views if entry.tensor.kind == "parameter"]
+
+    def gradients(self, slot: int) -> list[torch.Tensor]:
+        """What a gradient slot holds for each of `trained`, on the device of the module."""
+        return self._slots[slot]
+
     def write(self, vector: torch.Tensor) -> None:
         """Write the module's own values into a vector (1-D uint8, `layout.total` bytes)."""
         for tensor, view in zip(self._tensors, self._views(vector), strict=True):

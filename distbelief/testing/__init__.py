@@ -10,10 +10,12 @@ from distbelief.testing.checkers import Checker, Replay, Rules, attach
 from distbelief.testing.fabrics import Side, check_fabric
 from distbelief.testing.places import Site, check_place
 from distbelief.testing.simulations import Observed, Trace
+from distbelief.testing.strategies import Knob, check_strategy
 from distbelief.testing.transports import Pair, check_transport
 
 __all__ = [
     "Checker",
+    "Knob",
     "Observed",
     "Pair",
     "Replay",
@@ -24,5 +26,6 @@ __all__ = [
     "attach",
     "check_fabric",
     "check_place",
+    "check_strategy",
     "check_transport",
 ]

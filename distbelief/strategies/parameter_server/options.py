@@ -4,14 +4,14 @@ bounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Pushing, Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Machine, Replicated, Scaled, Virtual, servers
+from distbelief.strategies.base import Machine, Scaled, Served, Virtual
 from distbelief.strategies.parameter_server.settings import BoundedSettings, SoftsyncSettings, SynchronousSettings
 
 if TYPE_CHECKING:
@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Served(Replicated):
-    """A strategy whose replicas train parameters that shards hold, under a coordinator."""
+class Stepped(Served):
+    """One whose shards step with an optimizer."""
 
-    shards: int = 2
-    """Server processes that share the parameters."""
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """What the shards step with."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
-
-    standby: int = field(default=0, kw_only=True)
-    """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
 
     @classmethod
     def players(cls) -> Players:
@@ -39,13 +32,9 @@ class Served(Replicated):
 
         return PLAYERS
 
-    def server_roles(self) -> tuple[str, ...]:
-        """The shards of a job, and their standbys."""
-        return servers(self.shards, self.standby)
-
 
 @dataclass(frozen=True)
-class Asynchronous(Served):
+class Asynchronous(Stepped):
     """One whose replicas push and fetch each at a cadence of their own."""
 
     push_every: int = 1
@@ -100,7 +89,7 @@ class Downpour(Asynchronous):
 
 
 @dataclass(frozen=True)
-class Synchronous(Served, Scaled):
+class Synchronous(Stepped, Scaled):
     """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union
     (Chen et al. 2016).
     """

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Replicated, servers
+from distbelief.strategies.base import Served
 from distbelief.strategies.sandblaster.settings import Descent
 
 SEARCHED = "its line search finds each step"
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sandblaster(Replicated):
+class Sandblaster(Served):
     """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
     it.
 
@@ -43,8 +43,6 @@ class Sandblaster(Replicated):
         "tolerance": "that could be so small",
     }
 
-    shards: int = 2
-    """Server processes that share the parameters, and the vectors of the method."""
     iterations: int = 100
     """Iterations after which it ends; --evaluate-every and --checkpoint-every count them."""
     batch_size: int = 0
@@ -73,13 +71,6 @@ class Sandblaster(Replicated):
     """The job is done when no component of the gradient is larger."""
     deterministic: bool = False
     """Sum work units in the order of their numbers: the same bits, however they are scheduled."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
-
-    standby: int = field(default=0, kw_only=True)
-    """1: every shard has a standby process that holds all its vectors, and takes its place when it dies; nobody goes
-    back, once it was sent them.
-    """
 
     def settings(self) -> dict[str, Any]:
         """An epoch is an iteration, a minibatch a portion."""
@@ -92,10 +83,6 @@ class Sandblaster(Replicated):
         from distbelief.strategies.sandblaster.players import PLAYERS
 
         return PLAYERS
-
-    def server_roles(self) -> tuple[str, ...]:
-        """The shards of a job, and their standbys."""
-        return servers(self.shards, self.standby)
 
     def phantom(self, settings: Settings) -> Settings:
         """There is no loss to search for."""

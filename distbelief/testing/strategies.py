@@ -1,0 +1,198 @@
+"""The conformance suite of strategies: what whoever trains with one relies on, held on the virtual cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from distbelief.core import records
+from distbelief.core.outcomes import Outcome
+from distbelief.job import Job
+from distbelief.places.simulated.simulated import Simulated
+from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.record.checkpoints import MODEL
+from distbelief.strategies.base import Strategy
+from distbelief.tasks import Task
+from distbelief.tasks.task import TensorData
+from distbelief.testing.accounting import Accounting
+from distbelief.testing.endings import Endings, ways
+from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
+
+SAMPLES, BATCH_SIZE, EPOCHS = 43, 4, 2
+"""Of the jobs of this suite: the last minibatch of an epoch is smaller than the others."""
+MESSAGES = 50_000
+"""Messages after which a job of this suite counts as one that does not end."""
+FEW = 0.1
+"""Of all seeds, how many at least must end well after a death of a kind that was drawn: fewer show nothing."""
+
+Sequential = Callable[[Task, Strategy, int, int, int], Mapping[str, torch.Tensor]]
+"""Plain PyTorch on one worker: from the task, the strategy's options, the epochs, the batch size and the seed to the
+state dict at the end. It sees the minibatches as `distbelief.tasks.order.Order` gives them.
+"""
+
+
+class Knob(NamedTuple):
+    """Another value of an option, with which something must come out otherwise."""
+
+    value: Any
+    beside: Mapping[str, Any] = {}
+    """Other options, set with it and without."""
+
+
+def small_task() -> Task:
+    """A hundred parameters without chance, on as many samples as the suite says."""
+
+    def data(seed: int) -> TensorData:
+        chance = torch.Generator().manual_seed(seed)
+        return TensorData(torch.randn(SAMPLES, 6, generator=chance), torch.randint(0, 3, (SAMPLES,), generator=chance))
+
+    return Task(
+        model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)),
+        train=lambda: data(0),
+        test=lambda: data(1),
+    )
+
+
+def check_strategy(
+    strategy: Strategy, sequential: Sequential, knobs: Mapping[str, Knob], seeds: int = 100, tolerance: float = 1e-5
+) -> None:
+    """Hold a strategy to what whoever trains with it relies on.
+
+    - With one replica it is its sequential loop.
+    - Each option that it adds to those of its bases changes what is trained, or how long it takes.
+    - Whoever dies, and whatever the network does, the job ends, for a cause that its deaths allow.
+    - No minibatch is lost or counted twice. Where replicas push to shards, each push is held against what its replica
+      was dealt.
+
+    Args:
+        strategy: with the options that it has by itself, more than one replica among them.
+        sequential: the same algorithm on one worker, written without distbelief.
+        knobs: another value of each of its own options; others may be given too.
+        seeds: faults that are drawn; each makes a job, a network and some deaths.
+        tolerance: by which single parameters may differ from the sequential loop's, relative and absolute.
+
+    Raises:
+        AssertionError: saying what does not hold, and with which seed.
+
+    >>> from distbelief.strategies import Hogwild
+    >>> check_strategy(Hogwild(), lambda *_: {}, {})
+    Traceback (most recent call last):
+    AssertionError: with one replica, its model has 0.bias, 0.weight, 2.bias, 2.weight; the loop's has nothing
+    """
+    check_sequential(strategy, sequential, tolerance)
+    check_options(strategy, knobs)
+    check_faults(strategy, seeds)
+
+
+def check_sequential(strategy: Strategy, sequential: Sequential, tolerance: float = 1e-5) -> None:
+    """Hold one replica against the sequential loop, under two seeds."""
+    alone = dataclasses.replace(strategy, replicas=1)  # type: ignore[call-arg]  # those that this suite takes have it
+    for seed in range(2):
+        model, _ = _trained(alone, seed)
+        expected = sequential(small_task(), alone, EPOCHS, BATCH_SIZE, seed)
+        told = f"with one replica, its model has {_listed(model)}; the loop's has {_listed(expected)}"
+        assert model.keys() == expected.keys(), told
+        for name, value in expected.items():
+            difference = (model[name] - value).abs().max().item()
+            assert torch.allclose(model[name], value, rtol=tolerance, atol=tolerance), (
+                f"with one replica, {name} differs from the sequential loop's by {difference:g} (seed {seed})"
+            )
+
+
+def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
+    """Hold that every option of its own changes something, and that others which are given do."""
+    kind = type(strategy)
+    bases = {
+        field.name for base in kind.__mro__[1:] if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)
+    }
+    own = {field.name for field in dataclasses.fields(kind)} - bases
+    missing = own - knobs.keys()
+    assert not missing, f"another value of {_listed(missing)} is not given: what does it change?"
+    for name, knob in knobs.items():
+        plain = dataclasses.replace(strategy, **knob.beside)
+        assert getattr(plain, name) != knob.value, f"{name} is {knob.value!r} by itself: give another value"
+        before, after = _trained(plain), _trained(dataclasses.replace(plain, **{name: knob.value}))
+        same = before[1] == after[1] and all(
+            torch.equal(value, after[0][tensor]) for tensor, value in before[0].items()
+        )
+        assert not same, f"{name}={knob.value!r} changes neither the model nor how it was trained: it is dead"
+
+
+def check_faults(strategy: Strategy, seeds: int = 100) -> None:
+    """Hold that a job under faults ends as these allow, and that every minibatch is counted once."""
+    found: Counter[str] = Counter()
+    for seed in range(seeds):
+        try:
+            found += _under_faults(strategy, seed)
+        except Exception as error:
+            error.add_note(f"seed {seed} of check_faults")
+            raise
+    for way in ("done, and nobody died", "done after a replica died"):
+        assert found[way] >= FEW * seeds, f"only {found[way]} of {seeds} seeds were {way}: these faults show nothing"
+
+
+def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The model at the end of a job, and what its result tells of how it went."""
+    with tempfile.TemporaryDirectory(prefix="distbelief-check-") as folder:
+        job = Job(
+            small_task(),
+            strategy,
+            epochs=EPOCHS,
+            batch_size=BATCH_SIZE,
+            seed=seed,
+            evaluate_every=0,
+            out=f"{folder}/run",
+        )
+        result = Simulated().run(job)
+        [newest] = sorted(Path(folder, "run", "checkpoints").glob(f"*/{MODEL}"))[-1:]
+        model = load_file(newest)
+    return model, {
+        name: result[name] for name in ("seconds", "steps", "pushes", "staleness", "events") if name in result
+    }
+
+
+def _under_faults(strategy: Strategy, seed: int) -> Counter[str]:
+    """Run one seed, and hold what must hold; returns how it has ended."""
+    job, cluster = _draw(strategy, seed)
+    run = Observed(job, cluster, limit=MESSAGES)
+    endings = Endings(run)
+    accounting = Accounting(run) if strategy.server_roles() else None
+    run.simulation.run()
+    cause, died = endings.hold(), run.simulation.killed
+    if accounting is not None:
+        accounting.finish(run.outcome, died)
+    counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+    if cause.outcome is Outcome.DONE and not died:
+        assert counted == EPOCHS * SAMPLES, f"nobody died, and {counted} of {EPOCHS * SAMPLES} samples were counted"
+    return ways(run, cause)
+
+
+def _draw(strategy: Strategy, seed: int) -> tuple[Job, Simulated]:
+    """The job and the faults of a seed."""
+    chance = random.Random(f"strategy {seed}")
+    options: dict[str, Any] = {"replicas": chance.randint(1, 4), "restarts": chance.choice((0, 1, 3))}
+    options |= {"shards": chance.randint(1, 3), "standby": chance.choice((0, 0, 1))}
+    names = {field.name for field in dataclasses.fields(strategy)}
+    drawn = dataclasses.replace(strategy, **{name: value for name, value in options.items() if name in names})
+    mortal = [role for role in drawn.roles(measured=False) if role != "coordinator"]
+    dying = chance.sample(mortal, chance.choice((0, 1, chance.randint(0, len(mortal)))))
+    crashes = tuple(Crash(role, chance.randint(1, chance.choice((12, 80)))) for role in dying)
+    replicas, shards = len(drawn.replica_roles()), options["shards"] if drawn.server_roles() else 0
+    network = msgspec.structs.replace(draw_network(chance), outages=draw_outages(chance, replicas, shards, dying))
+    crashes += draw_revivals(chance, getattr(drawn, "restarts", 0))
+    job = Job(small_task(), drawn, epochs=EPOCHS, batch_size=BATCH_SIZE, seed=seed, evaluate_every=0)
+    return job, Simulated(network=network, compute=draw_compute(chance, slow=0.2), crashes=crashes)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"

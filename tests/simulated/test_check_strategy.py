@@ -1,0 +1,129 @@
+"""The conformance suite of strategies passes those that hold what it asks, and finds each that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+import torch
+
+from distbelief.core.effects import Batch
+from distbelief.errors import LocalProtocolError
+from distbelief.replica.downpour import Downpour as Story
+from distbelief.runtime.player import Part
+from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies.context import Context
+from distbelief.strategies.parameter_server.players import PLAYERS
+from distbelief.strategies.players import Players
+from distbelief.strategies.served import served
+from distbelief.tasks import Task
+from distbelief.tasks.order import Order
+from distbelief.testing.strategies import Knob, check_faults, check_options, check_sequential, check_strategy
+
+KNOBS = {
+    "bounded": {"staleness": Knob(0), "push_every": Knob(2)},
+    "softsync": {"n": Knob(2), "shards": Knob(1)},
+    "synchronous": {"push_every": Knob(2), "backup_workers": Knob(1)},
+}
+
+
+def sgd(task: Task, strategy: Any, epochs: int, batch_size: int, seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    model, data = task.model(), task.train()
+    order = Order(len(data), batch_size, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=strategy.optimizer.lr)
+    for number in range(epochs * order.batches):
+        inputs, targets = data.batch(order.indices(*divmod(number, order.batches)))
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("strategy", [Bounded(), Softsync(), Synchronous()], ids=lambda one: one.name)
+def test_what_the_package_has_holds_it(strategy: Strategy) -> None:
+    check_strategy(strategy, sgd, KNOBS[strategy.name], seeds=40)
+
+
+def test_another_loop_than_its_own_is_found() -> None:
+    def twice(task: Task, strategy: Any, *rest: int) -> dict[str, torch.Tensor]:
+        optimizer = dataclasses.replace(strategy, optimizer=msgspec.structs.replace(strategy.optimizer, lr=0.2))
+        return sgd(task, optimizer, *rest)
+
+    with pytest.raises(AssertionError, match=r"with one replica, 0\.weight differs from the sequential loop's by 0\."):
+        check_sequential(Downpour(), twice)
+
+
+@dataclass(frozen=True)
+class Idle(Downpour):
+    name: ClassVar[str] = "downpour"
+    colour: str = "red"
+
+
+def test_an_option_that_does_nothing_is_found_and_so_is_one_that_nobody_tries() -> None:
+    with pytest.raises(AssertionError, match=r"^colour='blue' changes neither the model nor how it was trained"):
+        check_options(Idle(), {"colour": Knob("blue")})
+    with pytest.raises(AssertionError, match=r"^another value of colour is not given"):
+        check_options(Idle(), {"push_every": Knob(2)})
+    with pytest.raises(AssertionError, match=r"^push_every is 1 by itself"):
+        check_options(Downpour(), {"push_every": Knob(1), "read_in_place": Knob(True)})
+
+
+class Forgetful(Story):
+    """Computes every minibatch but the fifth, of which it says that it has."""
+
+    def _next_batch(self) -> Generator[Any, Any, Batch | None]:
+        batch = yield from super()._next_batch()
+        if batch is not None and self.step == 4:
+            batch = yield from super()._next_batch()
+        return batch
+
+
+def forgetful(context: Context) -> Part:
+    return served(context, Forgetful(context.role, context.vectors, context.samples, incarnation=context.incarnation))
+
+
+@dataclass(frozen=True)
+class Lossy(Downpour):
+    name: ClassVar[str] = "downpour"
+
+    @classmethod
+    def players(cls) -> Players:
+        return dataclasses.replace(PLAYERS, replica=forgetful)
+
+
+def test_a_minibatch_that_is_lost_is_found() -> None:
+    with pytest.raises((AssertionError, LocalProtocolError)) as found:
+        check_faults(Lossy(), 20)
+    assert any("of check_faults" in note for note in found.value.__notes__)
+
+
+@dataclass(frozen=True)
+class Endless(Downpour):
+    name: ClassVar[str] = "downpour"
+
+    @classmethod
+    def players(cls) -> Players:
+        return dataclasses.replace(PLAYERS, replica=endless)
+
+
+class Deaf(Story):
+    """Never leaves."""
+
+    def _leave(self) -> Any:
+        while True:
+            yield from self._wait()
+
+
+def endless(context: Context) -> Part:
+    return served(context, Deaf(context.role, context.vectors, context.samples, incarnation=context.incarnation))
+
+
+def test_a_job_that_does_not_end_is_found() -> None:
+    with pytest.raises(LocalProtocolError, match="everybody waits") as found:
+        check_faults(Endless(), 5)
+    assert any("of check_faults" in note for note in found.value.__notes__)
