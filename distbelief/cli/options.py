@@ -145,7 +145,7 @@ def documents(kind: type) -> dict[str, str]:
         [body] = [node.body for node in ast.parse(inspect.getsource(part)).body if isinstance(node, ast.ClassDef)]
         for field, text in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return found
 
 
@@ -197,7 +197,8 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
         for name, sources in found.items()
     ]
     whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
-    values = call_tyro(whole, prog, inspect.getdoc(find(strategy)) or "", args)
+    meaning, *_ = (inspect.getdoc(find(strategy)) or "").split("\n\n")
+    values = call_tyro(whole, prog, " ".join(meaning.split()), args)
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
     return Options(find(strategy), flat)
 

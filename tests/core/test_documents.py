@@ -48,6 +48,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         self.settings(job)
         assert (ROOT / script[0]).is_file()
 
+    monkeypatch.syspath_prepend(ROOT / "recipes")
     monkeypatch.setattr(forkserver, "start", bool)
     monkeypatch.setattr(db.Local, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(db.Local, "launch", launched)

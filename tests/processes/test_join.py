@@ -12,8 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import damped_downpour
 import jobs
-import own_strategy
 import pytest
 
 from distbelief.core import records
@@ -114,11 +114,11 @@ def test_a_guest_does_its_share_and_every_sample_counts_once(
 def test_a_guest_names_a_strategy_from_outside_the_package_and_a_ticket_imports_nothing(
     tmp_path: Path, watch: jobs.Watch, guests: Guests
 ) -> None:
-    strategy = own_strategy.DampedDownpour(1, 2)
+    strategy = damped_downpour.DampedDownpour(1, 2)
 
     def join() -> None:
         guests.join(tmp_path).wait(SECONDS)
-        guests.join(tmp_path, "--strategy", "own_strategy:Bare").wait(SECONDS)
+        guests.join(tmp_path, "--strategy", "damped_downpour:Bare").wait(SECONDS)
         guests.join(tmp_path, "--strategy", strategy.name)
 
     def act(record: Record) -> None:

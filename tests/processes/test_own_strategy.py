@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import damped_downpour
 import jobs
-import own_strategy
 import pytest
 
 import distbelief as db
@@ -15,13 +15,13 @@ from distbelief.errors import UsageError
 from distbelief.places.evaluate import evaluate
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 
-NAME = "own_strategy:DampedDownpour"
+NAME = "damped_downpour:DampedDownpour"
 
 
 def test_processes_train_with_it_and_a_run_goes_on_and_is_evaluated(tmp_path: Path) -> None:
-    result = jobs.run(tmp_path / "run", own_strategy.DampedDownpour(2, 2, restarts=0), epochs=1)
+    result = jobs.run(tmp_path / "run", damped_downpour.DampedDownpour(2, 2, restarts=0), epochs=1)
     assert (result["outcome"], result["strategy"], result["settings"]["damping"]) == ("done", NAME, 0.5)
-    result = jobs.run(tmp_path / "run", own_strategy.DampedDownpour(2, 2, damping=0.25), epochs=2, resume=True)
+    result = jobs.run(tmp_path / "run", damped_downpour.DampedDownpour(2, 2, damping=0.25), epochs=2, resume=True)
     assert (result["outcome"], result["samples"]) == ("done", 2 * jobs.SAMPLES)
     assert evaluate(tmp_path / "run")["test_accuracy"] == result["test_accuracy"]
     # others read its checkpoint where nobody knows its class
@@ -37,9 +37,9 @@ def test_processes_train_with_it_and_a_run_goes_on_and_is_evaluated(tmp_path: Pa
 
 
 def test_a_run_whose_strategy_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.run(tmp_path / "run", own_strategy.DampedDownpour(1, 1), epochs=1)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if not (Path(one) / "own_strategy.py").exists()])
-    monkeypatch.delitem(sys.modules, "own_strategy")
+    jobs.run(tmp_path / "run", damped_downpour.DampedDownpour(1, 1), epochs=1)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not (Path(one) / "damped_downpour.py").exists()])
+    monkeypatch.delitem(sys.modules, "damped_downpour")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=f"strategy '{NAME}': importing 'own_strategy' raised ModuleNotFoundError"):
+    with pytest.raises(UsageError, match=f"strategy '{NAME}': importing 'damped_downpour' raised ModuleNotFoundError"):
         jobs.run(tmp_path / "run", db.Downpour(1, 1), epochs=2, resume=True)

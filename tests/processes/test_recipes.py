@@ -36,8 +36,28 @@ def test_every_recipe_says_how_it_runs() -> None:
     assert all(len(lines(recipe, "distbelief launch") + lines(recipe, "python")) == 1 for recipe in RECIPES)
 
 
+def test_a_strategy_from_outside_the_package_trains_and_holds_what_a_strategy_must(tmp_path: Path) -> None:
+    recipe, environment = ROOT / "recipes" / "own_strategy.py", {**os.environ, "DISTBELIEF_DATA": str(tmp_path)}
+    small_mnist(tmp_path)
+    assert len(recipe.read_text().splitlines()) < 250
+    for command in ("distbelief train", "distbelief simulate", "python"):
+        [line] = lines(recipe, command)
+        words = shlex.split(line)[1:]
+        if command != "python":
+            words = ["-m", "distbelief", *words, "--quiet", "--epochs", "1", "--out", str(tmp_path / words[0])]
+        ended = subprocess.run(
+            [sys.executable, *words], cwd=recipe.parent, env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+        if command != "python":
+            result = json.loads((tmp_path / words[2] / "result.json").read_text())
+            assert (result["outcome"], result["samples"]) == ("done", SAMPLES)
+
+
 @pytest.mark.parametrize(
-    "recipe", [recipe for recipe in RECIPES if lines(recipe, "python")], ids=lambda path: path.name
+    "recipe",
+    [recipe for recipe in RECIPES if len(" ".join(lines(recipe, "python")).split()) == 3],
+    ids=lambda path: path.name,
 )
 def test_a_recipe_that_draws_does(tmp_path: Path, recipe: Path) -> None:
     small_mnist(tmp_path)

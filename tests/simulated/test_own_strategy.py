@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import own_strategy
+import damped_downpour
 import pytest
 from safetensors.torch import load_file
 
@@ -14,7 +14,7 @@ from distbelief.core.settings import flat
 from distbelief.errors import UsageError
 from distbelief.strategies import by_name, check_findable
 
-NAME = "own_strategy:DampedDownpour"
+NAME = "damped_downpour:DampedDownpour"
 
 
 def learned(folder: Path, strategy: db.Strategy | str, **options: object) -> bytes:
@@ -25,8 +25,8 @@ def learned(folder: Path, strategy: db.Strategy | str, **options: object) -> byt
 
 
 def test_it_is_named_by_its_module_and_class() -> None:
-    assert own_strategy.DampedDownpour().name == NAME
-    assert by_name(NAME) == own_strategy.DampedDownpour()
+    assert damped_downpour.DampedDownpour().name == NAME
+    assert by_name(NAME) == damped_downpour.DampedDownpour()
     settings = db.Job("digits", NAME).settings()
     assert (settings.strategy.name, flat(settings)["damping"]) == (NAME, 0.5)
 
@@ -34,7 +34,7 @@ def test_it_is_named_by_its_module_and_class() -> None:
 def test_its_option_does_what_it_says(tmp_path: Path) -> None:
     """Half of a learning rate is the half learning rate, to the bit."""
     steps = {"replicas": 1, "shards": 2}
-    damped = own_strategy.DampedDownpour(**steps, optimizer=db.optim("sgd", lr=0.1), damping=0.5)  # type: ignore[arg-type]  # numbers
+    damped = damped_downpour.DampedDownpour(**steps, optimizer=db.optim("sgd", lr=0.1), damping=0.5)  # type: ignore[arg-type]  # numbers
     half = db.Downpour(**steps, optimizer=db.optim("sgd", lr=0.05))  # type: ignore[arg-type]  # numbers
     whole = db.Downpour(**steps, optimizer=db.optim("sgd", lr=0.1))  # type: ignore[arg-type]  # numbers
     assert (
@@ -58,15 +58,15 @@ def test_the_command_line_has_its_options_and_its_help(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["own_strategy:DampedDownpour", "--damping", "2"], "--damping 2.0: is a part of the learning rate"),
+        (["damped_downpour:DampedDownpour", "--damping", "2"], "--damping 2.0: is a part of the learning rate"),
         (["downpour", "--damping", "0.5"], "has no option --damping"),
         (["own_strategi:DampedDownpour"], "importing 'own_strategi' raised ModuleNotFoundError"),
-        (["own_strategy:Damp"], "module 'own_strategy' has no 'Damp'; name a class of it"),
-        (["own_strategy:NO_CLASS"], "module 'own_strategy' has a int by the name 'NO_CLASS'; name a class"),
-        (["own_strategy:Damped"], "name a class of it that is a distbelief.strategies.Strategy"),
-        (["own_strategy:Bare"], "its field 'depth' has no default; give it one"),
-        (["tests/own_strategy.py:DampedDownpour"], "is a path: write the module as Python imports it here, "
-            "tests.own_strategy:DampedDownpour"),
+        (["damped_downpour:Damp"], "module 'damped_downpour' has no 'Damp'; name a class of it"),
+        (["damped_downpour:NO_CLASS"], "module 'damped_downpour' has a int by the name 'NO_CLASS'; name a class"),
+        (["damped_downpour:Damped"], "name a class of it that is a distbelief.strategies.Strategy"),
+        (["damped_downpour:Bare"], "its field 'depth' has no default; give it one"),
+        (["tests/damped_downpour.py:DampedDownpour"], "is a path: write the module as Python imports it here, "
+            "tests.damped_downpour:DampedDownpour"),
         (["dampoor"], "unknown strategy 'dampoor'; did you mean 'downpour'. Known: .*module:Class"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
