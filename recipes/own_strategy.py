@@ -23,7 +23,7 @@ import torch
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Pushing, Settings, StrategySettings
 from distbelief.errors import UsageError
-from distbelief.replica.downpour import Downpour
+from distbelief.replica.downpour import DownpourReplica
 from distbelief.runtime.player import Part, Worker
 from distbelief.strategies.base import Served
 from distbelief.strategies.context import Context
@@ -122,7 +122,9 @@ def replica(context: Context) -> Part:
         return PLAYERS.replica(context)
     own = context.settings.own(ElasticSettings)
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
-    story = Downpour(context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation)
+    story = DownpourReplica(
+        context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation
+    )
     worker = Worker(
         lambda _, arena: vectors.bind(arena.gradients, arena.parameters),
         context.computes(context.settings.clip_norm),

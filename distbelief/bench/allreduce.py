@@ -20,7 +20,7 @@ from distbelief.bench.parts.ranks import SWAPS, play
 from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
-from distbelief.schedules.price import Link, price
+from distbelief.schedules.price import LinkModel, price
 
 MB = 1_000_000
 OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"
@@ -114,7 +114,7 @@ def _check(options: AllreduceOptions) -> None:
 
 
 @contextmanager
-def _processes(ranks: int, hosts: lines.Hosts | None = None) -> Iterator[Callable[[str, int, int], float]]:
+def _processes(ranks: int, hosts: lines.Namespaces | None = None) -> Iterator[Callable[[str, int, int], float]]:
     """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median),
     of the slowest.
     """
@@ -170,7 +170,7 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return figures
 
 
-def _limited(place: AbstractContextManager[lines.Hosts], sizes: tuple[int, ...]) -> dict[str, Any]:
+def _limited(place: AbstractContextManager[lines.Namespaces], sizes: tuple[int, ...]) -> dict[str, Any]:
     """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured
     in this run.
     """
@@ -188,10 +188,10 @@ def _limited(place: AbstractContextManager[lines.Hosts], sizes: tuple[int, ...])
     return found
 
 
-def _probe(measure: Callable[[str, int, int], float]) -> Link:
+def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
     """The latency and the bandwidth between neighbours that all swap: of few bytes, and what more bytes cost more."""
     few, some, many = (measure("latency", size, TIMES) / SWAPS for size in (8, MB // 4, MB))
-    return Link(few, (MB - MB // 4) / max(many - some, 1e-9))
+    return LinkModel(few, (MB - MB // 4) / max(many - some, 1e-9))
 
 
 def _of_prices(limited: dict[str, Any]) -> list[dict[str, Any]]:

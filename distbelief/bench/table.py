@@ -24,7 +24,7 @@ class Figure(msgspec.Struct, frozen=True):
     better: str
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineFacts(msgspec.Struct, frozen=True):
     """On what, and when, a run was made."""
 
     cores: int
@@ -39,7 +39,7 @@ class Run(msgspec.Struct, frozen=True):
     """What `--json` has written of a run."""
 
     bench: str
-    machine: Machine
+    machine: MachineFacts
     figures: list[Figure]
     options: dict[str, Any] = {}
 

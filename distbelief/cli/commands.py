@@ -23,7 +23,7 @@ from distbelief.places.processes import forkserver
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
-from distbelief.schedules.price import Link
+from distbelief.schedules.price import LinkModel
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def replay_command(args: Sequence[str], seed: int) -> str:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateOptions:
     """Measure the model of a run folder on its task's test set."""
 
     data_dir: str | None = None
@@ -144,7 +144,7 @@ class Evaluate:
 
 def evaluate(args: list[str]) -> int:
     """`distbelief evaluate RUN [options]`."""
-    run, asked = _of_a_run("evaluate", Evaluate, args)
+    run, asked = _of_a_run("evaluate", EvaluateOptions, args)
     from distbelief.places.evaluate import evaluate as measure
 
     result = measure(run, asked.data_dir, asked.device)
@@ -157,7 +157,7 @@ def evaluate(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Status:
+class StatusOptions:
     """Who takes part in the job of a run folder, how far everybody is, and what each waits for, since when and why."""
 
     watch: bool = False
@@ -166,12 +166,12 @@ class Status:
     """Show it as JSON, one line each time."""
 
 
-Asked = TypeVar("Asked", Evaluate, Status)
+Asked = TypeVar("Asked", EvaluateOptions, StatusOptions)
 
 
 def status(args: list[str]) -> int:
     """`distbelief status RUN [options]`."""
-    run, asked = _of_a_run("status", Status, args)
+    run, asked = _of_a_run("status", StatusOptions, args)
     from distbelief.places.status import lines
     from distbelief.places.status import status as ask
 
@@ -197,7 +197,7 @@ def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinOptions:
     """Add a replica on this machine to a job that was started elsewhere with --listen, which wrote the ticket."""
 
     data_dir: str | None = None
@@ -214,17 +214,17 @@ class Join:
 
 def join(args: list[str]) -> int:
     """`distbelief join TICKET [options] [script.py [args...]]`."""
-    known = [option(field.name) for field in fields(Join)]
+    known = [option(field.name) for field in fields(JoinOptions)]
     prog, valued = "distbelief join TICKET", [name for name in known if name != "--quiet"]
     if not args or args[0] in ("--help", "-h"):
         if args:
-            options.call_tyro(Join, prog, str(Join.__doc__), ["--help"])
+            options.call_tyro(JoinOptions, prog, str(JoinOptions.__doc__), ["--help"])
         raise UsageError(f"which ticket? Write its file: {prog}")
     if args[0].startswith("-"):
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py [args...]]")
     own, script = options.until_word(args[1:], valued)
     options.refuse(prog, own, known)
-    asked = options.call_tyro(Join, prog, str(Join.__doc__), own)
+    asked = options.call_tyro(JoinOptions, prog, str(JoinOptions.__doc__), own)
     tell = _nothing if asked.quiet else _tell
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
@@ -286,7 +286,7 @@ def bench(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawOptions:
     """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
 
     ranks: int = 4
@@ -309,8 +309,8 @@ def draw(args: list[str]) -> int:
         return 0 if args else 2
     prog = f"distbelief draw {args[0]}"
     check_algorithm(args[0])
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(Draw)])
-    asked = options.call_tyro(Draw, prog, str(Draw.__doc__), args[1:])
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(DrawOptions)])
+    asked = options.call_tyro(DrawOptions, prog, str(DrawOptions.__doc__), args[1:])
     if not 1 <= asked.ranks <= len(LETTERS):
         raise UsageError(f"--ranks {asked.ranks}: must be from 1 to {len(LETTERS)}")
     check_hosts(args[0], asked.per_host, auto=False)
@@ -321,8 +321,8 @@ def draw(args: list[str]) -> int:
             raise UsageError(f"--network {name.replace('_', '-')}: is in no price of {args[0]}; leave it off")
     hosts = by_host(asked.ranks, asked.per_host) if knows_hosts else ()
     network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **given}
-    link = Link(network["latency"], network["bandwidth"], network["reduction"])
-    inside = Link(
+    link = LinkModel(network["latency"], network["bandwidth"], network["reduction"])
+    inside = LinkModel(
         network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction
     )
     made = schedule(

@@ -67,7 +67,7 @@ class Padded:
 
 
 @dataclass(frozen=True)
-class Virtual:
+class VirtualOptions:
     """The virtual cluster."""
 
     network: str = "latency=50us,bandwidth=10Gbit"
@@ -113,7 +113,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     )
     place: list[Source] = []
     if command == "simulate":
-        place = [(Virtual, ())]
+        place = [(VirtualOptions, ())]
     elif kind.coordinated:
         place = [(Local, ("compute",)), (Padded, ())]
     own: list[Source] = [(kind, ("optimizer",))]
@@ -341,9 +341,9 @@ class Options:
         return Showing(**self._of(Showing))
 
     @property
-    def virtual(self) -> Virtual:
+    def virtual(self) -> VirtualOptions:
         """The virtual cluster."""
-        return Virtual(**self._of(Virtual))
+        return VirtualOptions(**self._of(VirtualOptions))
 
     def optimizer(self) -> Optimizer:
         """The optimizer.

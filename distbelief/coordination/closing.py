@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from distbelief.core import records
 from distbelief.core.conversations import checkpointing
-from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause, Outcome
 
 
@@ -53,4 +53,4 @@ class Closing:
         if not self._interrupted:
             return True, []
         self.cause, self.reason = Cause.INTERRUPTED, self._interrupted
-        return False, [Record(records.Ending.of(self.cause, self.reason))]
+        return False, [WriteRecord(records.Ending.of(self.cause, self.reason))]

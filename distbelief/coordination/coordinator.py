@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import is_due, target_reached
 from distbelief.coordination.closing import Closing, ClosingStep
-from distbelief.coordination.dealing import Dealing, Work
+from distbelief.coordination.dealing import DataDealer, Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.saving import Saving
@@ -22,7 +22,7 @@ from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership, mirroring
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
-from distbelief.core.effects import Effect, End, Record, Send
+from distbelief.core.effects import Effect, End, Send, WriteRecord
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.protocol import SERVED, heard_by
@@ -58,7 +58,7 @@ class Coordinator(Answering):
         self.settings = settings
         self.phase = Phase.GATHERING
         self.plan: Plan | None = None
-        self.data: Work | None = None
+        self.data: DataDealer | None = None
         self._evaluations = Evaluations(evaluator)
         self._saving = Saving(settings, number, checkpoint, position, samples)
         self._shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
@@ -139,7 +139,7 @@ class Coordinator(Answering):
 
     def _on_here(self, sender: str, event: membership.Here) -> list[Effect]:
         self._membership.lives.begin(sender, event.incarnation)
-        place = messages.Place(event.address, event.incarnation)
+        place = messages.Address(event.address, event.incarnation)
         if roles.kind(sender) is roles.Kind.STANDBY:
             self._standbys.here(sender, place)
             return self._pair()
@@ -169,7 +169,7 @@ class Coordinator(Answering):
         self._membership.wait(sender)
         return self._greet() if self._may(May.DEAL) else self._ask_to_initialise()
 
-    def _dealing(self, plan: Plan) -> Work:
+    def _dealing(self, plan: Plan) -> DataDealer:
         return Dealing(plan, self._saving.position, self._saving.samples)
 
     def _restore(self) -> list[Effect]:
@@ -214,7 +214,7 @@ class Coordinator(Answering):
         assert self.plan is not None and self.data is not None  # noqa: PT018
         self._enter(Phase.TRAINING)
         effects: list[Effect] = [
-            Record(admission.started(self.plan, self.data.samples, self.epochs)),
+            WriteRecord(admission.started(self.plan, self.data.samples, self.epochs)),
             *self._greet(),
             *self._pair(),
         ]
@@ -253,7 +253,7 @@ class Coordinator(Answering):
         if self._may(May.DISMISS):
             effects.append(Send(role, membership.Finish(self._closing.reason)))
         if self._membership.admit(role):
-            effects.append(Record(records.Joined(role)))
+            effects.append(WriteRecord(records.Joined(role)))
         return effects
 
     # training
@@ -267,7 +267,7 @@ class Coordinator(Answering):
         loss = event.loss / event.losses if event.losses else None
         counts = (event.pushed, event.fetched, len(event.dropped))
         effects: list[Effect] = [
-            Record(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))
+            WriteRecord(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))
         ]
         for _ in range(completed):
             effects += self._epoch_done(self.data)
@@ -285,9 +285,9 @@ class Coordinator(Answering):
             else []
         )
 
-    def _epoch_done(self, data: Work) -> list[Effect]:
+    def _epoch_done(self, data: DataDealer) -> list[Effect]:
         data.epochs += 1
-        effects: list[Effect] = [Record(records.EpochDone(data.epochs))]
+        effects: list[Effect] = [WriteRecord(records.EpochDone(data.epochs))]
         if data.finished:
             return effects
         if is_due(self.settings.evaluate_every, data.epochs):
@@ -298,7 +298,7 @@ class Coordinator(Answering):
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         self._evaluations.measuring = False
-        effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
+        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy))]
         if self._may(May.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
             return effects + self._finish(Cause.TARGET_REACHED, reached)
         if self._evaluations.owed:
@@ -347,7 +347,7 @@ class Coordinator(Answering):
         self._closing.begin(cause, reason)
         asked: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self._membership.members)]
         given_up = self._give_up(reason) if self._saving.stage is CheckpointStage.HOLDING else []
-        return [Record(records.Ending.of(cause, reason)), *given_up, *asked, *self._close()]
+        return [WriteRecord(records.Ending.of(cause, reason)), *given_up, *asked, *self._close()]
 
     def _give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""
@@ -389,7 +389,10 @@ class Coordinator(Answering):
 
     def _on_description(self, sender: str, event: checkpointing.Description) -> list[Effect]:
         self._closing.describing.discard(sender)
-        return [Record(records.Applied(sender, event.version.updates, event.samples, event.staleness)), *self._close()]
+        return [
+            WriteRecord(records.Applied(sender, event.version.updates, event.samples, event.staleness)),
+            *self._close(),
+        ]
 
     def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         everybody = [
@@ -399,7 +402,7 @@ class Coordinator(Answering):
             *self._evaluations.watchers,
         ]
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in everybody]
-        return [Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]
+        return [WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if (
@@ -434,7 +437,7 @@ class Coordinator(Answering):
             if self._may(May.CLOSE) and self._saving.holds:
                 self._closing.steps.insert(0, ClosingStep.SAVE)
             return [
-                Record(records.Note(f"{what}; its standby takes its place")),
+                WriteRecord(records.Note(f"{what}; its standby takes its place")),
                 *self._give_up(what),
                 *self._standbys.succeed(role),
             ]
@@ -451,12 +454,14 @@ class Coordinator(Answering):
         effects, whose = self._give_up(what), f"checkpoint {self._saving.kept}"
         if begun and self.settings.strategy.one_moment:
             return [
-                Record(records.Note(f"{what}; all go back to {whose}")),
+                WriteRecord(records.Note(f"{what}; all go back to {whose}")),
                 *effects,
                 *self._rewind(),
                 *self._shards.fall(),
             ]
-        told = Record(records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}"))
+        told = WriteRecord(
+            records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}")
+        )
         return [told, *effects, self._shards.grant(role, life + 1)]
 
     def _rewind(self) -> list[Effect]:
@@ -468,7 +473,7 @@ class Coordinator(Answering):
         again, told = self._closing.go_back() if self._may(May.AWAIT) else (False, [])
         if again:
             self._enter(Phase.TRAINING)
-        return [Record(records.Rewound(self.data.samples, self.epochs)), *told]
+        return [WriteRecord(records.Rewound(self.data.samples, self.epochs)), *told]
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica or the evaluator."""
@@ -477,7 +482,7 @@ class Coordinator(Answering):
         if role != roles.EVALUATOR:
             return self._without_replica(role, reason, died)
         then = self._evaluations.gone(for_good=role in self._membership.lives.over)
-        return [Record(records.Note(f"the evaluator is gone ({reason}); {then}")), *self._close()]
+        return [WriteRecord(records.Note(f"the evaluator is gone ({reason}); {then}")), *self._close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; the job ends where all are gone and none will come back."""
@@ -486,7 +491,7 @@ class Coordinator(Answering):
         self._saving.held(role)
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self._may(May.DEAL) else 0
-        effects: list[Effect] = [Record(records.Gone(role, lost, reason, died))]
+        effects: list[Effect] = [WriteRecord(records.Gone(role, lost, reason, died))]
         if not self._may(May.GATHER) and self.plan is not None:
             effects += self._shards.tell_gone(self.plan, {role: self._membership.lives.gone[role]})
         if self._membership.deserted(self.settings.replicas) and not self._may(May.DISMISS):

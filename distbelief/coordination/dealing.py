@@ -14,7 +14,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 
 
-class Work(Protocol):
+class DataDealer(Protocol):
     """Who deals with the data of a job, as its coordinator and its checkpoints need it."""
 
     epochs: int

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from distbelief.coordination.cadence import SnapshotTimer, snapshot_due
-from distbelief.coordination.dealing import Work
+from distbelief.coordination.dealing import DataDealer
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
-from distbelief.core.effects import Commit, Discard, Effect, Record, Send, Wake
+from distbelief.core.effects import Commit, Discard, Effect, Send, Wake, WriteRecord
 from distbelief.core.portions import Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver
@@ -54,13 +54,13 @@ class Saving:
         self._cut = (position, samples)
         self._timer = SnapshotTimer()
 
-    def in_time(self, data: Work) -> tuple[list[Effect], bool]:
+    def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
         """Whether it is time for a checkpoint, by the pushes made; and the clock is set for the next where any were
         made.
         """
         return self._timer.start(self.settings, data.pushes), snapshot_due(self.settings, data.pushes)
 
-    def begin(self, data: Work, members: Collection[str]) -> list[Effect]:
+    def begin(self, data: DataDealer, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have replicas push nothing more."""
         data.pushes = 0
         self._holding, self._failed = set() if self.settings.strategy.one_moment else set(members), ""
@@ -103,7 +103,7 @@ class Saving:
         """Whether nothing new is to reach the shards."""
         return self.stage in (CheckpointStage.HOLDING, CheckpointStage.WRITING)
 
-    def write(self, data: Work, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
+    def write(self, data: DataDealer, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
         """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
         busy = sorted(filter(data.held, members)) if self.settings.strategy.one_moment else sorted(self._holding)
         if self.stage is not CheckpointStage.HOLDING or (busy and self._patient):
@@ -112,7 +112,9 @@ class Saving:
         if busy:
             who = f"{roles.named(busy)}, busy for {HOLD_SECONDS:g} s"
             told.append(
-                Record(records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact"))
+                WriteRecord(
+                    records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")
+                )
             )
         self._cut, self._writing = (data.position(), data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
@@ -147,7 +149,7 @@ class Saving:
         self.error = self._failed or event.error
         if not self.error:
             self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut
-        return [Record(records.Checkpointed(event.number, self.error))]
+        return [WriteRecord(records.Checkpointed(event.number, self.error))]
 
     def unsaved(self, what: str) -> str:
         """The sentence for the end of a job that cannot go on."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from distbelief.core import roles
 from distbelief.core.conversations.agreement import Ruler
-from distbelief.core.conversations.attendance import Gone
+from distbelief.core.conversations.attendance import Departed
 from distbelief.core.conversations.initialising import SHARD, Restore, ShardStanding
-from distbelief.core.effects import Effect, Record, Send, Wake
-from distbelief.core.messages import Place
+from distbelief.core.effects import Effect, Send, Wake, WriteRecord
+from distbelief.core.messages import Address
 from distbelief.core.records import Succeeded, Vacant
 from distbelief.core.settings import Plan
 from distbelief.core.timers import AnyTimer, DoubtOver
@@ -26,21 +26,21 @@ class ShardRegistry:
         shards: how many.
 
     >>> shards = ShardRegistry(1)
-    >>> shards.here("shard 0", Place("unix:@a", 0)), shards.missing, shards.unready, shards.ready
+    >>> shards.here("shard 0", Address("unix:@a", 0)), shards.missing, shards.unready, shards.ready
     (True, [], ['shard 0'], False)
     >>> shards.gone("shard 0", 0), shards.missing, shards.grant("shard 0", 1), shards.gone("shard 0", 0)
-    (True, ['shard 0'], Record(record=Vacant(role='shard 0', incarnation=1)), False)
+    (True, ['shard 0'], WriteRecord(record=Vacant(role='shard 0', incarnation=1)), False)
     """
 
     def __init__(self, shards: int) -> None:
         self.roles = [roles.shard(i) for i in range(shards)]
         self._standing: dict[str, ShardStanding] = dict.fromkeys(self.roles, ShardStanding.AWAY)
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Address] = {}
         self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
         self._heirs: dict[str, int] = {}  # lives that are those of a standby
         self._doubted: set[tuple[str, int]] = set()
 
-    def here(self, role: str, place: Place) -> bool:
+    def here(self, role: str, place: Address) -> bool:
         """A shard is there, in some life; whether that is the one that is to be.
 
         Raises:
@@ -77,19 +77,19 @@ class ShardRegistry:
         """It has been waited for long enough: the shard lives, and it was the link that broke."""
         self._doubted = {one for one in self._doubted if DoubtOver(*one) != timer}
 
-    def grant(self, role: str, incarnation: int) -> Record:
+    def grant(self, role: str, incarnation: int) -> WriteRecord:
         """Have a shard begin a life, in the place of any before."""
         self._lives[role] = incarnation
         self._move(role, ShardStanding.AWAY)
-        return Record(Vacant(role, incarnation))
+        return WriteRecord(Vacant(role, incarnation))
 
-    def inherit(self, role: str, incarnation: int, standby: str) -> Record:
+    def inherit(self, role: str, incarnation: int, standby: str) -> WriteRecord:
         """Have a shard's standby be its next life."""
         self._lives[role], self._heirs[role] = incarnation, incarnation
         self._move(role, ShardStanding.AWAY)
-        return Record(Succeeded(role, incarnation, standby))
+        return WriteRecord(Succeeded(role, incarnation, standby))
 
-    def fall(self) -> list[Record]:
+    def fall(self) -> list[WriteRecord]:
         """Have all shards begin one life together."""
         life = max(self._lives.values()) + 1
         return [self.grant(role, life) for role in self.roles]
@@ -114,7 +114,7 @@ class ShardRegistry:
                 held.
         """
         told: list[Send] = []
-        ruler = self.place(plan.ruler) if together else Place("", 0)
+        ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
             heir = self._inherits(role)
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not heir):
@@ -140,7 +140,10 @@ class ShardRegistry:
         # the dead had no link yet
         asked = [roles.shard(plan.ruler)] if plan.settings.strategy.rounds and not plan.settings.standby else self.roles
         return [
-            Send(shard, Gone(role, lives[role])) for role in sorted(lives) if roles.is_replica(role) for shard in asked
+            Send(shard, Departed(role, lives[role]))
+            for role in sorted(lives)
+            if roles.is_replica(role)
+            for shard in asked
         ]
 
     def _inherits(self, role: str) -> bool:
@@ -184,9 +187,9 @@ class ShardRegistry:
         """Whether all hold what they are to hold."""
         return not self.unready
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> Address:
         """Where a shard is, or was last; nowhere, where it never was."""
-        return self._places.get(self.roles[index], Place("", 0))
+        return self._places.get(self.roles[index], Address("", 0))
 
     @property
     def sure(self) -> bool:
@@ -194,6 +197,6 @@ class ShardRegistry:
         return self.ready and not self._doubted
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Address, ...]:
         """Where each of them is, in their order; all must be there."""
         return tuple(self._places[role] for role in self.roles)

@@ -6,9 +6,9 @@ from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring
 from distbelief.core.conversations.mirroring import STANDBY, StandbyStanding
-from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.lives import Lives
-from distbelief.core.messages import Place
+from distbelief.core.messages import Address
 from distbelief.core.records import Note, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
@@ -28,9 +28,9 @@ class Standbys:
         self._standing: dict[str, StandbyStanding] = dict.fromkeys(
             map(roles.standby, range(settings.shards * settings.standby)), StandbyStanding.AWAY
         )
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Address] = {}
 
-    def here(self, role: str, place: Place) -> None:
+    def here(self, role: str, place: Address) -> None:
         """A standby is there.
 
         Raises:
@@ -66,7 +66,7 @@ class Standbys:
         ):
             return []
         self._move(role, StandbyStanding.SENT)
-        return [Send(shard, mirroring.Mirror(self._places[role]))]
+        return [Send(shard, mirroring.BeginMirroring(self._places[role]))]
 
     def mirrored(self, shard: str, life: int) -> list[Effect]:
         """A shard says that this life of its standby holds all that it has acknowledged."""
@@ -74,7 +74,7 @@ class Standbys:
         if self._standing.get(role) is not StandbyStanding.SENT or self._places[role].incarnation != life:
             return []
         self._move(role, StandbyStanding.MIRRORS)
-        return [Record(Note(f"{role} holds all that {shard} has acknowledged"))]
+        return [WriteRecord(Note(f"{role} holds all that {shard} has acknowledged"))]
 
     def can_succeed(self, shard: str) -> bool:
         """Whether a shard's standby could take its place now."""
@@ -107,13 +107,17 @@ class Standbys:
         if 0 <= incarnation < self._places[role].incarnation:
             return []
         self._move(role, StandbyStanding.AWAY)
-        alone = Send(roles.shard_of(role), mirroring.Alone(self._places[role].incarnation))
-        return [Record(Note(f"{role} is gone ({reason})")), alone, *self._vacant(role, self._places[role].incarnation)]
+        alone = Send(roles.shard_of(role), mirroring.Unmirrored(self._places[role].incarnation))
+        return [
+            WriteRecord(Note(f"{role} is gone ({reason})")),
+            alone,
+            *self._vacant(role, self._places[role].incarnation),
+        ]
 
     def bereft(self, shard: str, life: int) -> list[Effect]:
         """A shard's link to a life of its standby is gone."""
         return self.lost(roles.standby_of(shard), life, f"{shard} cannot reach it") or [
-            Send(shard, mirroring.Alone(life))
+            Send(shard, mirroring.Unmirrored(life))
         ]
 
     def _vacant(self, role: str, life: int) -> list[Effect]:
@@ -122,11 +126,11 @@ class Standbys:
             return []
         if role in self._lives.over:
             return [
-                Record(
+                WriteRecord(
                     Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)")
                 )
             ]
-        return [Record(Vacant(role, self._lives.last(role) + 1))]
+        return [WriteRecord(Vacant(role, self._lives.last(role) + 1))]
 
     def _move(self, role: str, standing: StandbyStanding) -> None:
         self._standing[role] = STANDBY.move(self._standing[role], standing)

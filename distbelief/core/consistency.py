@@ -6,10 +6,11 @@ could have begun, and one that comes later begins at the tick of the slowest. A 
 that the policy guarantees at tick t.
 
 - `Policy` (downpour): every push is applied at once, every fetch is answered at once (Dean et al. 2012).
-- `Softsync`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each
+- `SoftsyncPolicy`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each
   weighted 1/c and by its staleness (Zhang et al. 2016). Nobody waits: the fast may be in an update twice, the slow not
   at all.
-- `Bounded`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below t - s
+- `BoundedPolicy`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below
+  t - s
   are applied (Ho et al. 2013).
 - `Rounds` (synchronous): in `core/rounds.py`.
 
@@ -51,7 +52,7 @@ class Verdict(NamedTuple):
     scale: float = 1.0
 
 
-class Update(NamedTuple):
+class PlannedUpdate(NamedTuple):
     """One optimizer step: with what was gathered, and with held pushes, whose buffers are averaged; each has its
     weight, and the sum has one.
     """
@@ -127,7 +128,7 @@ class Policy:
         """Decide on a fetch for a step at `tick`; asked again whenever something has changed."""
         return ANSWER
 
-    def due(self, short: bool = False) -> Update | Drop | None:
+    def due(self, short: bool = False) -> PlannedUpdate | Drop | None:
         """The next thing to do with what was gathered or held; None where it waits on. `short` is content with fewer
         pushes than an update wants.
         """
@@ -170,15 +171,15 @@ class _Members(Policy):
         """The floor follows the slowest member; nobody's leaving lowers it."""
 
 
-class Softsync(_Members):
+class SoftsyncPolicy(_Members):
     """One update for every c = floor(members / n) pushes, whoever's they are.
 
-    >>> policy = Softsync(n=1, scaling="none")
+    >>> policy = SoftsyncPolicy(n=1, scaling="none")
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
     >>> policy.push(Key("replica 1", 0, 1), 0, 8, 0), policy.due()
     (Verdict(action=<Action.GATHER: 'gather'>, reason='it is 1 of 2 that make an update', scale=1.0), None)
     >>> _ = policy.push(Key("replica 1", 0, 2), 0, 8, 0); policy.due()
-    Update(samples=16, weight=0.5, parts=(), reason='2 pushes make an update')
+    PlannedUpdate(samples=16, weight=0.5, parts=(), reason='2 pushes make an update')
     """
 
     def __init__(self, n: int, scaling: str) -> None:
@@ -200,19 +201,19 @@ class Softsync(_Members):
     def _wanted(self) -> int:
         return max(1, len(self.members) // self._n)
 
-    def due(self, short: bool = False) -> Update | None:
+    def due(self, short: bool = False) -> PlannedUpdate | None:
         """The update with all that was gathered, once it is enough; less is when members leave."""
         count, samples = self._gathered, self._samples
         if not count or (count < self._wanted and not short):
             return None
         self._gathered = self._samples = 0
-        return Update(samples, 1.0 / count, (), f"{count} pushes make an update")
+        return PlannedUpdate(samples, 1.0 / count, (), f"{count} pushes make an update")
 
 
-class Bounded(_Members):
+class BoundedPolicy(_Members):
     """No step begins more than `bound` ticks ahead of the slowest member's applied pushes.
 
-    >>> policy = Bounded(bound=1, scaling="none")
+    >>> policy = BoundedPolicy(bound=1, scaling="none")
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
     >>> _ = policy.push(Key("replica 0", 0, 1), 0, 8, 0), policy.push(Key("replica 0", 0, 2), 1, 8, 0)
     >>> policy.fetch("replica 0", 1).action, policy.fetch("replica 0", 2).reason

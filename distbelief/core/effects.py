@@ -13,7 +13,7 @@ import msgspec
 
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.events import Event
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.core.portions import Position
 from distbelief.core.records import Record as RecordOf
 from distbelief.core.settings import Plan
@@ -80,7 +80,7 @@ class Form(msgspec.Struct, frozen=True, gc=False):
     group: Assemble
 
 
-class Reduce(msgspec.Struct, frozen=True, gc=False):
+class ReduceGradients(msgspec.Struct, frozen=True, gc=False):
     """Have the worker add up the gradients of a round; answered by whether it could, before something arrived."""
 
 
@@ -132,7 +132,7 @@ class Connect(msgspec.Struct, frozen=True, gc=False):
     """
 
     to: str
-    place: Place
+    place: Address
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
@@ -142,7 +142,7 @@ class Wake(msgspec.Struct, frozen=True, gc=False):
     timer: AnyTimer
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class WriteRecord(msgspec.Struct, frozen=True, gc=False):
     """Write down something that happened."""
 
     record: RecordOf
@@ -189,8 +189,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect = (
-    Send | Receive | Compute | Measure | Form | Reduce | Update | Begin | Attach | Lend | Become | Connect | Wake
-    | Record | Save | Commit | Discard | Load | End
+    Send | Receive | Compute | Measure | Form | ReduceGradients | Update | Begin | Attach | Lend | Become | Connect
+    | Wake | WriteRecord | Save | Commit | Discard | Load | End
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ class Version(NamedTuple):
     updates: int
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where one life of a role listens."""
 
     address: str

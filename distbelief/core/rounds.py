@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from distbelief.core import roles
-from distbelief.core.consistency import ANSWER, Action, Drop, Key, Policy, Update, Verdict
+from distbelief.core.consistency import ANSWER, Action, Drop, Key, PlannedUpdate, Policy, Verdict
 from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.settings import Settings
 
@@ -165,7 +165,7 @@ class Rounds(Policy):
             return Verdict(Action.HOLD, f"{tick} rounds must be made first, {self.floor} are")
         return ANSWER
 
-    def due(self, short: bool = False) -> Update | Drop | None:
+    def due(self, short: bool = False) -> PlannedUpdate | Drop | None:
         """The next round that was ruled and whose pushes are here; those that a death has kept from here are left
         out.
         """
@@ -185,7 +185,7 @@ class Rounds(Policy):
             union = sum(self._here[key] for key in taken)
             for key in taken:
                 self._settle(key)
-            return Update(
+            return PlannedUpdate(
                 union,
                 1.0,
                 tuple((key, self._batch_size / union) for key in taken),

@@ -22,7 +22,7 @@ from distbelief.sharding.layout import Layout
 from distbelief.sharding.mesh import MOST, Mesh
 
 
-class Data(msgspec.Struct, frozen=True):
+class DataSettings(msgspec.Struct, frozen=True):
     """How often the data are gone through, and in which minibatches."""
 
     epochs: int = 1
@@ -193,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True):
     strategy.
     """
 
-    data: Data = Data()
+    data: DataSettings = DataSettings()
     rate: LearningRate = LearningRate()
     strategy: Own = Pushing()
     replicas: int = 2
@@ -323,7 +323,7 @@ def read_own_or_name(kind: type, told: object) -> object:
     return read_own(kind, told)
 
 
-PARTS: Mapping[str, type[msgspec.Struct]] = {"data": Data, "rate": LearningRate}
+PARTS: Mapping[str, type[msgspec.Struct]] = {"data": DataSettings, "rate": LearningRate}
 """The parts of the settings that are structs of their own, beside the strategy's."""
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from distbelief.schedules.allreduce import by_host, schedule
-from distbelief.schedules.price import CHOICES, Link, cheapest
+from distbelief.schedules.price import CHOICES, LinkModel, cheapest
 from distbelief.schedules.schedule import RankStep, Schedule
 
 PART = 2 << 20
@@ -146,15 +146,15 @@ class Lines:
 
     # what the lines are like
 
-    def agree(self, group: Sequence[int]) -> Link:
+    def agree(self, group: Sequence[int]) -> LinkModel:
         """What the slowest of all ranks measures, each among those of some ranks that it is one of."""
-        own = self._probe(group) if len(group) > 1 else Link(0.0, 1e12)
+        own = self._probe(group) if len(group) > 1 else LinkModel(0.0, 1e12)
         worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=self.device)
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self._group)
         latency, per_byte, reduction = worst.tolist()
-        return Link(latency, 1 / per_byte, reduction)
+        return LinkModel(latency, 1 / per_byte, reduction)
 
-    def _probe(self, group: Sequence[int]) -> Link:
+    def _probe(self, group: Sequence[int]) -> LinkModel:
         """What the line to the next of some ranks is like, where all of them ask at once, and what adding costs."""
         at = group.index(self.rank)
         ahead, behind = group[(at + 1) % len(group)], group[at - 1]
@@ -169,7 +169,7 @@ class Lines:
         floats = large.view(torch.float32)
         acts: tuple[Callable[[], object], ...] = (lambda: swap(small), lambda: swap(large), lambda: floats.add_(floats))
         latency, whole, adding = map(self._least, acts)
-        return Link(latency, PROBE_BYTES / max(whole - latency, 1e-9), adding / PROBE_BYTES)
+        return LinkModel(latency, PROBE_BYTES / max(whole - latency, 1e-9), adding / PROBE_BYTES)
 
     def _least(self, act: Callable[[], object]) -> float:
         """The least seconds that something takes, of several times."""
@@ -211,8 +211,8 @@ class Choice:
 
     def __init__(self, lines: Lines, algorithm: str, per_host: int) -> None:
         self._ranks, self._name, self._hosts = lines.ranks, algorithm, by_host(lines.ranks, per_host)
-        self._link: Link | None = None
-        self._inside: Link | None = None
+        self._link: LinkModel | None = None
+        self._inside: LinkModel | None = None
         if algorithm == "auto" and lines.ranks > 1:
             self._link = lines.agree(range(lines.ranks))
             if len(self._hosts) > 1 and max(map(len, self._hosts)) > 1:

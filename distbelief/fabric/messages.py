@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from distbelief.core.conversations.grouping import Piece
+from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.core.effects import Phantom, Send
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.player import SchedulePlayer
@@ -75,7 +75,7 @@ class Messages:
         player = self._players[bucket] = SchedulePlayer(self, bucket, self._steps[bucket])
         self._missing -= player.begin()
 
-    def receive(self, sender: str, piece: Piece) -> None:
+    def receive(self, sender: str, piece: ReducedPiece) -> None:
         """A piece has come."""
         self._kept.setdefault((piece.round, piece.bucket, piece.step), {})[sender, piece.start] = piece.data
         player = self._players.get(piece.bucket) if piece.round == self.round else None
@@ -109,7 +109,7 @@ class Messages:
             start, size = self._byte(vector, move), move.length * bucket.item
             data = self._vector.read(bucket, start, start + size)
             self.sent += size
-            piece = Piece(self._group, self.round, vector, step.number, start, move.adds, data)
+            piece = ReducedPiece(self._group, self.round, vector, step.number, start, move.adds, data)
             self._outgoing.append(Send(self._members[move.target], piece, Phantom(size)))
 
     def take(self, vector: int, step: RankStep) -> bool:

@@ -92,7 +92,7 @@ class TickLater(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Effect = Start | Kill | Tell | TickLater | effects.Record
+Effect = Start | Kill | Tell | TickLater | effects.WriteRecord
 
 
 class Deadlines(msgspec.Struct, frozen=True):

@@ -299,7 +299,7 @@ class Supervisor:
         told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
         if self._guest:
             told = [life.said] * bool(life.said) + [f"{life.role} died; another takes its place"] * again
-        return [effects.Record(records.Note(text)) for text in told]
+        return [effects.WriteRecord(records.Note(text)) for text in told]
 
     def _give_up(self, life: _Life, how: str) -> None:
         """Fail without a role that the job needs."""
@@ -370,7 +370,7 @@ class Supervisor:
             self._heard = now
             named = [f"{role} is stopped, `kill -CONT {pid}` lets it go on" for role, pid in stopped.items()]
             waits = f"nothing was heard for {self.deadlines.silence:.0f} s; still running: {', '.join(self._here)}"
-            told.append(effects.Record(records.Note("; ".join([waits, *named]))))
+            told.append(effects.WriteRecord(records.Note("; ".join([waits, *named]))))
             told += [Tell(roles.COORDINATOR, Explain())] if roles.COORDINATOR in self._here else []
         return told
 
@@ -400,7 +400,7 @@ class Supervisor:
         elif self._guest:
             self.ending = True
             asked = Interrupt("this replica was asked to leave")
-            told = effects.Record(records.Note("leaving, once what has begun is applied"))
+            told = effects.WriteRecord(records.Note("leaving, once what has begun is applied"))
             return [told, *(Tell(role, asked) for role in self._here)]
         elif not self._listened:
             early = Interrupted("interrupted before the job began")

@@ -23,7 +23,7 @@ _HEAD = struct.Struct("<I")
 _ALONE: dict[str, type] = {kind.__name__: kind for kind in (events.Lost, events.Saved, events.Woke)}
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """What a machine was told: by whom, in which life of that role (-1: it came by no link), and what."""
 
     sender: str
@@ -45,7 +45,7 @@ class Journal:
     >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1,
     ...     events.Woke(CheckpointDue()))
     >>> again = Journal(*files); again.memory, list(again.entries())
-    (b'all', [Entry(sender='clock', life=-1, event=Woke(timer=CheckpointDue()))])
+    (b'all', [JournalEntry(sender='clock', life=-1, event=Woke(timer=CheckpointDue()))])
     """
 
     def __init__(self, *files: BinaryIO) -> None:
@@ -91,13 +91,15 @@ class Journal:
         """Whether so much stands in it that it should be begun anew."""
         return self._since > max(LONG, 2 * len(self.memory)) or (self._since > LONG and self._size > LIMIT // 2)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[JournalEntry]:
         """What the machine was told from there on until this was opened."""
         end = 0
         while end < len(self._told):
             begin, end = end + _HEAD.size, _end(self._told, end)
             sender, life, kind, body = msgspec.msgpack.decode(self._told[begin:end])
-            yield Entry(sender, life, msgspec.msgpack.decode(body, type=_ALONE[kind]) if kind else wire.decode(body))
+            yield JournalEntry(
+                sender, life, msgspec.msgpack.decode(body, type=_ALONE[kind]) if kind else wire.decode(body)
+            )
 
 
 def _end(data: bytes, begin: int) -> int:

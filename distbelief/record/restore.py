@@ -79,7 +79,7 @@ def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch
     )
 
 
-class Store(Checkpoints):
+class CheckpointStore(Checkpoints):
     """The checkpoints of one run, written and read back: what a driver asks of a store."""
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -12,7 +12,7 @@ from distbelief.core import records, roles
 from distbelief.record.folder import versions
 
 
-class Replica(msgspec.Struct):
+class ReplicaCounts(msgspec.Struct):
     """What one replica has done; `lost` are minibatches that died with it and were dealt again."""
 
     steps: int = 0
@@ -57,7 +57,7 @@ class Summary:
         self.job = job
         self.settings: Mapping[str, Any] = job.get("settings") or {}
         self.started: records.Started | None = None
-        self.replicas: dict[int, Replica] = {}
+        self.replicas: dict[int, ReplicaCounts] = {}
         self.history: list[dict[str, Any]] = []
         self.applied: dict[str, records.Applied] = {}
         self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = (
@@ -121,8 +121,8 @@ class Summary:
     def _done(self, record: records.Started | records.Rewound, samples_per_epoch: int) -> int:
         return record.done if record.done >= 0 else record.samples // max(samples_per_epoch, 1)
 
-    def _replica(self, role: str) -> Replica:
-        return self.replicas.setdefault(0 if role == roles.SINGLE else roles.index_of(role), Replica())
+    def _replica(self, role: str) -> ReplicaCounts:
+        return self.replicas.setdefault(0 if role == roles.SINGLE else roles.index_of(role), ReplicaCounts())
 
     def _take_stepped(self, seconds: float, record: records.Stepped) -> None:
         replica = self._replica(record.role)
@@ -199,7 +199,7 @@ class Summary:
         tested: dict[str, Any] = next((row for row in reversed(self.history) if row["test_accuracy"] is not None), {})
         started, target = self.started, self.settings.get("target_accuracy", 0.0) or None
         replicas = started.replicas if started else self.settings.get("replicas", 0)
-        known = {**{index: Replica() for index in range(replicas)}, **self.replicas}
+        known = {**{index: ReplicaCounts() for index in range(replicas)}, **self.replicas}
         return {
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},

@@ -40,7 +40,7 @@ class AllBack(Exception):
     """The whole job has gone back to a checkpoint."""
 
 
-class Downpour:
+class DownpourReplica:
     """One replica.
 
     Args:

@@ -9,7 +9,7 @@ from distbelief.core import roles
 from distbelief.core.conversations import membership, pushing
 from distbelief.core.effects import Arrival, Connect, Effect, Payload, Send
 from distbelief.core.events import Lost
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
 
@@ -24,7 +24,7 @@ class Links:
     def __init__(self, role: str) -> None:
         self.role = role
         self.lost: set[str] = set()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Address] = {}
         self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
         self._sought = False
 
@@ -127,7 +127,7 @@ class Links:
         return [Send(shard, message, payload) for message, payload in self._asked.get(shard, ())]
 
 
-def _named(welcome: membership.Welcome) -> list[tuple[str, Place]]:
+def _named(welcome: membership.Welcome) -> list[tuple[str, Address]]:
     return [(roles.shard(i), place) for i, place in enumerate(welcome.shards)]
 
 

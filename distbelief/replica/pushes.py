@@ -9,7 +9,7 @@ from distbelief.core.conversations import pushing
 from distbelief.core.effects import Send
 
 
-class _Push:
+class _OwedPush:
     def __init__(self, steps: int, samples: int, sent: dict[str, Send]) -> None:
         self.steps, self.samples, self.sent, self.dropped = steps, samples, sent, False
 
@@ -31,7 +31,7 @@ class Pushes:
         self.acknowledged = dict.fromkeys(shards, 0)
         """By shard, the clock of the last one that it acknowledged."""
         self._incarnation = incarnation
-        self._waiting: deque[_Push] = deque()
+        self._waiting: deque[_OwedPush] = deque()
         self._steps = self._samples = self._pushes = 0
         self._dropped: list[tuple[int, int]] = []
 
@@ -44,7 +44,7 @@ class Pushes:
         """The next push leaves, in a message to each shard; returns these."""
         self.clock += 1
         self.busy[slot] = len(sent)
-        self._waiting.append(_Push(steps, samples, sent))
+        self._waiting.append(_OwedPush(steps, samples, sent))
         return list(sent.values())
 
     def owed(self, shard: str) -> list[Send]:

@@ -27,19 +27,19 @@ from distbelief.core.effects import (
     Machine,
     Measure,
     Receive,
-    Reduce,
+    ReduceGradients,
     Save,
     Send,
     Story,
     Update,
     Wake,
 )
-from distbelief.core.effects import Record as RecordEffect
+from distbelief.core.effects import WriteRecord as RecordEffect
 from distbelief.core.records import Record
 from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
-from distbelief.runtime.lasting import RETURN_SECONDS, Caller, Host
+from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
 from distbelief.runtime.player import Player, Store, Worker, stay
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
@@ -71,7 +71,7 @@ class Driver:
 
     def add_machine(
         self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None,
-        become: Callable[[str, int, Any], None] | None = None, host: Host | None = None,
+        become: Callable[[str, int, Any], None] | None = None, host: LastingHost | None = None,
     ) -> None:  # fmt: skip
         """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a
         machine that it has made.
@@ -358,7 +358,7 @@ class Driver:
                     player.waits, player.since = True, self.clock.now()
                     return
                 answer = player.inbox.popleft()
-            elif kind is Compute or kind is Update or kind is Reduce:
+            elif kind is Compute or kind is Update or kind is ReduceGradients:
                 answer = self._work(player, effect)
                 if answer is None:
                     return

@@ -20,7 +20,7 @@ from distbelief.core.messages import Message
 from distbelief.core.roles import COORDINATOR, STORE
 from distbelief.core.session import Session
 from distbelief.errors import JobFailed, RemoteProtocolError
-from distbelief.record.journal import Entry, Journal
+from distbelief.record.journal import Journal, JournalEntry
 from distbelief.runtime.clock import Clock
 from distbelief.transport.base import Endpoint
 
@@ -139,7 +139,7 @@ class Caller:
         self.then()
 
 
-class Host:
+class LastingHost:
     """The coordinator's side of the links to all others.
 
     Args:
@@ -214,7 +214,7 @@ class Host:
         self._count(arrival.sender, life, arrival.event)
         return arrival
 
-    def replay(self) -> Iterator[Entry]:
+    def replay(self) -> Iterator[JournalEntry]:
         """Have the coordinator be what it was when its journal was begun, and go through what it was told since.
 
         At the end, all whom it knew, and who live as far as it knows, are to come back.

@@ -34,7 +34,7 @@ from distbelief.tasks.worker import on_device
 from distbelief.transport.base import Arena, Endpoint
 
 
-class Padding(Protocol):
+class StepPadding(Protocol):
     """Who knows how long to sleep after a step."""
 
     def rest(self, elapsed: float) -> float:
@@ -81,7 +81,7 @@ class Replica:
         pump: Pump | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         incarnation: int = 0,
-        padding: Padding | None = None,
+        padding: StepPadding | None = None,
         store: Store | None = None,
     ) -> None:
         self._make, self._store = make, store

@@ -13,8 +13,8 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
 from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
-from distbelief.record.journal import Entry
-from distbelief.runtime.lasting import Caller, Host
+from distbelief.record.journal import JournalEntry
+from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
@@ -127,8 +127,8 @@ class Player:
         self.become: Callable[[str, int, Any], None] = stay
         self.send = endpoint.send
         self.caller: Caller | None = None
-        self.host: Host | None = None
-        self.past: Iterator[Entry] | None = None
+        self.host: LastingHost | None = None
+        self.past: Iterator[JournalEntry] | None = None
         """What is left of its journal, while it goes through that."""
         self.known = 0
         """Records that it had made in its past, and that are written down."""

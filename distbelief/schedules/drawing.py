@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from distbelief.schedules.price import Link, formula, price
-from distbelief.schedules.proof import Sum, execute, prove, wanted_ranks
+from distbelief.schedules.price import LinkModel, formula, price
+from distbelief.schedules.proof import SymbolicSum, execute, prove, wanted_ranks
 from distbelief.schedules.schedule import Schedule, Step
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def draw(schedule: Schedule, link: Link, inside: Link | None = None) -> str:
+def draw(schedule: Schedule, link: LinkModel, inside: LinkModel | None = None) -> str:
     """What a schedule sends, step by step, and what each rank holds after that; with the price of a megabyte.
 
     A cell is one part of the vector, and holds a letter for each rank whose elements are in its sum; `=` is the whole.
@@ -20,7 +20,7 @@ def draw(schedule: Schedule, link: Link, inside: Link | None = None) -> str:
         inside: between two of one host.
 
     >>> from distbelief.schedules.allreduce import schedule
-    >>> print(draw(schedule("butterfly", 2, 2), Link(20e-6, 1.25e9)))
+    >>> print(draw(schedule("butterfly", 2, 2), LinkModel(20e-6, 1.25e9)))
     butterfly, 2 ranks: 1 step; all ranks together send 2.0 times the vector
     step 1, added: 1-0 0-1
       rank 0  =
@@ -57,15 +57,15 @@ def _moves(step: Step) -> str:
     return "; ".join(told)
 
 
-def _letters(held: Sum) -> str:
+def _letters(held: SymbolicSum) -> str:
     return "".join(letter for rank, letter in enumerate(LETTERS) if held.ranks >> rank & 1)
 
 
-def _price(schedule: Schedule, link: Link, inside: Link | None) -> str:
+def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str:
     """That of a megabyte, whatever the length of the schedule is."""
     scale = schedule.length * 4 / 1e6
-    scaled = Link(link.latency, link.bandwidth * scale, link.reduction)
-    within = Link(inside.latency, inside.bandwidth * scale, inside.reduction) if inside else None
+    scaled = LinkModel(link.latency, link.bandwidth * scale, link.reduction)
+    within = LinkModel(inside.latency, inside.bandwidth * scale, inside.reduction) if inside else None
     between = f"at a latency of {link.latency * 1e6:g} us and {link.bandwidth / 1e9:g} GB/s"
     if inside:
         between += f" between hosts, {inside.latency * 1e6:g} us and {inside.bandwidth / 1e9:g} GB/s inside"

@@ -21,7 +21,7 @@ order in which they were sent, not in which they come, and on a real one they sh
 than its price on both."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class LinkModel(msgspec.Struct, frozen=True):
     """What a line between two ranks is like."""
 
     latency: float
@@ -61,7 +61,8 @@ def add(target: Port, arrives: float, takes: float) -> float:
 
 
 def price(
-    schedule: Schedule, item: int, link: Link, inside: Link | None = None, hosts: Sequence[Sequence[int]] = (),
+    schedule: Schedule, item: int, link: LinkModel, inside: LinkModel | None = None,
+    hosts: Sequence[Sequence[int]] = (),
     header: int = 0,
 ) -> float:  # fmt: skip
     """Seconds from the first step to the last rank's last.
@@ -75,7 +76,7 @@ def price(
         header: bytes of each message beside its elements.
 
     >>> from distbelief.schedules.allreduce import schedule
-    >>> round(price(schedule("ring", 8, 250_000), 4, Link(20e-6, 1.25e9)) * 1e3, 2)
+    >>> round(price(schedule("ring", 8, 250_000), 4, LinkModel(20e-6, 1.25e9)) * 1e3, 2)
     1.68
     """
     home = {rank: number for number, members in enumerate(hosts or schedule.hosts) for rank in members}
@@ -134,12 +135,13 @@ def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formul
 
 
 def cheapest(
-    ranks: int, length: int, item: int, link: Link, inside: Link | None = None, hosts: tuple[tuple[int, ...], ...] = (),
+    ranks: int, length: int, item: int, link: LinkModel, inside: LinkModel | None = None, hosts: tuple[tuple[int, ...],
+        ...] = (),
     among: Sequence[str] = ALGORITHMS, header: int = 0,
 ) -> str:  # fmt: skip
     """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`.
 
-    >>> among, link = ("butterfly", "halving-doubling", "ring"), Link(20e-6, 1.25e9)
+    >>> among, link = ("butterfly", "halving-doubling", "ring"), LinkModel(20e-6, 1.25e9)
     >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]
     ['butterfly', 'halving-doubling']
     """

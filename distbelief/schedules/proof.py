@@ -13,7 +13,7 @@ from distbelief.errors import LocalProtocolError
 from distbelief.schedules.schedule import Move, Postcondition, Schedule
 
 
-class Sum(NamedTuple):
+class SymbolicSum(NamedTuple):
     """What an element is: the sum of the elements that some ranks began with."""
 
     ranks: int
@@ -22,7 +22,7 @@ class Sum(NamedTuple):
     """The number of the expression by which it was made, which a + b and b + a share: equal ones have the same bits."""
 
 
-State = list[list[Sum]]
+State = list[list[SymbolicSum]]
 """What each rank holds between two edges of a schedule: a row for each rank."""
 
 
@@ -41,7 +41,7 @@ def execute(schedule: Schedule) -> Iterator[State]:
     if edges[-1] > schedule.length or edges[0] < 0:
         raise LocalProtocolError(f"{schedule.algorithm} moves elements {edges[0]} to {edges[-1]} of {schedule.length}")
     expressions: dict[tuple[int, int], int] = {}
-    state: State = [[Sum(1 << rank, -1 - rank)] * (len(edges) - 1) for rank in range(schedule.ranks)]
+    state: State = [[SymbolicSum(1 << rank, -1 - rank)] * (len(edges) - 1) for rank in range(schedule.ranks)]
     yield state
     for number, step in enumerate(schedule.steps):
         where = _at(schedule, number)
@@ -59,7 +59,7 @@ def execute(schedule: Schedule) -> Iterator[State]:
                     raise LocalProtocolError(f"{where}: {move} adds {_names(sent.ranks & own.ranks)} a second time")
                 else:
                     pair = (min(sent.expression, own.expression), max(sent.expression, own.expression))
-                    row[at] = Sum(sent.ranks | own.ranks, expressions.setdefault(pair, len(expressions)))
+                    row[at] = SymbolicSum(sent.ranks | own.ranks, expressions.setdefault(pair, len(expressions)))
         yield state
 
 

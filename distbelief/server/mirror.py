@@ -16,7 +16,7 @@ from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, 
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.ledger import PushTaken
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.server.packing import Packed, pack, stage
 
 SLOTS = 2
@@ -37,14 +37,14 @@ class Mirror:
     >>> mirror = Mirror("standby 0")
     >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
     ([], ['said at once'])
-    >>> connect, whole = mirror.begin(Place("unix:@a", 0), {}, StateSent(0, 0, 0, 0, {}, (), 0, ()))
+    >>> connect, whole = mirror.begin(Address("unix:@a", 0), {}, StateSent(0, 0, 0, 0, {}, (), 0, ()))
     >>> mirror.after(["said when it has all"]), mirror.kept(Confirmed(0, 1))
     ([], (['said when it has all'], True))
     """
 
     def __init__(self, standby: str) -> None:
         self.standby = standby
-        self.place: Place | None = None
+        self.place: Address | None = None
         """Where the standby is; None where there is none."""
         self.vectors: tuple[Payload, ...] = ()
         """What it sends from; none where payloads are phantoms."""
@@ -68,7 +68,7 @@ class Mirror:
         return []
 
     def begin(
-        self, place: Place, arrays: dict[str, Any], whole: StateSent, beside: Iterable[tuple[Make, Payload]] = ()
+        self, place: Address, arrays: dict[str, Any], whole: StateSent, beside: Iterable[tuple[Make, Payload]] = ()
     ) -> list[Effect]:
         """Mirror to a standby, which is sent all of the shard's state first, as of now.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from distbelief.core import roles
-from distbelief.core.consistency import Action, Key, Policy, Update
+from distbelief.core.consistency import Action, Key, PlannedUpdate, Policy
 from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.conversations.mirroring import CopyUse
@@ -22,7 +22,7 @@ from distbelief.server.slice import Slice
 class PendingUpdate(NamedTuple):
     """One update, with its factor of the learning rate, the held pushes that are in it, and how stale each is."""
 
-    due: Update
+    due: PlannedUpdate
     factor: float
     taken: list[tuple[Key, pushing.Push]]
     stale: tuple[int, ...]

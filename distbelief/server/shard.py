@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from distbelief.core import events, messages, records, roles
-from distbelief.core.consistency import Action, Drop, Key, Policy, Update
+from distbelief.core.consistency import Action, Drop, Key, PlannedUpdate, Policy
 from distbelief.core.conversations import (
     agreement,
     attendance,
@@ -25,7 +25,7 @@ from distbelief.core.conversations import (
     mirroring,
     pushing,
 )
-from distbelief.core.effects import Connect, Effect, End, Load, Payload, Record, Save, Send
+from distbelief.core.effects import Connect, Effect, End, Load, Payload, Save, Send, WriteRecord
 from distbelief.core.events import Event
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, PushTaken, Taking
 from distbelief.core.messages import Version
@@ -93,7 +93,7 @@ class Shard:
                     Send(sender, attendance.Excused()),
                 ],
                 attendance.Return: self._return,
-                attendance.Gone: lambda _sender, event, _payload: self._without(
+                attendance.Departed: lambda _sender, event, _payload: self._without(
                     event.who, event.incarnation, died=True
                 ),
                 agreement.Ruling: self._rule,
@@ -101,9 +101,9 @@ class Shard:
                 agreement.Norms: self._hear_norms,
                 agreement.Ruler: lambda _sender, event, _payload: self._meet(event.place),
                 events.Lent: self._mirror.lent,
-                mirroring.Mirror: self._begin_mirror,
+                mirroring.BeginMirroring: self._begin_mirror,
                 mirroring.Confirmed: self._kept,
-                mirroring.Alone: self._alone,
+                mirroring.Unmirrored: self._alone,
                 checkpointing.Snapshot: self._snapshot,
                 events.Saved: lambda _sender, event, _payload: [
                     Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))
@@ -125,7 +125,7 @@ class Shard:
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
         if self._pending is not None and isinstance(
-            event, checkpointing.Snapshot | checkpointing.Describe | mirroring.Mirror
+            event, checkpointing.Snapshot | checkpointing.Describe | mirroring.BeginMirroring
         ):
             self._later.append((sender, event))  # an update is half made
             return []
@@ -169,7 +169,7 @@ class Shard:
         self.version = Version(incarnation, self.version.updates)
         self._began, self._inherits = self.version.updates, (floor, rulings, norms)
 
-    def _meet(self, ruler: messages.Place) -> list[Effect]:
+    def _meet(self, ruler: messages.Address) -> list[Effect]:
         """Be told of the rounds by the shard that rules them, unless it is this one."""
         assert self._plan is not None
         who = roles.shard(self._plan.ruler)
@@ -319,7 +319,7 @@ class Shard:
         """The floor of the policy, without the round that is half made."""
         return self.policy.floor - (self._pending is not None)
 
-    def _update(self, due: Update) -> list[Effect]:
+    def _update(self, due: PlannedUpdate) -> list[Effect]:
         """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they
         lie.
         """
@@ -383,7 +383,9 @@ class Shard:
         """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
         lost = self.ledger.resume(sender, event.partition, event.incarnation, event.clock)
         first = event.clock - lost + 1
-        return [Record(records.Forgotten(self.role, sender, event.incarnation, first, event.clock))] if lost else []
+        return (
+            [WriteRecord(records.Forgotten(self.role, sender, event.incarnation, first, event.clock))] if lost else []
+        )
 
     def _without(self, who: str, incarnation: int, died: bool) -> list[Effect]:
         if died:
@@ -403,7 +405,7 @@ class Shard:
 
     # the standby
 
-    def _begin_mirror(self, sender: str, event: mirroring.Mirror, payload: Payload | None) -> list[Effect]:
+    def _begin_mirror(self, sender: str, event: mirroring.BeginMirroring, payload: Payload | None) -> list[Effect]:
         """Send a standby all that this shard holds, and from here on what changes."""
         made = self._settle(short=True)
         rulings = tuple(self.policy.history.since(0)) if isinstance(self.policy, Rounds) else ()
@@ -431,7 +433,7 @@ class Shard:
         told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.life))] if whole else []
         return told + said + self._let_go()
 
-    def _alone(self, sender: str, event: mirroring.Alone, payload: Payload | None) -> list[Effect]:
+    def _alone(self, sender: str, event: mirroring.Unmirrored, payload: Payload | None) -> list[Effect]:
         if self._mirror.place is None or self._mirror.place.incarnation != event.life:
             return []
         return self._mirror.end() + self._let_go()

@@ -66,7 +66,7 @@ class Slice(Protocol):
         """Take back what `arrays` gave."""
 
 
-class _Piece:
+class _TrainedPiece:
     """The part of one section that lies in the slice: its number in the layout, its tensor, and what the optimizer
     steps.
     """
@@ -111,7 +111,7 @@ class TorchSlice:
         self._moving = torch.zeros(own.moving.size, dtype=torch.uint8) if moving is None else moving
         self._frozen = torch.zeros(own.frozen.size, dtype=torch.uint8) if frozen is None else frozen
         self._pieces = [
-            _Piece(
+            _TrainedPiece(
                 number,
                 piece,
                 self._moving[piece.start - own.moving.start : piece.stop - own.moving.start].view(dtype),
@@ -274,13 +274,13 @@ class TorchSlice:
             if state:
                 self._optimizer.state[piece.parameter] = state
 
-    def _state(self, piece: _Piece) -> dict[str, Any]:
+    def _state(self, piece: _TrainedPiece) -> dict[str, Any]:
         assert self._optimizer is not None
         assert piece.parameter is not None
         return dict(self._optimizer.state.get(piece.parameter, {}))
 
 
-def _data(piece: _Piece) -> torch.Tensor:
+def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
 

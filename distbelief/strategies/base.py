@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
-class Machine(Protocol):
+class LocalMachine(Protocol):
     """Processes of one machine, as far as a strategy asks about them."""
 
     @property
@@ -172,7 +172,7 @@ class Strategy(Checked):
             UsageError: naming the device, and the remedy.
         """
 
-    def check_machine(self, settings: Settings, machine: Machine) -> None:
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse what means nothing to it on processes of one machine.
 
         Raises:

@@ -78,7 +78,7 @@ class StepTiming:
 
 
 @dataclass(frozen=True)
-class Virtual:
+class SimulatedContext:
     """What there is beside, where a replica is simulated."""
 
     clock: VirtualClock
@@ -127,7 +127,7 @@ class Context:
     """What the replicas share, where the strategy needs it."""
     process: Process | None = None
     """Where it is a process."""
-    virtual: Virtual | None = None
+    virtual: SimulatedContext | None = None
     """Where it is simulated."""
 
     @property

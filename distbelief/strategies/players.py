@@ -24,7 +24,7 @@ from distbelief.core.conversations.mirroring import StandbyStanding
 from distbelief.core.conversations.phases import Phase
 from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
-from distbelief.core.messages import Place
+from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Dealer, Portion, Position
 from distbelief.core.settings import Plan, Settings
@@ -36,7 +36,7 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer, Place, Portion,
+    Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer, Address, Portion,
     Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
     EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

@@ -76,7 +76,7 @@ class Hosts(CheckedStruct, frozen=True):
         return (index + (roles.kind(role) is roles.Kind.STANDBY)) % max(1, -(-replicas // self.replicas))
 
 
-class Work(Protocol):
+class MessageCosts(Protocol):
     """What messages cost one role, in seconds."""
 
     def taking(self, event: Event, payload: Payload | None) -> float:
@@ -96,7 +96,7 @@ class Work(Protocol):
         ...
 
 
-class Timer(Protocol):
+class SimulatorClock(Protocol):
     """The simulator's clock, as networks and processors need it."""
 
     time: float
@@ -141,7 +141,7 @@ class OwnThread(Thread):
 
     __slots__ = ("_clock", "_free", "_stopped", "_uncalled")
 
-    def __init__(self, clock: Timer) -> None:
+    def __init__(self, clock: SimulatorClock) -> None:
         self._clock, self._free, self._uncalled, self._stopped = clock, 0.0, 0, False
 
     def do(self, seconds: float, then: Then, argument: Any) -> None:
@@ -171,7 +171,7 @@ class OwnThread(Thread):
             then(argument)
 
 
-class Host:
+class VirtualHost:
     """A machine whose cores several roles share: those that have something to do work at one speed, each on one core at
     most.
 
@@ -182,7 +182,7 @@ class Host:
         busy: seconds of a step in which it needs a core; 0 for all of it.
 
     >>> from distbelief.runtime.clock import VirtualClock
-    >>> clock = VirtualClock(); host = Host(clock, cores=2)
+    >>> clock = VirtualClock(); host = VirtualHost(clock, cores=2)
     >>> for seconds in (2.0, 2.0, 4.0):  # at two thirds of a core each, until two of them are done at 3 s
     ...     host.thread().do(seconds, lambda _: print(round(clock.now(), 6)), None)
     >>> while clock.pending: clock.turn()
@@ -191,7 +191,7 @@ class Host:
     5.0
     """
 
-    def __init__(self, clock: Timer, cores: int, together: float = 1.0, busy: float = 0.0) -> None:
+    def __init__(self, clock: SimulatorClock, cores: int, together: float = 1.0, busy: float = 0.0) -> None:
         self._clock, self._cores, self._together, self.busy = clock, cores, together, busy
         self._working: list[tuple[float, int, SharedThread]] = []
         """Who works, by the work that each will have been given when its own is done: a heap."""
@@ -220,7 +220,7 @@ class Host:
     def speed(self, roles: int) -> float:
         """Of each of so many that work, in seconds of work a second.
 
-        >>> [Host(None, 2, 0.9).speed(roles) for roles in (1, 2, 3)]
+        >>> [VirtualHost(None, 2, 0.9).speed(roles) for roles in (1, 2, 3)]
         [1.0, 0.9, 0.6]
         """
         busy = min(roles, self._cores)
@@ -252,7 +252,7 @@ class Host:
 class SharedThread(Thread):
     """That of a role on a host."""
 
-    def __init__(self, host: Host, clock: Timer) -> None:
+    def __init__(self, host: VirtualHost, clock: SimulatorClock) -> None:
         self._host, self._clock = host, clock
         self._given: deque[tuple[float, float, Then | None, Any]] = deque()
         """Of each piece: seconds of work, seconds before which it is not over, and what is called then."""

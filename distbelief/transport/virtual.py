@@ -27,16 +27,16 @@ from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import JobFailed, UsageError
-from distbelief.schedules.price import Link, Port, add, carry
+from distbelief.schedules.price import LinkModel, Port, add, carry
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
-from distbelief.transport.processors import Host, Hosts, OwnThread, Thread, Timer, Work
+from distbelief.transport.processors import Hosts, MessageCosts, OwnThread, SimulatorClock, Thread, VirtualHost
 
 HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""
 
 
-MEMORY = Link(8e-6, math.inf)
+MEMORY = LinkModel(8e-6, math.inf)
 """Shared memory as a link: the time in which somebody wakes who waits for it, as `bench wire` measured it."""
 
 
@@ -117,7 +117,8 @@ class VirtualNetwork:
     """
 
     def __init__(
-        self, clock: Timer, model: NetworkModel | None = None, seed: int = 0, phantom: bool = False, per_host: int = 0,
+        self, clock: SimulatorClock, model: NetworkModel | None = None, seed: int = 0, phantom: bool = False,
+        per_host: int = 0,
         hosts: Hosts | None = None, replicas: int = 1,
     ) -> None:  # fmt: skip
         self.clock, self.model = clock, model or NetworkModel()
@@ -128,13 +129,13 @@ class VirtualNetwork:
         ]
         self.chance = random.Random(seed)
         self.phantom = phantom
-        usual = Link(self.model.latency, self.model.bandwidth)
+        usual = LinkModel(self.model.latency, self.model.bandwidth)
         own = MEMORY if hosts else usual
-        inside = Link(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
+        inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
         self.inside = inside if (per_host or hosts) and inside != usual else None
         """What links inside a host are like, where that is otherwise."""
         self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
-        self._machines: dict[int, Host] = {}
+        self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
         """Called with sender, receiver and message before each message leaves: where faults are injected."""
@@ -164,7 +165,7 @@ class VirtualNetwork:
             return OwnThread(self.clock)
         number = self.host_of(role)
         if number not in self._machines:
-            self._machines[number] = Host(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
+            self._machines[number] = VirtualHost(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
         return self._machines[number].thread()
 
     def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
@@ -190,7 +191,7 @@ class VirtualEndpoint(Endpoint):
         self.closed = False
         self.port = Port()
         self.host, self.thread = network.host_of(role), network.thread_of(role)
-        self.work: Work | None = None
+        self.work: MessageCosts | None = None
         """What its messages cost it: no time, where nobody says."""
         self.ended = False
         """Whether nothing leaves any more: what was said before it was closed still does."""

@@ -223,9 +223,9 @@ def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:
     assert set(commands.TASKS) == set(BUILTINS)
     assert all(name in options.documents(options.Stepping)["optimizer"] for name in LEARNING_RATES)
     for name in ("phantom", "keep"):
-        assert options.documents(options.Virtual)[name] == options.documents(Simulated)[name]
+        assert options.documents(options.VirtualOptions)[name] == options.documents(Simulated)[name]
         [default] = [field.default for field in dataclasses.fields(Simulated) if field.name == name]
-        assert getattr(options.Virtual(), name) == default
+        assert getattr(options.VirtualOptions(), name) == default
 
 
 REFUSED = {

@@ -54,7 +54,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Local, "launch", launched)
     monkeypatch.setattr(db.Simulated, "run", lambda self, job, _: self.settings(job))
     monkeypatch.setattr(
-        sweep, "sweep", lambda place, job, count: [sweep.Ended(job.seed, "done", str(place.settings(job)))] * count
+        sweep, "sweep", lambda place, job, count: [sweep.SeedResult(job.seed, "done", str(place.settings(job)))] * count
     )
     monkeypatch.setattr(commands, "_run", lambda run_job, *_: [run_job(), 0][1])
     monkeypatch.setattr(Bench, "run", lambda *_: {})
@@ -94,9 +94,9 @@ def test_an_option_that_is_named_is_one() -> None:
         for strategy in STRATEGIES:
             known |= set(options._names(options.groups(command, strategy)))
     kinds: list[Any] = [
-        commands.Evaluate,
-        commands.Status,
-        commands.Join,
+        commands.EvaluateOptions,
+        commands.StatusOptions,
+        commands.JoinOptions,
         *(bench.options for bench in BENCHES.values()),
     ]
     known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}

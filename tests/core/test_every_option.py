@@ -85,7 +85,7 @@ WORDS: dict[str, str] = {
     [
         (command, field.name)
         for command, kinds in (
-            ("simulate", (options.Virtual, options.Showing)),
+            ("simulate", (options.VirtualOptions, options.Showing)),
             ("train", (options.Padded, options.Showing)),
         )
         for kind in kinds
@@ -101,7 +101,7 @@ def test_no_word_of_a_command_is_dead(
     for kind in (simulated.Simulated, db.Local):
         monkeypatch.setattr(kind, "run", lambda place, _, view: [asked.append((place, view)), result][1])
     monkeypatch.setattr(
-        sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.Ended(0, "done", "")]][1]
+        sweep, "sweep", lambda _place, _job, count: [asked.append(count), [sweep.SeedResult(0, "done", "")]][1]
     )
     monkeypatch.setattr(commands.forkserver, "start", lambda: None)
     monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "summary")
@@ -120,7 +120,12 @@ SMALL: dict[str, dict[str, str]] = {
     "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
 }
-KINDS = {"evaluate": commands.Evaluate, "status": commands.Status, "join": commands.Join, "draw": commands.Draw}
+KINDS = {
+    "evaluate": commands.EvaluateOptions,
+    "status": commands.StatusOptions,
+    "join": commands.JoinOptions,
+    "draw": commands.DrawOptions,
+}
 
 
 @pytest.mark.parametrize(

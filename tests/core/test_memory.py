@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from distbelief.core.conversations.checkpointing import Go
 from distbelief.core.events import Lost, Saved, Woke
 from distbelief.core.memory import recall, remember
-from distbelief.core.messages import Place, Version
+from distbelief.core.messages import Address, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.session import Session
 from distbelief.core.timers import DoubtOver, HoldOver
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
-from distbelief.record.journal import Entry, Journal
+from distbelief.record.journal import Journal, JournalEntry
 
 
 class Part:
@@ -38,13 +38,13 @@ class Unknown(NamedTuple):
     value: int
 
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (Part, Whole, Place, Version, Cause)}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Part, Whole, Address, Version, Cause)}
 plain = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 )
 keys = st.text() | st.integers(-(2**63), 2**63 - 1) | st.tuples(st.text(), st.integers(0, 9))
 held = st.recursive(
-    plain | st.sampled_from(Cause) | st.builds(Place, st.text(), st.integers(0, 9)),
+    plain | st.sampled_from(Cause) | st.builds(Address, st.text(), st.integers(0, 9)),
     lambda inner: (
         st.lists(inner)
         | st.lists(inner).map(tuple)
@@ -98,8 +98,8 @@ def written(memory: bytes) -> tuple[io.BytesIO, io.BytesIO]:
 
 
 def test_a_journal_holds_what_was_told_since_it_was_begun() -> None:
-    told = [Entry(f"replica {i}", i, event) for i, event in enumerate(EVENTS)]
-    assert list(opened(written(b"")).entries()) == [Entry("replica 9", 1, Go()), *told]
+    told = [JournalEntry(f"replica {i}", i, event) for i, event in enumerate(EVENTS)]
+    assert list(opened(written(b"")).entries()) == [JournalEntry("replica 9", 1, Go()), *told]
     begun = opened(written(b"memory"))
     assert (begun.memory, list(begun.entries())) == (b"memory", told)
 
@@ -117,9 +117,9 @@ def test_a_writer_may_die_at_any_byte_and_the_next_goes_on_after_what_is_whole()
             assert [entry.event for entry in entries] == list(EVENTS[: len(entries)])
             lengths.add(len(entries))
         else:
-            assert entries == [Entry("replica 9", 1, Go())], "the journal before is whole"
+            assert entries == [JournalEntry("replica 9", 1, Go())], "the journal before is whole"
         again.note("clock", -1, Woke(DoubtOver("shard 1", 2)))
-        assert list(Journal(*kept).entries()) == [*entries, Entry("clock", -1, Woke(DoubtOver("shard 1", 2)))]
+        assert list(Journal(*kept).entries()) == [*entries, JournalEntry("clock", -1, Woke(DoubtOver("shard 1", 2)))]
     assert lengths == set(range(len(EVENTS) + 1))
 
 

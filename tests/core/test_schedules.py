@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT, broadcast, by_host, schedule
-from distbelief.schedules.price import Link, cheapest, formula, price
+from distbelief.schedules.price import LinkModel, cheapest, formula, price
 from distbelief.schedules.proof import prove
 from distbelief.schedules.schedule import Move, Schedule
 
@@ -157,14 +157,14 @@ TABLE = {
 
 @pytest.mark.parametrize(("ranks", "size"), TABLE)
 def test_prices_are_those_of_the_table(ranks: int, size: int) -> None:
-    link = Link(20e-6, 1.25e9)
+    link = LinkModel(20e-6, 1.25e9)
     names = ["ring", "halving-doubling", "butterfly", "tree"]
     found = [price(schedule(name, ranks, size // 4), 4, link) for name in names]
     found.append(price(schedule("naive", ranks + 1, size // 4), 4, link))  # the one server is a rank of its own
     assert [1e3 * one for one in found] == pytest.approx(TABLE[ranks, size], rel=0.01)
 
 
-def closed(name: str, p: int, n: float, link: Link) -> float:
+def closed(name: str, p: int, n: float, link: LinkModel) -> float:
     """The formulas of papers.md section 8, for powers of two."""
     alpha, beta, gamma = link.latency, 1 / link.bandwidth, link.reduction
     log = p.bit_length() - 1
@@ -182,13 +182,15 @@ def closed(name: str, p: int, n: float, link: Link) -> float:
 @pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_prices_are_those_of_the_formulas_with_the_cost_of_adding(name: str, ranks: int) -> None:
-    link = Link(1e-4, 1e8, 1e-9)  # adding is faster than receiving, so that of many at once only the last is waited for
+    link = LinkModel(
+        1e-4, 1e8, 1e-9
+    )  # adding is faster than receiving, so that of many at once only the last is waited for
     assert price(schedule(name, ranks, 16_000), 4, link) == pytest.approx(closed(name, ranks, 64_000, link), rel=1e-9)
 
 
 def test_a_hierarchical_all_reduce_costs_what_its_formula_says() -> None:
     g, m, n = 4, 8, 640_000
-    inside, outside = Link(2e-6, 1e10), Link(5e-5, 1e8)
+    inside, outside = LinkModel(2e-6, 1e10), LinkModel(5e-5, 1e8)
     hosts = by_host(g * m, g)
     expected = 2 * ((g - 1) * inside.latency + (g - 1) / g * n / inside.bandwidth)
     expected += 2 * ((m - 1) * outside.latency + (m - 1) / m * (n / g) / outside.bandwidth)
@@ -198,7 +200,7 @@ def test_a_hierarchical_all_reduce_costs_what_its_formula_says() -> None:
 
 
 def test_a_ring_takes_no_longer_with_more_ranks_and_a_root_does() -> None:
-    link = Link(0.0, 1e8)
+    link = LinkModel(0.0, 1e8)
     rings = [price(schedule("ring", p, 2**20), 4, link) for p in (4, 16, 64)]
     assert max(rings) < 2 * 2**22 / 1e8
     assert rings == sorted(rings)
@@ -208,11 +210,11 @@ def test_a_ring_takes_no_longer_with_more_ranks_and_a_root_does() -> None:
 
 def test_the_cheapest_changes_with_the_length() -> None:
     among = ("butterfly", "halving-doubling", "ring")
-    found = [cheapest(6, n, 4, Link(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
+    found = [cheapest(6, n, 4, LinkModel(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
     assert found == ["butterfly", "ring"]
-    inside = Link(1e-6, 1e11)
+    inside = LinkModel(1e-6, 1e11)
     assert (
-        cheapest(16, 10_000_000, 4, Link(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical"))
+        cheapest(16, 10_000_000, 4, LinkModel(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical"))
         == "hierarchical"
     )
 

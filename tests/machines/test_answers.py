@@ -19,7 +19,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
@@ -32,7 +32,7 @@ def never(*_: Any) -> Any:
 
 MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "coordinator": (Coordinator(Settings()), Kind.COORDINATOR, SERVED),
-    "sandblaster": (Sandblaster(Settings(strategy=Descent())), Kind.COORDINATOR, BATCHED),
+    "sandblaster": (SandblasterCoordinator(Settings(strategy=Descent())), Kind.COORDINATOR, BATCHED),
     "of a mapping": (MappingCoordinator(Settings(strategy=MappedSettings())), Kind.COORDINATOR, SHARED),
     "of a group": (AllreduceCoordinator(Settings(strategy=AllreduceSettings())), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),

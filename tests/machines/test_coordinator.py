@@ -12,7 +12,7 @@ from made import made as settings_of
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, messages, records
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
-from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send, Wake
+from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import Event
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
@@ -57,7 +57,9 @@ class Office:
 
     def recorded(self, kind: type[records.Record]) -> list[Any]:
         return [
-            effect.record for effect in self.effects if isinstance(effect, Record) and isinstance(effect.record, kind)
+            effect.record
+            for effect in self.effects
+            if isinstance(effect, WriteRecord) and isinstance(effect.record, kind)
         ]
 
     def join(self, role: str, samples: int = 8, layout: Layout = LAYOUT, batch_size: int = 0) -> Office:
@@ -123,7 +125,7 @@ def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> No
     office.said(membership.Welcome)
     assert office.tell("replica 0", gone()).said(membership.Welcome, "replica 2")[0].initialise
     assert office.tell("replica 2", initialising.Ready((0, 0))).said(membership.Welcome, "replica 1") == [
-        membership.Welcome(office.coordinator.plan, False, (messages.Place("", 0),) * 2)  # type: ignore[arg-type]
+        membership.Welcome(office.coordinator.plan, False, (messages.Address("", 0),) * 2)  # type: ignore[arg-type]
     ]
 
 

@@ -18,16 +18,26 @@ from distbelief.core.conversations import (
     operations,
     pushing,
 )
-from distbelief.core.conversations.operations import Add, Combine, Copy, Dots, Gather, Norms, Operate, Scale, Zero
+from distbelief.core.conversations.operations import (
+    AbsoluteNorms,
+    Add,
+    Combine,
+    Copy,
+    Dots,
+    Gather,
+    Operate,
+    Scale,
+    Zero,
+)
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.messages import Version
 from distbelief.core.portions import Portion, WorkUnit
-from distbelief.core.settings import Data, Plan, Settings
+from distbelief.core.settings import DataSettings, Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
-from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
 from distbelief.strategies.sandblaster.settings import OVERLAPPING, Descent
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
@@ -38,7 +48,7 @@ LAYOUT = lay_out([
 ], groups=({}, {}))  # fmt: skip
 MOVING = LAYOUT.moving
 PLAN = Plan(
-    Settings(Data(batch_size=5), strategy=Descent(name="sandblaster"), shards=1),
+    Settings(DataSettings(batch_size=5), strategy=Descent(name="sandblaster"), shards=1),
     LAYOUT,
     cut(LAYOUT, Mesh(1), 1),
     samples=100,
@@ -108,7 +118,9 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
     expected = 0.5 * (3 * a - 2 * b) + 2 * x + a
     torch.testing.assert_close(vector(one, "c"), expected, rtol=1e-5, atol=1e-5)
     assert not vector(one, "z").any()
-    found = do(one, Dots((("a", "b"), ("x", "x"), ("a", "z"))), Norms("max", ("a", "z")), Norms("sum", ("b",)))
+    found = do(
+        one, Dots((("a", "b"), ("x", "x"), ("a", "z"))), AbsoluteNorms("max", ("a", "z")), AbsoluteNorms("sum", ("b",))
+    )
     wanted = (a @ b, x @ x, 0.0, a.abs().max(), 0.0, b.abs().sum())
     assert found == pytest.approx([float(value) for value in wanted], rel=1e-6, abs=1e-6)
 
@@ -261,7 +273,7 @@ class Pair:
         self.standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
         self.said: list[Any] = []
         self._ways: list[Send] = []
-        self.do(one.handle("coordinator", mirroring.Mirror(messages.Place("there", 0)), None))
+        self.do(one.handle("coordinator", mirroring.BeginMirroring(messages.Address("there", 0)), None))
 
     def do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -346,13 +358,13 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
 # the coordinator
 
 
-def coordinator() -> Sandblaster:
+def coordinator() -> SandblasterCoordinator:
     """One that waits for the answer of its only shard to the first evaluation of two work units."""
     settings = made(
         "sandblaster", batch_size=50, replicas=1, shards=1, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
         send_every=1,
     )  # fmt: skip
-    one = Sandblaster(settings, evaluator=False)
+    one = SandblasterCoordinator(settings, evaluator=False)
     one.handle("shard 0", membership.Here(0, "here"), None)
     one.handle("replica 0", membership.Join(0, LAYOUT, 100), None)
     one.handle("shard 0", initialising.Restored(loaded=False), None)
@@ -399,7 +411,7 @@ def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
 def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
     one = coordinator()
     one._standbys._standing["standby 0"] = "mirrors"
-    one._standbys._places["standby 0"] = messages.Place("there", 0)
+    one._standbys._places["standby 0"] = messages.Address("there", 0)
     one.handle("replica 0", done(0), None)
     [asked] = [
         e.message

@@ -12,7 +12,7 @@ import pytest
 import torch
 from ranks import in_threads
 
-from distbelief.core.conversations.grouping import Piece
+from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.messages import Messages
@@ -27,7 +27,7 @@ class Posted:
 
     def __init__(
         self,
-        queues: Sequence[SimpleQueue[tuple[str, Piece]]],
+        queues: Sequence[SimpleQueue[tuple[str, ReducedPiece]]],
         rank: int,
         algorithm: str,
         size: int,
@@ -59,7 +59,7 @@ class Posted:
 
     def _send(self) -> None:
         for send in self._messages.outgoing():
-            assert isinstance(send.message, Piece)
+            assert isinstance(send.message, ReducedPiece)
             self._queues[self._names.index(send.to)].put((self._names[self._rank], send.message))
 
 
@@ -80,7 +80,7 @@ class Vector(PhantomWhole):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_messages_are_a_fabric(ranks: int) -> None:
-    made: dict[str, list[SimpleQueue[tuple[str, Piece]]]] = {
+    made: dict[str, list[SimpleQueue[tuple[str, ReducedPiece]]]] = {
         name: [SimpleQueue() for _ in range(ranks)] for name in ALGORITHMS
     }
 

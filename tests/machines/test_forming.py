@@ -7,11 +7,11 @@ from __future__ import annotations
 from distbelief.core import events
 from distbelief.core.conversations import grouping
 from distbelief.core.effects import RECEIVE, Arrival, Connect, Form
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
-from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.replica import AllreduceReplica
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.whole import PhantomWhole
 
@@ -34,19 +34,24 @@ def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_
         "training: waits for replica 0, replica 1, replica 2 to meet in group 0",
     ]
     assert (
-        tell("replica 1", grouping.Rounds(0, 0, 0.0, 0, 0, 0))
+        tell("replica 1", grouping.RoundsMade(0, 0, 0.0, 0, 0, 0))
         == "training: waits for replica 0, replica 2 to meet in group 0"
     )
     assert tell("replica 0", events.Lost("killed", 0)) == "training: waits for replica 1, replica 2 to leave group 0"
     assert tell("replica 1", grouping.Halted(1, 0)) == "training: waits for replica 2 to leave group 0"
     assert tell("replica 2", grouping.Halted(1, 0)) == "training: waits for replica 1, replica 2 to meet in group 1"
-    tell("replica 1", grouping.Rounds(1, 0, 0.0, 0, 0, 0))
-    assert tell("replica 2", grouping.Rounds(1, 0, 0.0, 0, 0, 0)) == "training: waits for replica 1, replica 2"
+    tell("replica 1", grouping.RoundsMade(1, 0, 0.0, 0, 0, 0))
+    assert tell("replica 2", grouping.RoundsMade(1, 0, 0.0, 0, 0, 0)) == "training: waits for replica 1, replica 2"
 
 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:
     """What a replica says at each of its waits, when it is told one thing after the other."""
-    replica, coming, answer, waits = Allreduce(role, PhantomWhole(LAYOUT), 8, reduces=reduces), iter(said), None, []
+    replica, coming, answer, waits = (
+        AllreduceReplica(role, PhantomWhole(LAYOUT), 8, reduces=reduces),
+        iter(said),
+        None,
+        [],
+    )
     story = replica.story()
     while True:
         effect = story.send(answer)
@@ -60,7 +65,7 @@ def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]
 
 
 def assemble(needy: str = "") -> grouping.Assemble:
-    members = tuple(grouping.Member(role, Place("", 0), role == needy, "") for role in ROLES)
+    members = tuple(grouping.Member(role, Address("", 0), role == needy, "") for role in ROLES)
     return grouping.Assemble(1, Plan(SETTINGS, LAYOUT, (), 8), members, 0, 0, 0)
 
 

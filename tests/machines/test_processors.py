@@ -12,7 +12,7 @@ from distbelief.core.events import Event, Lost
 from distbelief.core.messages import Message, Version
 from distbelief.errors import UsageError
 from distbelief.runtime.clock import VirtualClock
-from distbelief.transport.processors import Host, Hosts
+from distbelief.transport.processors import Hosts, VirtualHost
 from distbelief.transport.virtual import MEMORY, NetworkModel, VirtualNetwork
 
 INSTANT = NetworkModel(latency=0.25, bandwidth=float("inf"))
@@ -126,7 +126,7 @@ def test_who_ends_is_heard_out(hosts: Hosts | None) -> None:
     assert [what[1:] for what in pair.run()] == [("replica 0", "1"), ("replica 0", "lost")]
 
 
-def done_at(host: Host, clock: VirtualClock, pieces: list[tuple[float, float]]) -> list[float]:
+def done_at(host: VirtualHost, clock: VirtualClock, pieces: list[tuple[float, float]]) -> list[float]:
     """When each of several roles, which begins at a moment with so much work, is done."""
     found: dict[int, float] = {}
     for number, (begins, seconds) in enumerate(pieces):
@@ -156,12 +156,12 @@ def test_those_who_work_share_the_cores_evenly(
     cores: int, together: float, pieces: list[tuple[float, float]], ends: list[float]
 ) -> None:
     clock = VirtualClock()
-    assert done_at(Host(clock, cores, together), clock, pieces) == pytest.approx(ends)
+    assert done_at(VirtualHost(clock, cores, together), clock, pieces) == pytest.approx(ends)
 
 
 def test_who_dies_leaves_the_cores_to_the_others() -> None:
     clock = VirtualClock()
-    host = Host(clock, 1)
+    host = VirtualHost(clock, 1)
     dead, alive = host.thread(), host.thread()
     ends: list[float] = []
     dead.do(4.0, lambda _: ends.append(-1.0), None)
@@ -176,7 +176,7 @@ def test_who_dies_leaves_the_cores_to_the_others() -> None:
 def test_steps_that_are_partly_slept_share_a_core_for_the_rest(busy: float, ends: float) -> None:
     """Two steps of a second on one core; what comes after a step begins when it is over, slept or not."""
     clock, said = VirtualClock(), []
-    threads = [(host := Host(clock, 1, busy=busy)).thread(), host.thread()]
+    threads = [(host := VirtualHost(clock, 1, busy=busy)).thread(), host.thread()]
     for thread in threads:
         thread.step(1.0, lambda _: said.append(clock.time), None)
         thread.do(0.5, lambda _: said.append(clock.time), None)
@@ -187,7 +187,7 @@ def test_steps_that_are_partly_slept_share_a_core_for_the_rest(busy: float, ends
 
 def test_who_dies_asleep_does_not_wake() -> None:
     clock, said = VirtualClock(), []
-    thread = Host(clock, 1, busy=0.25).thread()
+    thread = VirtualHost(clock, 1, busy=0.25).thread()
     thread.step(1.0, said.append, "over")
     clock.call_at(0.5, lambda _: thread.stop(), None)
     while clock.pending:

@@ -11,7 +11,7 @@ import pytest
 
 from distbelief.core import events
 from distbelief.core.conversations import grouping, membership
-from distbelief.core.effects import RECEIVE, Arrival, End, Reduce
+from distbelief.core.effects import RECEIVE, Arrival, End, ReduceGradients
 from distbelief.core.timers import BucketDue
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
@@ -71,7 +71,7 @@ def play(
     driver = Driver(clock, lambda *_: None)
 
     def story() -> Generator[Any, Any, None]:
-        answers.append((yield Reduce()))
+        answers.append((yield ReduceGradients()))
         if endpoint.coming:
             answers.append((yield RECEIVE).event)
 

@@ -57,11 +57,13 @@ def test_pieces_that_arrive_in_any_order_are_summed(
     schedules = [schedule_of(bucket, name, ranks, per_host) for bucket in found]
     players = [Messages(0, members, rank, found, schedules, vectors[rank]) for rank in range(ranks)]
     for number in range(2):
-        links: dict[tuple[str, str], deque[grouping.Piece]] = {}
+        links: dict[tuple[str, str], deque[grouping.ReducedPiece]] = {}
 
-        def take(rank: int, sends: list[Send], links: dict[tuple[str, str], deque[grouping.Piece]] = links) -> None:
+        def take(
+            rank: int, sends: list[Send], links: dict[tuple[str, str], deque[grouping.ReducedPiece]] = links
+        ) -> None:
             for send in sends:
-                assert isinstance(send.message, grouping.Piece)
+                assert isinstance(send.message, grouping.ReducedPiece)
                 links.setdefault((members[rank], send.to), deque()).append(send.message)
 
         for player in players:

@@ -15,7 +15,7 @@ from distbelief.core import events
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring, pushing
 from distbelief.core.effects import Effect, End, Load, Phantom, Save, Send
 from distbelief.core.events import Event
-from distbelief.core.messages import Place, Version
+from distbelief.core.messages import Address, Version
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
@@ -320,7 +320,7 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
 def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_to_its_next_life(dies: bool) -> None:
     one = shard(plan(strategy="synchronous", replicas=1, standby=1, batch_size=4))
     one.handle("replica 0", attendance.Attend(0, 0), None)
-    one.handle("coordinator", mirroring.Mirror(Place("unix:@standby", 0)), None)
+    one.handle("coordinator", mirroring.BeginMirroring(Address("unix:@standby", 0)), None)
     one.handle(
         "replica 0",
         pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 4, 0, ranges=(Range(0, MOVING),)),

@@ -30,14 +30,14 @@ from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Pushing, Settings
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
-from distbelief.replica.downpour import Downpour
+from distbelief.replica.downpour import DownpourReplica
 from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.vectors import PhantomVectors
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
 
-PLACES = (messages.Place("unix:@a", 0), messages.Place("unix:@b", 0))
+PLACES = (messages.Address("unix:@a", 0), messages.Address("unix:@b", 0))
 LAYOUT = lay_out([Tensor("weight", (100,), "float32")])
 
 
@@ -78,7 +78,7 @@ class Reader:
 
 def replica(**settings: Any) -> Reader:
     """A replica that computes its first minibatch of three."""
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story())
+    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story())
     reader.tell("coordinator", membership.Welcome(plan(**settings), False, PLACES[:1]))
     reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
     reader.tell("coordinator", dealing.Deal(Portion(0, 0, 3)))
@@ -92,7 +92,7 @@ COMPUTED = Computed(1.0, 1, 0.0)
 
 
 def test_a_replica_that_is_too_late_leaves_in_peace() -> None:
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
+    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
         "coordinator", membership.Finish("the job is ending")
     )
     assert reader.waits is None
@@ -129,7 +129,7 @@ def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrive
         Settings(strategy=Pushing(prefetch=1, fetch_every=3), shards=2), LAYOUT, cut(LAYOUT, Mesh(1), 2), samples=8
     )
     parts = [(f"shard {i}", a.moving.start, a.moving.stop) for i, a in enumerate(two.assignments)]
-    reader = Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
+    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
         "coordinator", membership.Welcome(two, False, PLACES[:2])
     )
     for role, start, stop in parts:
@@ -166,7 +166,7 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
 )
 def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        Reader(Downpour("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(sender, event)
+        Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(sender, event)
 
 
 def evaluator() -> Reader:
@@ -241,7 +241,7 @@ def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_
     prefetch: int, landings: list[int]
 ) -> None:
     vectors = Swapped()
-    reader = Reader(Downpour("replica 0", vectors, 8, keeps=True).story())
+    reader = Reader(DownpourReplica("replica 0", vectors, 8, keeps=True).story())
     reader.tell("coordinator", membership.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))
     mail: deque[tuple[str, Event]] = deque([("coordinator", dealing.Deal(Portion(0, 0, 3)))])
     clock = 0

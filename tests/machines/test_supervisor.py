@@ -83,7 +83,9 @@ def words(told: list[Effect], role: str = "coordinator") -> list[Any]:
 
 
 def notes(told: list[Effect]) -> list[str]:
-    return [one.record.text for one in told if isinstance(one, effects.Record) and isinstance(one.record, records.Note)]
+    return [
+        one.record.text for one in told if isinstance(one, effects.WriteRecord) and isinstance(one.record, records.Note)
+    ]
 
 
 def test_everybody_is_started_once_in_the_order_asked_for() -> None:

@@ -116,7 +116,7 @@ def test_what_the_dead_have_pushed_is_in_no_round_and_what_those_who_sit_out_hav
 def test_a_push_that_comes_after_its_replica_was_given_up_is_dropped() -> None:
     """The coordinator has heard of the death first, and deals the minibatches again."""
     told = Told(strategy="synchronous")
-    told.hear("coordinator", attendance.Gone("replica 0", 0))
+    told.hear("coordinator", attendance.Departed("replica 0", 0))
     assert told.push(0, 1)[-1] == ("replica 0", pushing.Pushed(0, 1, Version(0, 0), dropped=True))
     told.push(1, 1)
     assert len(told.push(2, 1)) == 3, "a ruling and two acknowledgements"

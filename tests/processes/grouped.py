@@ -11,7 +11,7 @@ import torch
 from torch.distributed import TCPStore
 
 from distbelief.core.conversations.grouping import Assemble, Member
-from distbelief.core.messages import Place
+from distbelief.core.messages import Address
 from distbelief.core.settings import Plan, Settings
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.process_group import ProcessGroup
@@ -39,7 +39,7 @@ if __name__ == "__main__":
         )
         store.set(f"store {group} {rank}", one.store)
         stores = [store.get(f"store {group} {other}").decode() for other in range(ranks)]
-        members = tuple(Member(f"replica {i}", Place("", 0), False, name) for i, name in enumerate(stores))
+        members = tuple(Member(f"replica {i}", Address("", 0), False, name) for i, name in enumerate(stores))
         slot, total = one.open(size, found)
         plan = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
         assert one.form(Assemble(group, plan, members, 0, 0, 0, ""), lambda: False)

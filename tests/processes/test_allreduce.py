@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from distbelief.core import records
 from distbelief.core.conversations.grouping import Assemble, Member
-from distbelief.core.messages import Place
+from distbelief.core.messages import Address
 from distbelief.core.optimizer import optim
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, UsageError
@@ -161,7 +161,7 @@ def meeting() -> Iterator[tuple[ProcessGroup, Assemble]]:
     """A replica, and a group of it and another."""
     plan = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
     one = ProcessGroup(0, torch.device("cpu"), "ring", 0, "127.0.0.1")
-    members = tuple(Member(f"replica {i}", Place("", 0), False, one.store) for i in range(2))
+    members = tuple(Member(f"replica {i}", Address("", 0), False, one.store) for i in range(2))
     one.open(64, [])
     yield one, Assemble(7, plan, members, 0, 0, 0, "")
     vars(one).clear()  # its store, which goes with it
@@ -193,7 +193,7 @@ def test_a_meeting_at_one_who_is_dead_ends_at_once(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     monkeypatch.setattr(process_group, "TCPStore", lambda *_, **__: pytest.fail("it is waited for"))
-    dead = Member("replica 2", Place("", 0), False, f"127.0.0.1|{port}")
+    dead = Member("replica 2", Address("", 0), False, f"127.0.0.1|{port}")
     assert not one.form(msgspec.structs.replace(group, members=(dead, group.members[0])), lambda: False)
 
 
@@ -207,7 +207,7 @@ def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(
             other = waiting.enter_context(socket.socket())
             other.setblocking(False)
             other.connect_ex(silent.getsockname())
-        first = Member("replica 2", Place("", 0), False, f"127.0.0.1|{silent.getsockname()[1]}")
+        first = Member("replica 2", Address("", 0), False, f"127.0.0.1|{silent.getsockname()[1]}")
         began = monotonic()
         assert not one.form(msgspec.structs.replace(group, members=(first, group.members[0])), lambda: False)
         assert monotonic() - began > 0.4, "it was refused"

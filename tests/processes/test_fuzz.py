@@ -49,7 +49,7 @@ from distbelief.record.summary import Summary, in_effect
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
-from distbelief.strategies.sandblaster.coordinator import Sandblaster
+from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import DescentShard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
@@ -127,7 +127,7 @@ def coordinator() -> Coordinator:
 
 
 def descending_coordinator() -> Coordinator:
-    return _begun(Sandblaster(DESCENT.settings))
+    return _begun(SandblasterCoordinator(DESCENT.settings))
 
 
 def _begun(one: Coordinator) -> Coordinator:

@@ -26,7 +26,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
-from distbelief.schedules.price import Link, price
+from distbelief.schedules.price import LinkModel, price
 from distbelief.strategies import Allreduce, Synchronous
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.tasks import Task
@@ -45,7 +45,7 @@ class Sent:
     """Counts what is sent: pieces, and their bytes, by sender and receiver."""
 
     def __init__(self, run: Observed) -> None:
-        self.pieces: list[tuple[str, str, grouping.Piece]] = []
+        self.pieces: list[tuple[str, str, grouping.ReducedPiece]] = []
         self.counts: Counter[str] = Counter()
         self.kinds: Counter[type] = Counter()
         attach(run.simulation.network, self)
@@ -53,7 +53,7 @@ class Sent:
     def sent(self, sender: str, to: str, message: Message) -> None:
         self.counts[sender] += 1
         self.kinds[type(message)] += 1
-        if isinstance(message, grouping.Piece):
+        if isinstance(message, grouping.ReducedPiece):
             self.pieces.append((sender, to, message))
 
     def delivered(self, sender: str, to: str, message: Message) -> None: ...
@@ -362,7 +362,7 @@ def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str
         computed, summed = moments(run)
         run.run()
         assert len(computed) == ranks
-        expected = price(schedule(algorithm, ranks, size // 4), 4, Link(20e-6, 1.25e9, reduction))
+        expected = price(schedule(algorithm, ranks, size // 4), 4, LinkModel(20e-6, 1.25e9, reduction))
         assert max(summed) - max(computed) == pytest.approx(expected, rel=0.01)
 
 

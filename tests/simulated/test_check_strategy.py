@@ -13,7 +13,7 @@ import torch
 
 from distbelief.core.effects import Batch
 from distbelief.errors import LocalProtocolError
-from distbelief.replica.downpour import Downpour as Story
+from distbelief.replica.downpour import DownpourReplica as Story
 from distbelief.runtime.player import Part
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from distbelief.core.conversations import operations
-from distbelief.core.conversations.grouping import Piece
+from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.core.conversations.mirroring import Copied, CopyUse, WorkUnitTaken
 from distbelief.core.conversations.operations import Contribute, Operate
 from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
@@ -58,8 +58,8 @@ FETCHED = Fetched(0, 0, 100, AT)
         (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, CopyUse.APPLY, (), (), 1, 1.0), HUNDRED, 4),
         (Downpour(optimizer=optim("adam")), Copied(0, 0, 100, 0, 1, CopyUse.GATHER, (), (), 1, 1.0), HUNDRED, 2),
         (Sandblaster(), WorkUnitTaken(0, 0, 100, 0, 1, 1, 0), HUNDRED, 2),
-        (Allreduce(), Piece(0, 0, 0, 0, 0, True), HUNDRED, 2),
-        (Allreduce(), Piece(0, 0, 0, 0, 0, False), HUNDRED, 2),
+        (Allreduce(), ReducedPiece(0, 0, 0, 0, 0, True), HUNDRED, 2),
+        (Allreduce(), ReducedPiece(0, 0, 0, 0, 0, False), HUNDRED, 2),
     ],
 )
 def test_taking_a_message_costs_the_vectors_that_it_touches(
@@ -70,8 +70,8 @@ def test_taking_a_message_costs_the_vectors_that_it_touches(
 
 
 def test_additions_that_the_network_counts_are_not_counted_twice() -> None:
-    assert labour(Allreduce(), adds=False).taking(Piece(0, 0, 0, 0, 0, True), HUNDRED) == 0
-    assert labour(Allreduce(), adds=False).taking(Piece(0, 0, 0, 0, 0, False), HUNDRED) == 200
+    assert labour(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, True), HUNDRED) == 0
+    assert labour(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, False), HUNDRED) == 200
 
 
 def test_a_death_is_no_message() -> None:
@@ -103,7 +103,7 @@ def test_an_operation_costs_the_vectors_that_it_names() -> None:
         operations.Zero("g"), operations.Scale(2.0, "g"), operations.Copy("x", "x0"), operations.Add(1.0, "d", "x"),
         operations.Combine(((1.0, "g"), (2.0, "history.s"), (3.0, "d")), "d"), operations.Dots((("s", "s"), ("s",
             "y"))),
-        operations.Norms("sum", ("g", "d")), operations.Gather(1, ("g", "g.tail")),
+        operations.AbsoluteNorms("sum", ("g", "d")), operations.Gather(1, ("g", "g.tail")),
     )  # fmt: skip
     assert [touched(command) for command in commands] == [1, 1, 2, 2, 3, 2, 2, 2]
     assert labour(Sandblaster()).taking(Operate(1, commands), None) == 15 * SLICE

@@ -19,13 +19,13 @@ from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Data, Settings
+from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.replica.downpour import Downpour as Story
+from distbelief.replica.downpour import DownpourReplica as Story
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
@@ -175,7 +175,7 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
 def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
     task = plain.classes(plain.mlp)
     settings = Settings(
-        Data(epochs=2, batch_size=4), LearningRate(lr_schedule="cosine"),
+        DataSettings(epochs=2, batch_size=4), LearningRate(lr_schedule="cosine"),
         replicas=1, shards=shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1}),
         evaluate_every=0,
     )  # fmt: skip

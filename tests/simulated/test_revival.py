@@ -199,7 +199,9 @@ def test_a_guest_that_does_not_come_back_is_gone_and_one_whose_death_is_told_of_
     for life in range(2):
         network = VirtualNetwork(VirtualClock())
         machine = Coordinator(Settings(replicas=1))
-        host = lasting.Host(network.endpoint(roles.COORDINATOR, life), machine, {}, Journal(*files), {"replica 0"})
+        host = lasting.LastingHost(
+            network.endpoint(roles.COORDINATOR, life), machine, {}, Journal(*files), {"replica 0"}
+        )
         if not life:
             for role in ("replica 0", "replica 1"):
                 network.endpoint(role).connect(roles.COORDINATOR, "")

@@ -19,7 +19,7 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.recursion import Pair, classical
+from distbelief.strategies.sandblaster.recursion import CurvaturePair, classical
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
@@ -302,7 +302,9 @@ def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vect
         if not made or to != "shard 0" or len(made[0].terms) != 2 * pairs + 1:
             return
         shards: list[Any] = run.simulation.shards
-        history = [Pair(s, y) for (_, s), (_, y) in zip(made[0].terms[:-1:2], made[0].terms[1::2], strict=True)]
+        history = [
+            CurvaturePair(s, y) for (_, s), (_, y) in zip(made[0].terms[:-1:2], made[0].terms[1::2], strict=True)
+        ]
         rounds = classical(history, "g", "e")
         commands: Any = next(rounds)
         count = 0

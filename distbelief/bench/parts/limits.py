@@ -51,7 +51,7 @@ def _ones(size: int) -> torch.Tensor:
     return torch.full((size // 4,), GRADIENT)
 
 
-class Copy(Limit):
+class MemoryCopy(Limit):
     """A copy from memory to memory."""
 
     def __init__(self, size: int) -> None:
@@ -62,7 +62,7 @@ class Copy(Limit):
         self._to.copy_(self._from)
 
 
-class Add(Limit):
+class Addition(Limit):
     """An addition in place, in memory of this process alone."""
 
     def __init__(self, size: int) -> None:

@@ -26,7 +26,7 @@ INTERFACES = ("line", "un0")
 """By which a namespace reaches the others: on a bridge, and by a cable."""
 
 
-class Hosts:
+class Namespaces:
     """So many namespaces, each with the interface `line` on one bridge; or two that a cable joins."""
 
     def __init__(self, count: int, rate: int) -> None:
@@ -137,11 +137,11 @@ def _run(words: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: int, cable: str = "", delay: float = 0.0, loss: float = 0.0) -> Iterator[Hosts]:
+def hosts(count: int, rate: int, cable: str = "", delay: float = 0.0, loss: float = 0.0) -> Iterator[Namespaces]:
     """So many hosts, for as long as they are needed; on a bridge, or by a cable with a delay (ms, one way) and a loss
     (0 to 1).
     """
-    made = Hosts(count, rate)
+    made = Namespaces(count, rate)
     if cable:
         made.join(cable, delay, loss)
     else:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from distbelief.core.consistency import Key
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.core.roles import Kind
 
 
@@ -42,7 +42,7 @@ class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
 class Ruler(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The shard that rules has come again: there."""
 
-    place: Place
+    place: Address
 
 
 AGREEMENT = Conversation(

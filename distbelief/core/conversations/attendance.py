@@ -39,7 +39,7 @@ class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Of the replica, 0 where it is whole."""
 
 
-class Gone(Message, frozen=True, array_like=True, tag=True, gc=False):
+class Departed(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A replica has died or left; it may never have had a link to this shard."""
 
     who: str
@@ -54,6 +54,6 @@ ATTENDANCE = Conversation(
         Says(SitOut, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
         Says(Excused, by=(Kind.SHARD,), to=(Kind.REPLICA,), answers=SitOut),
         Says(Return, by=(Kind.REPLICA,), to=(Kind.SHARD,)),
-        Says(Gone, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        Says(Departed, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
     ),
 )

@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
+from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost, Saved
 from distbelief.core.messages import Message, Version
 from distbelief.core.roles import Kind
@@ -74,11 +74,11 @@ CHECKPOINT = States(
         CheckpointStage.SEALING: "the store seals them, or clears them away",
     },
     (
-        Move(CheckpointStage.NONE, CheckpointStage.HOLDING),
-        Move(CheckpointStage.HOLDING, CheckpointStage.WRITING),
-        Move(CheckpointStage.WRITING, CheckpointStage.SEALING, (SnapshotDone, Lost)),
-        Move(CheckpointStage.SEALING, CheckpointStage.NONE, (Saved, Lost)),
-        Move(CheckpointStage.HOLDING, CheckpointStage.NONE),
+        Transition(CheckpointStage.NONE, CheckpointStage.HOLDING),
+        Transition(CheckpointStage.HOLDING, CheckpointStage.WRITING),
+        Transition(CheckpointStage.WRITING, CheckpointStage.SEALING, (SnapshotDone, Lost)),
+        Transition(CheckpointStage.SEALING, CheckpointStage.NONE, (Saved, Lost)),
+        Transition(CheckpointStage.HOLDING, CheckpointStage.NONE),
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.core.conversations.membership import Join
-from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
+from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
@@ -39,11 +39,11 @@ EVALUATOR = States(
         EvaluatorStanding.NONE: "nobody measures",
     },
     (
-        Move(EvaluatorStanding.EXPECTED, EvaluatorStanding.JOINED),
-        Move(EvaluatorStanding.JOINED, EvaluatorStanding.EXPECTED, (Lost, Join)),
-        Move(EvaluatorStanding.JOINED, EvaluatorStanding.NONE, (Lost,)),
-        Move(EvaluatorStanding.EXPECTED, EvaluatorStanding.NONE, (Lost,)),
-        Move(EvaluatorStanding.NONE, EvaluatorStanding.EXPECTED, (Join,)),
+        Transition(EvaluatorStanding.EXPECTED, EvaluatorStanding.JOINED),
+        Transition(EvaluatorStanding.JOINED, EvaluatorStanding.EXPECTED, (Lost, Join)),
+        Transition(EvaluatorStanding.JOINED, EvaluatorStanding.NONE, (Lost,)),
+        Transition(EvaluatorStanding.EXPECTED, EvaluatorStanding.NONE, (Lost,)),
+        Transition(EvaluatorStanding.NONE, EvaluatorStanding.EXPECTED, (Join,)),
     ),
 )
 

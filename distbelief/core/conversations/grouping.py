@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
-from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
+from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost, Saved
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
@@ -25,7 +25,7 @@ class Member(NamedTuple):
     """One replica of a group."""
 
     role: str
-    place: Place
+    place: Address
     needs: bool
     """Whether it does not have the parameters with which the group begins."""
     store: str
@@ -54,7 +54,7 @@ class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
     rounds: int
 
 
-class Rounds(Message, frozen=True, array_like=True, tag=True, gc=False):
+class RoundsMade(Message, frozen=True, array_like=True, tag=True, gc=False):
     """How many rounds a replica has made in all; of the steps since its last report the sum of the losses, and the
     bytes it sent and received.
     """
@@ -131,7 +131,7 @@ class Hail(Message, frozen=True, array_like=True, tag=True, gc=False):
     group: int
 
 
-class Piece(Message, frozen=True, array_like=True, tag=True, gc=False):
+class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Some elements of a bucket, from byte `start` of the flat vector on, at a step of its schedule in a round."""
 
     group: int
@@ -173,10 +173,10 @@ GROUP_PHASES = States(
         GroupPhase.LEAVING: "waits for the replicas to leave",
     },
     (
-        Move(GroupPhase.GATHERING, GroupPhase.TRAINING, (Enter, Leave, Lost)),
-        Move(GroupPhase.TRAINING, GroupPhase.CLOSING, (Enter, Rounds, Evaluated, Stop, Leave, Lost, Halted)),
-        Move(GroupPhase.CLOSING, GroupPhase.LEAVING, (Rounds, Evaluated, Saved)),
-        Move(
+        Transition(GroupPhase.GATHERING, GroupPhase.TRAINING, (Enter, Leave, Lost)),
+        Transition(GroupPhase.TRAINING, GroupPhase.CLOSING, (Enter, RoundsMade, Evaluated, Stop, Leave, Lost, Halted)),
+        Transition(GroupPhase.CLOSING, GroupPhase.LEAVING, (RoundsMade, Evaluated, Saved)),
+        Transition(
             GroupPhase.CLOSING, GroupPhase.TRAINING, (Enter, Halted, Leave, Lost)
         ),  # nobody is left who holds what was made: all begin at a checkpoint
     ),
@@ -217,9 +217,9 @@ GROUPING = Conversation(
         Says(Assemble, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Hail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
-        Says(Rounds, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
-        Says(Piece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(ReducedPiece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Evaluate, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(Evaluated, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Evaluate),
         Says(Keep, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),

@@ -5,9 +5,9 @@ or of the first replica.
 from __future__ import annotations
 
 from distbelief.core.conversations.membership import Here, Join
-from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
+from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost
-from distbelief.core.messages import Bulk, Message, Place, Version
+from distbelief.core.messages import Address, Bulk, Message, Version
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 
@@ -23,7 +23,7 @@ class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
     checkpoint: str
     members: tuple[tuple[str, int], ...] = ()
     """Replicas, and which life of each."""
-    ruler: Place = Place("", 0)
+    ruler: Address = Address("", 0)
     """Where the shard that rules the rounds is."""
 
 
@@ -67,16 +67,16 @@ SHARD = States(
         ShardStanding.READY: "it holds what it is to hold",
     },
     (
-        Move(ShardStanding.AWAY, ShardStanding.HERE, (Here,)),
-        Move(ShardStanding.HERE, ShardStanding.TOLD, (Here, Join)),
-        Move(ShardStanding.TOLD, ShardStanding.READY, (Restored,)),
-        Move(
+        Transition(ShardStanding.AWAY, ShardStanding.HERE, (Here,)),
+        Transition(ShardStanding.HERE, ShardStanding.TOLD, (Here, Join)),
+        Transition(ShardStanding.TOLD, ShardStanding.READY, (Restored,)),
+        Transition(
             ShardStanding.TOLD, ShardStanding.HERE, (Here,)
         ),  # its next life, which is heard of before the death of the last
-        Move(ShardStanding.READY, ShardStanding.HERE, (Here,)),
-        Move(ShardStanding.HERE, ShardStanding.AWAY, (Lost,)),
-        Move(ShardStanding.TOLD, ShardStanding.AWAY, (Lost,)),
-        Move(ShardStanding.READY, ShardStanding.AWAY, (Lost,)),
+        Transition(ShardStanding.READY, ShardStanding.HERE, (Here,)),
+        Transition(ShardStanding.HERE, ShardStanding.AWAY, (Lost,)),
+        Transition(ShardStanding.TOLD, ShardStanding.AWAY, (Lost,)),
+        Transition(ShardStanding.READY, ShardStanding.AWAY, (Lost,)),
     ),
 )
 

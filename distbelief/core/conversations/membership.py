@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.core.conversations.table import Conversation, Says
-from distbelief.core.messages import Message, Place
+from distbelief.core.messages import Address, Message
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 from distbelief.sharding.layout import Layout
@@ -35,7 +35,7 @@ class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     plan: Plan
     initialise: bool
-    shards: tuple[Place, ...]
+    shards: tuple[Address, ...]
     generation: int = 0
     """Greater than before where all have gone back to a checkpoint, and what was pushed since is forgotten."""
 

@@ -16,10 +16,10 @@ from distbelief.core.conversations.agreement import Norms, Ruling, Squares
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here
 from distbelief.core.conversations.operations import Operate
-from distbelief.core.conversations.table import Conversation, Move, Says, States, TextEnum
+from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost
 from distbelief.core.ledger import PushTaken
-from distbelief.core.messages import Bulk, Message, Place
+from distbelief.core.messages import Address, Bulk, Message
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan
 
@@ -51,13 +51,13 @@ class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
 # coordinator to shard
 
 
-class Mirror(Message, frozen=True, array_like=True, tag=True, gc=False):
+class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Have your standby, which is there, hold what you hold, and acknowledge nothing that it has not confirmed."""
 
-    place: Place
+    place: Address
 
 
-class Alone(Message, frozen=True, array_like=True, tag=True, gc=False):
+class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
     """That life of your standby will not take your place: acknowledge what it has not confirmed."""
 
     life: int
@@ -222,12 +222,12 @@ STANDBY = States(
         StandbyStanding.MIRRORS: "it holds all that its shard acknowledges",
     },
     (
-        Move(StandbyStanding.AWAY, StandbyStanding.HERE, (Here,)),
-        Move(StandbyStanding.HERE, StandbyStanding.TOLD, (Here, Restored, Ready)),
-        Move(StandbyStanding.TOLD, StandbyStanding.SENT, (Stands,)),
-        Move(StandbyStanding.SENT, StandbyStanding.MIRRORS, (Mirrored,)),
-        *(Move(before, StandbyStanding.HERE, (Lost, Here)) for before in _FOLLOWS),
-        *(Move(before, StandbyStanding.AWAY, (Lost, Bereft)) for before in (StandbyStanding.HERE, *_FOLLOWS)),
+        Transition(StandbyStanding.AWAY, StandbyStanding.HERE, (Here,)),
+        Transition(StandbyStanding.HERE, StandbyStanding.TOLD, (Here, Restored, Ready)),
+        Transition(StandbyStanding.TOLD, StandbyStanding.SENT, (Stands,)),
+        Transition(StandbyStanding.SENT, StandbyStanding.MIRRORS, (Mirrored,)),
+        *(Transition(before, StandbyStanding.HERE, (Lost, Here)) for before in _FOLLOWS),
+        *(Transition(before, StandbyStanding.AWAY, (Lost, Bereft)) for before in (StandbyStanding.HERE, *_FOLLOWS)),
     ),
 )
 
@@ -236,12 +236,12 @@ MIRRORING = Conversation(
     (
         Says(Stand, by=(Kind.COORDINATOR,), to=(Kind.STANDBY,)),
         Says(Stands, by=(Kind.STANDBY,), to=(Kind.COORDINATOR,), answers=Stand),
-        Says(Mirror, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        Says(BeginMirroring, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         *(Says(numbered, by=(Kind.SHARD,), to=(Kind.STANDBY,)) for numbered in get_args(Numbered)),
         Says(Confirmed, by=(Kind.STANDBY,), to=(Kind.SHARD,)),
-        Says(Mirrored, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=Mirror),
+        Says(Mirrored, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=BeginMirroring),
         Says(Bereft, by=(Kind.SHARD,), to=(Kind.COORDINATOR,)),
-        Says(Alone, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
+        Says(Unmirrored, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         Says(Succeed, by=(Kind.COORDINATOR,), to=(Kind.STANDBY,)),
     ),
     (STANDBY,),

@@ -68,7 +68,7 @@ class Dots(Command, frozen=True, array_like=True, tag=True, gc=False):
     pairs: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
 
 
-class Norms(Command, frozen=True, array_like=True, tag=True, gc=False):
+class AbsoluteNorms(Command, frozen=True, array_like=True, tag=True, gc=False):
     """The sum of the absolute values of each vector, in float64, or the largest of them: one scalar each."""
 
     kind: Literal["sum", "max"]
@@ -86,7 +86,7 @@ class Gather(Command, frozen=True, array_like=True, tag=True, gc=False):
     ordered: bool = False
 
 
-AnyCommand = Zero | Copy | Scale | Add | Combine | Dots | Norms | Gather
+AnyCommand = Zero | Copy | Scale | Add | Combine | Dots | AbsoluteNorms | Gather
 
 
 def scalars(command: AnyCommand) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def scalars(command: AnyCommand) -> tuple[str, ...]:
     """
     if isinstance(command, Dots):
         return ("sum",) * len(command.pairs)
-    return (command.kind,) * len(command.of) if isinstance(command, Norms) else ()
+    return (command.kind,) * len(command.of) if isinstance(command, AbsoluteNorms) else ()
 
 
 # coordinator to shard

@@ -11,7 +11,7 @@ from distbelief.core.conversations.evaluating import Evaluated
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here, Join, Leave, Stop
 from distbelief.core.conversations.operations import Done, Operated
-from distbelief.core.conversations.table import Move, States, TextEnum
+from distbelief.core.conversations.table import States, TextEnum, Transition
 from distbelief.core.events import Lost, Saved
 
 
@@ -40,14 +40,14 @@ PHASES = States(
         Phase.CLOSING: "waits for the last evaluation, the last checkpoint and the shards' accounts",
     },
     (
-        Move(Phase.GATHERING, Phase.RESTORING, (Here, Join)),
-        Move(Phase.GATHERING, Phase.INITIALISING, (Join,)),  # where replicas share memory
-        Move(Phase.RESTORING, Phase.INITIALISING, (Restored,)),
-        Move(Phase.RESTORING, Phase.TRAINING, (Restored,)),
-        Move(Phase.INITIALISING, Phase.TRAINING, (Ready, Restored)),
-        Move(Phase.TRAINING, Phase.LEAVING, _ENDS),
-        Move(Phase.LEAVING, Phase.CLOSING, _ENDS),
-        Move(Phase.LEAVING, Phase.TRAINING, (Lost,)),  # all go back to a checkpoint
+        Transition(Phase.GATHERING, Phase.RESTORING, (Here, Join)),
+        Transition(Phase.GATHERING, Phase.INITIALISING, (Join,)),  # where replicas share memory
+        Transition(Phase.RESTORING, Phase.INITIALISING, (Restored,)),
+        Transition(Phase.RESTORING, Phase.TRAINING, (Restored,)),
+        Transition(Phase.INITIALISING, Phase.TRAINING, (Ready, Restored)),
+        Transition(Phase.TRAINING, Phase.LEAVING, _ENDS),
+        Transition(Phase.LEAVING, Phase.CLOSING, _ENDS),
+        Transition(Phase.LEAVING, Phase.TRAINING, (Lost,)),  # all go back to a checkpoint
     ),
 )
 

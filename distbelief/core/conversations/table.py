@@ -29,7 +29,7 @@ class Says(NamedTuple):
     answers: type[Message] | None = None
 
 
-class Move(NamedTuple):
+class Transition(NamedTuple):
     """One move of something from a state to another.
 
     Args:
@@ -65,7 +65,7 @@ class States(Generic[State]):
     forgotten = True
     """They are the same for all that have them, and no part of a machine's memory."""
 
-    def __init__(self, of: str, meaning: Mapping[State, str], moves: tuple[Move, ...]) -> None:
+    def __init__(self, of: str, meaning: Mapping[State, str], moves: tuple[Transition, ...]) -> None:
         self.of, self.meaning, self.moves = of, meaning, moves
         self._moves: dict[tuple[StrEnum, StrEnum], tuple[type, ...]] = {
             (move.before, move.after): move.on for move in moves

@@ -149,7 +149,7 @@ class _Stay:
             self._do(effect)
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, effects.Record) and isinstance(effect.record, records.Note):
+        if isinstance(effect, effects.WriteRecord) and isinstance(effect.record, records.Note):
             self._guest.tell(effect.record.text)
         else:
             carry_out(self, effect)

@@ -45,12 +45,12 @@ from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.settle import name_process, settle_process
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
-from distbelief.record.restore import Store, load_weights
+from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
-from distbelief.runtime.lasting import Host
+from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Worker, cannot
 from distbelief.runtime.pump import Pump
 from distbelief.server.shard import Shard
@@ -199,11 +199,11 @@ class _Process:
                 for one in spec.journal
             ]
             host = (
-                Host(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings))
+                LastingHost(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings))
                 if files
                 else None
             )
-            self.driver.add_machine(self.role, self.player, self.endpoint, Store(spec.run), host=host)
+            self.driver.add_machine(self.role, self.player, self.endpoint, CheckpointStore(spec.run), host=host)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
             self.channel.say(Listening(self._listen()))
@@ -252,7 +252,7 @@ class _Process:
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
             self.player = shard = self.players.served.shard(index, self._slice, self.incarnation)
-            self.driver.add_machine(self.role, shard, self.endpoint, Store(self.spec.run))
+            self.driver.add_machine(self.role, shard, self.endpoint, CheckpointStore(self.spec.run))
         address = self._listen()
         self._meet()
         self.driver.link(self.role)
@@ -266,7 +266,7 @@ class _Process:
         name_process(role)
         self.endpoint = self.clock.endpoint = self._endpoint()
         self.endpoint.watch(self.channel.connection.fileno(), self._hear)
-        self.driver.add_machine(role, shard, self.endpoint, Store(self.spec.run))
+        self.driver.add_machine(role, shard, self.endpoint, CheckpointStore(self.spec.run))
         address = self._listen()
         self.driver.link(role)
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
@@ -424,7 +424,7 @@ class _Process:
             device,
             self.incarnation,
             self._padding(),
-            Store(spec.run),
+            CheckpointStore(spec.run),
         )
         loop.current.stepped = self.spec.settings.optimizer
         script = self.spec.script[0]
@@ -480,7 +480,7 @@ class _Process:
 
     def _tell_story(self, player: HasStory, worker: Worker) -> None:
         self.player = player
-        self.driver.add_story(self.role, player.story(), self.endpoint, worker, Store(self.spec.run))
+        self.driver.add_story(self.role, player.story(), self.endpoint, worker, CheckpointStore(self.spec.run))
         self._meet()
         self.driver.link(self.role)
         self.driver.run()

@@ -228,7 +228,7 @@ class Running:
             self._do(effect)
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, effects.Record):
+        if isinstance(effect, effects.WriteRecord):
             self.attempt.record(time.monotonic(), roles.SUPERVISOR, effect.record)
         else:
             carry_out(self.processes, effect)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from distbelief.core.conversations import operations
-from distbelief.core.conversations.grouping import Piece, State
+from distbelief.core.conversations.grouping import ReducedPiece, State
 from distbelief.core.conversations.initialising import Initialise
 from distbelief.core.conversations.mirroring import Copied, CopyUse, StatePart, WorkUnitTaken
 from distbelief.core.conversations.operations import Contribute, Operate
@@ -77,7 +77,7 @@ def touched(command: operations.AnyCommand) -> int:
             return len({name for _, name in command.terms} | {command.into})
         case operations.Dots():
             return len({name for pair in command.pairs for name in pair})
-        case operations.Norms():
+        case operations.AbsoluteNorms():
             return len(command.of)
         case operations.Gather():
             return len(command.into)
@@ -124,7 +124,7 @@ class Labour:
                 seconds += self.update(payload.nbytes)
         elif isinstance(event, Copied):
             seconds += self.copy(payload.nbytes) if event.what is CopyUse.GATHER else self.update(payload.nbytes)
-        elif isinstance(event, Piece):
+        elif isinstance(event, ReducedPiece):
             if self._adds or not event.adds:
                 seconds += self.copy(payload.nbytes)
         elif type(event) in _COPIED:

@@ -30,17 +30,17 @@ from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
-from distbelief.record.restore import Store, load_weights
+from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
-from distbelief.runtime.lasting import Host
+from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.player import Compute, Part, Worker, cannot
 from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
-from distbelief.strategies.context import Context, StepTiming, Virtual
+from distbelief.strategies.context import Context, SimulatedContext, StepTiming
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -73,7 +73,7 @@ def without_loss(record: Record) -> Record:
 
 def _adds(message: Message) -> bool:
     """Whether a message is a part of a sum."""
-    return isinstance(message, grouping.Piece) and message.adds
+    return isinstance(message, grouping.ReducedPiece) and message.adds
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Simulation:
             self.attempt,
             self.attempt is not None and self.attempt.folder is not None and not self.cluster.phantom,
         )
-        self._store = Store(attempt.folder.path) if keep and attempt and attempt.folder else MemoryStore()
+        self._store = CheckpointStore(attempt.folder.path) if keep and attempt and attempt.folder else MemoryStore()
         self._do(self.supervisor.begin(self._roles()))
 
     def _roles(self) -> list[str]:
@@ -204,7 +204,7 @@ class Simulation:
         resume = (attempt.checkpoint, attempt.position, attempt.samples, attempt.number) if attempt else ()
         self.coordinator = self.players.coordinator(self.settings, self.evaluates, *resume)
         host = (
-            Host(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
+            LastingHost(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
             if self._revives
             else None
         )
@@ -278,7 +278,7 @@ class Simulation:
         if flat is not None:
             self.players.check_model(self.settings, flat.module)
         network, timing = self.network.model, StepTiming()
-        virtual = Virtual(
+        virtual = SimulatedContext(
             self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
         )
         self._died[role] = virtual.died
@@ -302,7 +302,7 @@ class Simulation:
         flat: FlatModule | None,
         layout: Layout,
         computes: Callable[[float], Compute],
-        virtual: Virtual | None = None,
+        virtual: SimulatedContext | None = None,
     ) -> Context:
         """What whoever plays a role is given."""
         shared = self.job.strategy.needs_memory(self.settings, "virtual")

@@ -29,7 +29,7 @@ TIMED = ("seconds", "samples_per_second")
 """Those of the simulated clock."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SeedResult(msgspec.Struct, frozen=True):
     """How the job ended under one seed."""
 
     seed: int
@@ -46,7 +46,7 @@ class Ended(msgspec.Struct, frozen=True):
         return self.outcome == Outcome.FAILED
 
 
-def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
+def sweep(place: Simulated, job: Job, count: int) -> Iterator[SeedResult]:
     """Run a job under its seed and the next ones; the last that it gives is interrupted, where Ctrl-C came.
 
     Args:
@@ -79,23 +79,23 @@ def sweep(place: Simulated, job: Job, count: int) -> Iterator[Ended]:
             return
 
 
-def _one(place: Simulated, job: Job) -> Ended:
+def _one(place: Simulated, job: Job) -> SeedResult:
     try:
         result = place.run(job)
     except (UsageError, DataError, Interrupted):
         raise
     except JobFailed as error:
-        return Ended(job.seed, Outcome.FAILED, str(error))
+        return SeedResult(job.seed, Outcome.FAILED, str(error))
     except Exception as error:  # whatever it is, it is this seed's: the others are run
-        return Ended(job.seed, Outcome.FAILED, f"{type(error).__name__}: {error}")
+        return SeedResult(job.seed, Outcome.FAILED, f"{type(error).__name__}: {error}")
     figures = (result["seconds"], result["test_accuracy"], result["staleness"]["mean"], result["samples_per_second"])
-    return Ended(job.seed, result["outcome"], result["reason"], *figures)
+    return SeedResult(job.seed, result["outcome"], result["reason"], *figures)
 
 
-def spread(ended: Sequence[Ended]) -> dict[str, Any]:
+def spread(ended: Sequence[SeedResult]) -> dict[str, Any]:
     """How many ended how, and the least, the median and the largest of each figure.
 
-    >>> spread([Ended(0, "done", "", 2.0), Ended(1, "done", "", 4.0), Ended(2, "failed", "")])["seconds"]
+    >>> spread([SeedResult(0, "done", "", 2.0), SeedResult(1, "done", "", 4.0), SeedResult(2, "failed", "")])["seconds"]
     {'min': 2.0, 'median': 3.0, 'max': 4.0}
     """
     found: dict[str, Any] = {"seeds": len(ended), "outcomes": dict(Counter(one.outcome for one in ended))}
@@ -108,7 +108,7 @@ def spread(ended: Sequence[Ended]) -> dict[str, Any]:
 def lines(spread: dict[str, Any]) -> list[str]:
     r"""A spread as a small table.
 
-    >>> print("\n".join(lines(spread([Ended(0, "done", "", 2.0, 0.5, 1.0, 1000.0), Ended(1, "failed", "")]))))
+    >>> print("\n".join(lines(spread([SeedResult(0, "done", "", 2.0, 0.5, 1.0, 1000.0), SeedResult(1, "failed", "")]))))
     2 seeds: 1 done, 1 failed
                                          min      median         max
     seconds simulated                  2.000       2.000       2.000

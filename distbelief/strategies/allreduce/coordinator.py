@@ -16,7 +16,7 @@ from distbelief.coordination.cadence import SnapshotTimer, is_due, snapshot_due,
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
-from distbelief.core.effects import Commit, Discard, Effect, End, Record, Send
+from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
@@ -67,7 +67,7 @@ class AllreduceCoordinator(Answering):
         self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
-        self._told: dict[str, grouping.Rounds] = {}
+        self._told: dict[str, grouping.RoundsMade] = {}
         self._fallen: list[
             tuple[str, str, bool]
         ] = []  # who is gone since the group was formed, of whom is not known yet what was done
@@ -85,7 +85,7 @@ class AllreduceCoordinator(Answering):
         answers: dict[type, Callable[[str, Any], list[Effect]]] = {
             grouping.Enter: self._on_enter,
             grouping.Halted: self._on_halted,
-            grouping.Rounds: self._on_rounds,
+            grouping.RoundsMade: self._on_rounds,
             grouping.Broken: self._on_broken,
             grouping.Kept: self._on_kept,
             evaluating.Evaluated: self._on_evaluated,
@@ -160,7 +160,7 @@ class AllreduceCoordinator(Answering):
         self._groups.enter(sender, event)
         if self._may(GroupMay.GATHER):
             return self._gathered()
-        return [Record(records.Joined(sender)), *self._regroup()]
+        return [WriteRecord(records.Joined(sender)), *self._regroup()]
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
@@ -172,7 +172,7 @@ class AllreduceCoordinator(Answering):
         begun = records.Started(
             len(here), 0, plan.layout.parameters, plan.samples, s.data.batch_size, s.data.epochs, self.samples
         )
-        effects: list[Effect] = [Record(begun), *(Record(records.Joined(role)) for role in here)]
+        effects: list[Effect] = [WriteRecord(begun), *(WriteRecord(records.Joined(role)) for role in here)]
         if self.data.finished:
             self._close(Cause.DONE_BEFORE, "every epoch was done before")
         return effects + self._regroup()
@@ -218,7 +218,7 @@ class AllreduceCoordinator(Answering):
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
         held = dict(zip(self._groups.dealt, lost, strict=False))
         told: list[Effect] = [
-            Record(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen
+            WriteRecord(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen
         ]
         self._fallen = []
         return told
@@ -243,7 +243,7 @@ class AllreduceCoordinator(Answering):
             self._cause, self._duties = Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
         told = f"every replica that held the parameters is gone; those that came again {whence}"
-        return [*held, Record(records.Note(told)), Record(records.Rewound(self.samples))]
+        return [*held, WriteRecord(records.Note(told)), WriteRecord(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: grouping.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
@@ -256,7 +256,10 @@ class AllreduceCoordinator(Answering):
                 f"{event.reason}"
             )
             return self._end(Cause.NO_ROUND, told)
-        return [Record(records.Note(f"{sender}: {event.reason}; the replicas form their group anew")), *self._regroup()]
+        return [
+            WriteRecord(records.Note(f"{sender}: {event.reason}; the replicas form their group anew")),
+            *self._regroup(),
+        ]
 
     # dealing
 
@@ -281,7 +284,7 @@ class AllreduceCoordinator(Answering):
             what, number = self._duties[0]
             if what is Duty.DISMISS:
                 self._enter(GroupPhase.LEAVING)
-                ending: list[Effect] = [Record(records.Ending.of(self._cause, self._reason))]
+                ending: list[Effect] = [WriteRecord(records.Ending.of(self._cause, self._reason))]
                 return effects + ending + [Send(role, membership.Finish(self._reason)) for role in group]
             effects.append(
                 Send(group[0], evaluating.Evaluate(number) if what is Duty.MEASURE else grouping.Keep(number))
@@ -294,13 +297,13 @@ class AllreduceCoordinator(Answering):
     def _keeps_after(self, epoch: int) -> bool:
         return is_due(self.settings.checkpoint_every, epoch)
 
-    def _on_rounds(self, sender: str, event: grouping.Rounds) -> list[Effect]:
+    def _on_rounds(self, sender: str, event: grouping.RoundsMade) -> list[Effect]:
         before = self._told.get(sender)
         sums = [
             getattr(event, name) + (getattr(before, name) if before else 0)
             for name in ("loss", "losses", "sent", "received")
         ]
-        self._told[sender] = grouping.Rounds(event.group, event.rounds, *sums)
+        self._told[sender] = grouping.RoundsMade(event.group, event.rounds, *sums)
         rounds = self._groups.report(sender, event)
         if rounds is None:
             return []
@@ -318,12 +321,12 @@ class AllreduceCoordinator(Answering):
         self._barren = 0
         self.samples += sum(share.samples for share in shares)
         effects: list[Effect] = [
-            Record(self._stepped(role, share))
+            WriteRecord(self._stepped(role, share))
             for role, share in zip(self._groups.dealt, shares, strict=True)
             if share.steps
         ]
         for epoch in range(before + 1, self.data.completed + 1):
-            effects.append(Record(records.EpochDone(epoch)))
+            effects.append(WriteRecord(records.EpochDone(epoch)))
             if self._may(GroupMay.DEAL) and not self.data.finished:
                 self._duties += [(Duty.MEASURE, epoch)] * self._measures_after(epoch)
                 self._duties += [(Duty.KEEP, self.number)] * self._keeps_after(epoch)
@@ -362,7 +365,7 @@ class AllreduceCoordinator(Answering):
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if not self._is_done(Duty.MEASURE, sender):
             return []
-        effects: list[Effect] = [Record(records.Tested(event.number, event.loss, event.accuracy))]
+        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy))]
         if self._may(GroupMay.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
             self._close(Cause.TARGET_REACHED, reached, measured=True)
         return effects + self._go_on()
@@ -388,7 +391,7 @@ class AllreduceCoordinator(Answering):
 
     def _on_saved(self, sender: str, event: events.Saved) -> list[Effect]:
         error = self._failed or event.error
-        effects: list[Effect] = [Record(records.Checkpointed(event.number, error))]
+        effects: list[Effect] = [WriteRecord(records.Checkpointed(event.number, error))]
         self.number += 1
         self._pushes = 0
         if not error:
@@ -424,8 +427,10 @@ class AllreduceCoordinator(Answering):
     def _end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in self._groups.here]
         dealt = self._groups.dealt
-        applied = [Record(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
-        return [*applied, Record(records.Finished.of(cause, reason, role)), *stops, End(reason)]
+        applied = (
+            [WriteRecord(records.Applied(dealt[0], self._updates, self.samples, {0: self._updates}))] if dealt else []
+        )
+        return [*applied, WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
     # death
 

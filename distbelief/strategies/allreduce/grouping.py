@@ -5,7 +5,7 @@ from __future__ import annotations
 from distbelief.core import roles
 from distbelief.core.conversations import grouping
 from distbelief.core.conversations.grouping import NOTHING
-from distbelief.core.messages import Place
+from distbelief.core.messages import Address
 
 AWAITED = -1
 """The rounds of one who is to halt, and has not said so."""
@@ -82,14 +82,16 @@ class Grouping:
             entered, stand = self.here[role], self._stand[role]
             lacks = (not alike or entered.digest != digest) if most == NOTHING else stand != most
             members.append(
-                grouping.Member(role, Place(entered.address, entered.incarnation), i != source and lacks, entered.store)
+                grouping.Member(
+                    role, Address(entered.address, entered.incarnation), i != source and lacks, entered.store
+                )
             )
         self._stand = dict.fromkeys(self.group, begins)
         self._reported = dict.fromkeys(self.group, NOTHING)
         self._begins = begins
         return tuple(members), source
 
-    def report(self, role: str, event: grouping.Rounds) -> int | None:
+    def report(self, role: str, event: grouping.RoundsMade) -> int | None:
         """A member has made so many rounds; returns how many all of the group have, once it is whole."""
         if event.group != self.number or role not in self.group:
             return None

@@ -13,7 +13,7 @@ from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.base import Machine, Replicated, Scaled, Virtual
+from distbelief.strategies.base import LocalMachine, Replicated, Scaled, Virtual
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -72,7 +72,7 @@ class Allreduce(Replicated, Scaled):
         """Where gradients are added up in it."""
         return carrier == "shared"
 
-    def check_machine(self, settings: Settings, machine: Machine) -> None:
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse guests, encryption, and hosts that the algorithm has no use for.
 
         Raises:

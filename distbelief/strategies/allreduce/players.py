@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.coordination.cadence import SnapshotTimer
-from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, Rounds
+from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, RoundsMade
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position
@@ -32,7 +32,7 @@ PLAYERS = Players(
         Lives,
         RoundBatches,
         Enter,
-        Rounds,
+        RoundsMade,
         Portion,
         Position,
         Plan,

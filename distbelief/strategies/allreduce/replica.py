@@ -27,7 +27,7 @@ from distbelief.core.effects import (
     Measure,
     Measured,
     Phantom,
-    Reduce,
+    ReduceGradients,
     Save,
     Send,
     Story,
@@ -65,7 +65,7 @@ class _Halted(Exception):
     """The group is broken up."""
 
 
-class Allreduce:
+class AllreduceReplica:
     """One replica.
 
     Args:
@@ -101,7 +101,7 @@ class Allreduce:
         self._awaits, self._awaited = "", list[str]()
         """What it, or its worker, may be waiting for now, and from whom of its group."""
         self._round_batches: deque[tuple[Portion, int]] = deque()
-        self._early: list[tuple[str, grouping.Piece]] = []
+        self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._errands: deque[Any] = deque()
         self._hailed: dict[str, int] = {}
         self._linked: dict[str, int] = {}
@@ -316,7 +316,7 @@ class Allreduce:
         """Add up the gradients of the round."""
         if self._reduces:
             self._await("gradients", self._others)
-            if not (yield Reduce()):
+            if not (yield ReduceGradients()):
                 yield from self._break("its gradients could not be added up")
             self._awaits = ""
             return
@@ -335,7 +335,7 @@ class Allreduce:
                 yield from pieces.outgoing()
         while not pieces.reduce():
             arrival: Arrival = yield RECEIVE
-            if isinstance(arrival.event, grouping.Piece) and arrival.event.group == self._group:
+            if isinstance(arrival.event, grouping.ReducedPiece) and arrival.event.group == self._group:
                 pieces.receive(arrival.sender, arrival.event)
                 yield from pieces.outgoing()
             elif isinstance(arrival.event, events.Woke):
@@ -369,7 +369,7 @@ class Allreduce:
         if not self._reduces:
             sent, received = self._messages.sent, self._messages.received
             self._messages.sent = self._messages.received = 0
-        told = grouping.Rounds(self._group, self.rounds, self._loss, self._losses, sent, received)
+        told = grouping.RoundsMade(self._group, self.rounds, self._loss, self._losses, sent, received)
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         return Send(roles.COORDINATOR, told)
 
@@ -396,7 +396,7 @@ class Allreduce:
             _Halted: the group is to break up.
         """
         event = arrival.event
-        if isinstance(event, grouping.Piece):
+        if isinstance(event, grouping.ReducedPiece):
             if event.group >= self._group:
                 self._early.append((arrival.sender, event))
         elif isinstance(event, grouping.RoundBatch):

@@ -9,12 +9,12 @@ from distbelief.core.settings import Plan
 from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
-from distbelief.schedules.price import CHOICES, Link, cheapest
-from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.schedules.price import CHOICES, LinkModel, cheapest
+from distbelief.strategies.allreduce.replica import AllreduceReplica
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.strategies.allreduce.whole import PhantomWhole
-from distbelief.strategies.context import Context, Virtual
+from distbelief.strategies.context import Context, SimulatedContext
 from distbelief.tasks.worker import check_measure, measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
@@ -36,21 +36,21 @@ def simulated_replica(context: Context) -> Part:
         if isinstance(whole, TorchWhole):
             whole.bind(plan)
 
-    story = Allreduce(
+    story = AllreduceReplica(
         context.role, whole, context.samples, incarnation=context.incarnation, gradual=True, choose=choose
     )
     return Part(story, Worker(attach, context.computes(0.0), lambda: measure(context.task, context.module.module)))
 
 
-def cheapest_here(virtual: Virtual, bucket: Bucket, ranks: int, per_host: int) -> str:
+def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_host: int) -> str:
     """The cheapest algorithm for a bucket on this network."""
     network, inside = virtual.endpoint.network.model, virtual.endpoint.network.inside
-    link = Link(network.latency, network.bandwidth, virtual.addition)
-    within = Link(inside.latency, inside.bandwidth, virtual.addition) if inside else None
+    link = LinkModel(network.latency, network.bandwidth, virtual.addition)
+    within = LinkModel(inside.latency, inside.bandwidth, virtual.addition) if inside else None
     return cheapest(ranks, bucket.length, bucket.item, link, within, by_host(ranks, per_host), CHOICES, HEADER)
 
 
-def time_steps(virtual: Virtual, plan: Plan) -> None:
+def time_steps(virtual: SimulatedContext, plan: Plan) -> None:
     """The first bucket is ready before a step is over; when the others are, the story asks the clock.
 
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update

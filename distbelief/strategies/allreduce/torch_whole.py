@@ -33,7 +33,7 @@ class Home(Protocol):
         """The gradient of a bucket is written."""
 
 
-class Own:
+class OwnVector:
     """The vector of a replica whose gradients travel as messages: they are added up where they are written."""
 
     def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ class TorchWhole:
 
     def __init__(self, flat: FlatModule, home: Home | None = None, overlaps: bool = False) -> None:
         self.flat = flat
-        self._home: Home = home or Own()
+        self._home: Home = home or OwnVector()
         self._overlaps = overlaps
         self._weight, self._first, self._last = 1.0, True, True
 

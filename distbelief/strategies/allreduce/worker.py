@@ -15,7 +15,7 @@ from distbelief.core.settings import Settings
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
-from distbelief.strategies.allreduce.replica import Allreduce
+from distbelief.strategies.allreduce.replica import AllreduceReplica
 from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.allreduce.torch_whole import TorchWhole
 from distbelief.strategies.context import Context, ProcessSpec, open_memory
@@ -35,7 +35,7 @@ def process_replica(context: Context) -> Part:
         check_measure(context.task, flat.module)
     carried = carrier(process.spec, context.role, context.settings)
     whole = TorchWhole(flat, carried, overlaps=not context.scripted)
-    story = Allreduce(
+    story = AllreduceReplica(
         context.role,
         whole,
         context.samples,

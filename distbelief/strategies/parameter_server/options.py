@@ -11,7 +11,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Pushing, Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Machine, Scaled, Served, Virtual
+from distbelief.strategies.base import LocalMachine, Scaled, Served, Virtual
 from distbelief.strategies.parameter_server.settings import BoundedSettings, SoftsyncSettings, SynchronousSettings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stepped(Served):
+class ServedWithOptimizer(Served):
     """One whose shards step with an optimizer."""
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
@@ -34,7 +34,7 @@ class Stepped(Served):
 
 
 @dataclass(frozen=True)
-class Asynchronous(Stepped):
+class Asynchronous(ServedWithOptimizer):
     """One whose replicas push and fetch each at a cadence of their own."""
 
     push_every: int = 1
@@ -68,7 +68,7 @@ class Downpour(Asynchronous):
         """Where replicas read the shards' own."""
         return settings.own(Pushing).read_in_place
 
-    def check_machine(self, settings: Settings, machine: Machine) -> None:
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse to read in place what is not in shared memory.
 
         Raises:
@@ -89,7 +89,7 @@ class Downpour(Asynchronous):
 
 
 @dataclass(frozen=True)
-class Synchronous(Stepped, Scaled):
+class Synchronous(ServedWithOptimizer, Scaled):
     """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union
     (Chen et al. 2016).
     """

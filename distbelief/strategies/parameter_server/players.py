@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.coordination.coordinator import Coordinator
-from distbelief.replica.downpour import Downpour
+from distbelief.replica.downpour import DownpourReplica
 from distbelief.runtime.player import Part
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
@@ -16,7 +16,7 @@ from distbelief.strategies.served import served
 def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
-    return served(context, Downpour(role, vectors, samples, context.batch_size, context.scripted, incarnation))
+    return served(context, DownpourReplica(role, vectors, samples, context.batch_size, context.scripted, incarnation))
 
 
 PLAYERS = Players(

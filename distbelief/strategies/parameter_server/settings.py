@@ -68,7 +68,7 @@ class SoftsyncSettings(Pushing, frozen=True, kw_only=True):
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Pushes are gathered."""
-        return consistency.Softsync(self.n, self.staleness_scaling)
+        return consistency.SoftsyncPolicy(self.n, self.staleness_scaling)
 
 
 class BoundedSettings(Pushing, frozen=True, kw_only=True):
@@ -91,4 +91,4 @@ class BoundedSettings(Pushing, frozen=True, kw_only=True):
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Fetches of who is too far ahead are held."""
-        return consistency.Bounded(self.staleness, self.staleness_scaling)
+        return consistency.BoundedPolicy(self.staleness, self.staleness_scaling)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distbelief.coordination.coordinator import Coordinator
-from distbelief.coordination.dealing import Work
+from distbelief.coordination.dealing import DataDealer
 from distbelief.core import records, roles
 from distbelief.core.conversations import initialising, operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.conversations.phases import May
-from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START, Position
 from distbelief.core.protocol import BATCHED, heard_by
@@ -27,10 +27,10 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.sandblaster.evaluating import Evaluating
 from distbelief.strategies.sandblaster.settings import Descent
-from distbelief.strategies.sandblaster.stories import X0, Descend, Evaluate, Iterated, Operate, Steps, X
+from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOperation, Descend, IterationDone, Steps, X
 
 
-class Sandblaster(Coordinator):
+class SandblasterCoordinator(Coordinator):
     """The coordinator of one job; its arguments are those of every coordinator."""
 
     heard = heard_by(Kind.COORDINATOR, BATCHED)
@@ -66,7 +66,7 @@ class Sandblaster(Coordinator):
         assert isinstance(self.data, Evaluating)
         return self.data
 
-    def _dealing(self, plan: Plan) -> Work:
+    def _dealing(self, plan: Plan) -> DataDealer:
         last = self.data.evaluation if isinstance(self.data, Evaluating) else 0
         work = Evaluating(plan, self._saving.position, self._saving.samples, last)
         self._story = Descend(plan.settings.own(Descent), plan.settings.data.epochs, work.state).story()
@@ -96,11 +96,11 @@ class Sandblaster(Coordinator):
                 asked = self._story.send(answer)
             except StopIteration as end:
                 return effects + self._finish(*end.value)
-            if isinstance(asked, Evaluate):
+            if isinstance(asked, AskEvaluation):
                 gather = self._work.begin(asked.batch, self._served)
                 self._waits = True
                 effects += self._operate((*asked.commands, gather))
-            elif isinstance(asked, Operate):
+            elif isinstance(asked, AskOperation):
                 effects += self._operate(asked.commands)
                 self._waits = bool(self._kinds)
                 self._answer = []
@@ -121,16 +121,16 @@ class Sandblaster(Coordinator):
         effects = super()._on_restored(sender, event)
         return again + effects if awaited and sender not in self._shards.unready else effects
 
-    def _iterated(self, done: Iterated) -> list[Effect]:
+    def _iterated(self, done: IterationDone) -> list[Effect]:
         """At rest between two iterations: write down, measure, save."""
         work, self._resting = self._work, True
         counts = (done.evaluations, work.again)
         work.again = 0
         effects: list[Effect] = [
-            Record(records.Iterated(done.iteration, done.loss, done.gradient, done.step, *counts, done.note))
+            WriteRecord(records.Iterated(done.iteration, done.loss, done.gradient, done.step, *counts, done.note))
         ]
         if done.note:
-            effects.append(Record(records.Note(f"iteration {done.iteration}: {done.note}")))
+            effects.append(WriteRecord(records.Note(f"iteration {done.iteration}: {done.note}")))
         if done.iteration == work.epochs:  # the search failed: there is nothing new
             return effects
         work.advance(done.iteration - 1, done.state)
@@ -164,10 +164,13 @@ class Sandblaster(Coordinator):
             return []
         work_unit, effects = self._work.done(sender, event)
         if work_unit is None:
-            return [Record(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)), *self._more(sender)]
+            return [
+                WriteRecord(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)),
+                *self._more(sender),
+            ]
         samples, steps = self._work.samples_of(work_unit), work_unit.portion.count
         effects.append(
-            Record(
+            WriteRecord(
                 records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)
             )
         )

@@ -14,7 +14,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.sandblaster.batches import Batches
 from distbelief.strategies.sandblaster.settings import Descent
-from distbelief.strategies.sandblaster.stories import Sum
+from distbelief.strategies.sandblaster.stories import LossSum
 from distbelief.strategies.sandblaster.work_units import WorkUnits
 
 
@@ -114,7 +114,7 @@ class Evaluating:
         first, count = work_unit.portion.first, work_unit.portion.count
         return min((first + count) * self._size, self._all) - first * self._size
 
-    def take(self) -> Sum | None:
+    def take(self) -> LossSum | None:
         """The sum of the evaluation, once all its work units are done."""
         if self._work_units is None or self._work_units.left:
             return None
@@ -124,7 +124,7 @@ class Evaluating:
         for work_unit in self._cut:
             parts[work_unit.part] += self.samples_of(work_unit)
         loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
-        return Sum(loss, sum(parts), tuple(samples / self._size for samples in parts))
+        return LossSum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
     def report(self, sender: str, event: dealing.Progress) -> int:
         """Nobody here reports so.

@@ -26,7 +26,7 @@ class Trial(NamedTuple):
     slope: float
 
 
-class Start(NamedTuple):
+class SearchStart(NamedTuple):
     """Where a search begins: the loss and the slope at step 0, the first step to try, the largest component of the
     direction, and c2.
     """
@@ -68,13 +68,13 @@ def cubic(one: Trial, other: Trial, least: float, most: float) -> float:
     return min(max(other.step - (other.step - one.step) * ((other.slope + d2 - d1) / below), least), most)
 
 
-def wolfe(start: Start) -> Search:
+def wolfe(start: SearchStart) -> Search:
     """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and
     3.6).
 
     Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
 
-    >>> search = wolfe(Start(loss=1.0, slope=-2.0, first=3.0)); next(search)
+    >>> search = wolfe(SearchStart(loss=1.0, slope=-2.0, first=3.0)); next(search)
     3.0
     >>> search.send(((1 - 3.0) ** 2, 2 * (3.0 - 1)))
     1.0
@@ -109,7 +109,7 @@ def _zoom(
     zero: Trial,
     bracket: list[Trial],
     tried: int,
-    start: Start,
+    start: SearchStart,
     enough: Callable[[Trial], bool],
     flat: Callable[[Trial], bool],
 ) -> Search:
@@ -141,11 +141,11 @@ def _zoom(
     return low if last.step == low.step else (yield from _try(low.step))
 
 
-def backtracking(start: Start) -> Search:
+def backtracking(start: SearchStart) -> Search:
     """The first step, or the first that lowers the loss enough of those that it shrinks to, by the parabola through
     what is known.
 
-    >>> search = backtracking(Start(loss=1.0, slope=-2.0, first=4.0)); next(search)
+    >>> search = backtracking(SearchStart(loss=1.0, slope=-2.0, first=4.0)); next(search)
     4.0
     >>> search.send((9.0, 6.0))
     1.0
@@ -164,5 +164,5 @@ def backtracking(start: Start) -> Search:
     return None
 
 
-SEARCHES: Mapping[str, Callable[[Start], Search]] = {"wolfe": wolfe, "backtracking": backtracking}
+SEARCHES: Mapping[str, Callable[[SearchStart], Search]] = {"wolfe": wolfe, "backtracking": backtracking}
 """By name; with `none` every first step is taken as it is."""

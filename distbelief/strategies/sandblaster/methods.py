@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
-from distbelief.core.conversations.operations import HISTORY, AnyCommand, Combine, Copy, Dots, Norms
+from distbelief.core.conversations.operations import HISTORY, AbsoluteNorms, AnyCommand, Combine, Copy, Dots
 from distbelief.strategies.sandblaster.line_search import CURVATURE, Trial
 from distbelief.strategies.sandblaster.recursion import (
+    CurvaturePair,
     Gram,
-    Pair,
     all_products,
     coefficients,
     gradient_products,
@@ -93,7 +93,7 @@ class GradientDescent:
 
     def asks(self) -> tuple[AnyCommand, ...]:
         """The norms of the gradient."""
-        return (Norms("max", (G,)), Norms("sum", (G,)), Dots(((G, G),)))
+        return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(((G, G),)))
 
     def begin(self, scalars: list[float]) -> None:
         """Know the gradient."""
@@ -188,8 +188,8 @@ class Lbfgs:
         self.largest = self._sum = 0.0
 
     @property
-    def _pairs(self) -> list[Pair]:
-        return [Pair.of(slot) for slot in self._slots]
+    def _pairs(self) -> list[CurvaturePair]:
+        return [CurvaturePair.of(slot) for slot in self._slots]
 
     @property
     def _free(self) -> int:
@@ -201,11 +201,11 @@ class Lbfgs:
     @property
     def step_name(self) -> str:
         """The vector of the next pair."""
-        return Pair.of(self._free).s
+        return CurvaturePair.of(self._free).s
 
     def asks(self) -> tuple[AnyCommand, ...]:
         """The norms of the gradient, and every dot product of the history."""
-        return (Norms("max", (G,)), Norms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
+        return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
 
     def begin(self, scalars: list[float]) -> None:
         """Know the gradient and the history."""
@@ -225,9 +225,9 @@ class Lbfgs:
         """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
-        pairs, new = [*map(Pair.of, kept), Pair.of(slot)], Pair.of(slot)
+        pairs, new = [*map(CurvaturePair.of, kept), CurvaturePair.of(slot)], CurvaturePair.of(slot)
         products = new_products(pairs, G)
-        asked = (Norms("max", (G,)), Norms("sum", (G,)), Dots(tuple(products)))
+        asked = (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(products)))
         self.largest, self._sum, *values = yield (step, Combine(change, new.y), *asked)
         ss, sy = values[0], values[1]
         note = ""

@@ -9,8 +9,8 @@ from distbelief.errors import UsageError
 from distbelief.runtime.player import Part
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers
-from distbelief.strategies.sandblaster.coordinator import Sandblaster
-from distbelief.strategies.sandblaster.replica import Sandblaster as WorkUnitStory
+from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
+from distbelief.strategies.sandblaster.replica import SandblasterReplica as WorkUnitStory
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.strategies.served import served
@@ -39,7 +39,7 @@ def check_model(settings: Settings, model: nn.Module) -> None:
 
 
 PLAYERS = Players(
-    Sandblaster,
+    SandblasterCoordinator,
     (),
     replica,
     servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice),

@@ -14,18 +14,18 @@ from typing import NamedTuple
 from distbelief.core.conversations.operations import HISTORY, Add, Command, Copy, Dots, Scale
 
 
-class Pair(NamedTuple):
+class CurvaturePair(NamedTuple):
     """The names of the vectors of one curvature pair.
 
     >>> Pair.of(3)
-    Pair(s='history.s3', y='history.y3')
+    CurvaturePair(s='history.s3', y='history.y3')
     """
 
     s: str
     y: str
 
     @classmethod
-    def of(cls, slot: int) -> Pair:
+    def of(cls, slot: int) -> CurvaturePair:
         """That of a slot; each vector is used again when its pair is too old."""
         return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
 
@@ -49,7 +49,7 @@ class Gram:
         return self._known[pair]
 
 
-def new_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
+def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
     """The dot products that a new pair, the last, and a new gradient add to what is known: 6m where there are m pairs.
 
     >>> len(new_products([Pair.of(i) for i in range(10)], "g"))
@@ -62,19 +62,19 @@ def new_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
     return products + gradient_products(pairs, gradient)
 
 
-def gradient_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
+def gradient_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
     """Those that a new gradient adds."""
     return [(gradient, gradient), *((gradient, name) for pair in pairs for name in pair)]
 
 
-def all_products(pairs: Sequence[Pair], gradient: str) -> list[tuple[str, str]]:
+def all_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
     """All that a direction is made of."""
     return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [
         (gradient, gradient)
     ]
 
 
-def coefficients(gram: Gram, pairs: Sequence[Pair], gradient: str) -> dict[str, float]:
+def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> dict[str, float]:
     """The direction as a combination of the history and the gradient: the two-loop recursion on scalars (Chen et al.
     2014).
 
@@ -103,7 +103,9 @@ def coefficients(gram: Gram, pairs: Sequence[Pair], gradient: str) -> dict[str, 
     return delta
 
 
-def classical(pairs: Sequence[Pair], gradient: str, into: str) -> Generator[tuple[Command, ...], list[float], None]:
+def classical(
+    pairs: Sequence[CurvaturePair], gradient: str, into: str
+) -> Generator[tuple[Command, ...], list[float], None]:
     """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be
     answered before the next.
 
@@ -116,7 +118,7 @@ def classical(pairs: Sequence[Pair], gradient: str, into: str) -> Generator[tupl
     (Copy(of='g', into='d'), Scale(by=-1.0, into='d'))
     """
     begin: tuple[Command, ...] = (Copy(gradient, into), Scale(-1.0, into))
-    alpha: dict[Pair, tuple[float, float]] = {}
+    alpha: dict[CurvaturePair, tuple[float, float]] = {}
     sy = yy = 0.0
     for pair in reversed(pairs):
         sd, product, square = yield (*begin, Dots(((pair.s, into), (pair.s, pair.y), (pair.y, pair.y))))

@@ -17,7 +17,7 @@ from distbelief.core.conversations import membership, operations
 from distbelief.core.effects import GLANCE, Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.roles import COORDINATOR
 from distbelief.core.settings import Plan
-from distbelief.replica.downpour import Downpour, Steps
+from distbelief.replica.downpour import DownpourReplica, Steps
 
 
 class _Sent:
@@ -27,7 +27,7 @@ class _Sent:
         self.assigned, self.loss, self.owing = assigned, loss, owing
 
 
-class Sandblaster(Downpour):
+class SandblasterReplica(DownpourReplica):
     """One replica; it joins, reaches the shards and leaves as Downpour's does."""
 
     _newest = 0

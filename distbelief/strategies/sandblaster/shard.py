@@ -147,7 +147,7 @@ class DescentShard(Shard):
 
     # the standby
 
-    def _begin_mirror(self, sender: str, event: mirroring.Mirror, payload: Payload | None) -> list[Effect]:
+    def _begin_mirror(self, sender: str, event: mirroring.BeginMirroring, payload: Payload | None) -> list[Effect]:
         """Send a standby every vector, and how far the sum of the evaluation is."""
         done = self._newest.number, self._newest.scalars
         summing = mirroring.Summing(*done, self._into, self._ordered, tuple(sorted(self._taken)), self._next)

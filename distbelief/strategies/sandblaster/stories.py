@@ -1,8 +1,9 @@
 """The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards
 and of the replicas.
 
-A story knows vectors by name and scalars by value. What it yields is an `Operate`, answered by the scalars of its
-commands, an `Evaluate`, answered by a `Sum`, or an `Iterated`, at which the job may rest: a story that begins with the
+A story knows vectors by name and scalars by value. What it yields is an `AskOperation`, answered by the scalars of its
+commands, an `AskEvaluation`, answered by a `LossSum`, or an `IterationDone`, at which the job may rest: a story that
+begins with the
 state told there goes on from there.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
-from distbelief.strategies.sandblaster.line_search import SEARCHES, Start, Trial
+from distbelief.strategies.sandblaster.line_search import SEARCHES, SearchStart, Trial
 from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
 from distbelief.strategies.sandblaster.settings import Descent
 
@@ -25,20 +26,20 @@ and checkpoints see.
 TAIL = "g.tail0"
 
 
-class Operate(NamedTuple):
+class AskOperation(NamedTuple):
     """Have every shard do these; answered by their scalars over all shards."""
 
     commands: tuple[AnyCommand, ...]
 
 
-class Evaluate(NamedTuple):
-    """Do these, and have the replicas compute the loss and the gradient of a batch; answered by a `Sum`."""
+class AskEvaluation(NamedTuple):
+    """Do these, and have the replicas compute the loss and the gradient of a batch; answered by a `LossSum`."""
 
     batch: int
     commands: tuple[AnyCommand, ...]
 
 
-class Sum(NamedTuple):
+class LossSum(NamedTuple):
     """The sum of the losses of a batch's samples, and how many samples, and how many portions' worth, each of its parts
     has.
     """
@@ -48,7 +49,7 @@ class Sum(NamedTuple):
     weights: tuple[float, ...]
 
 
-class Iterated(NamedTuple):
+class IterationDone(NamedTuple):
     """An iteration is done; the state is what a story goes on with."""
 
     iteration: int
@@ -61,7 +62,7 @@ class Iterated(NamedTuple):
     state: dict[str, Any]
 
 
-Steps = Generator[Operate | Evaluate | Iterated, Any, Any]
+Steps = Generator[AskOperation | AskEvaluation | IterationDone, Any, Any]
 
 
 class Descend:
@@ -70,7 +71,7 @@ class Descend:
     Args:
         descent: its settings.
         iterations: after which it ends.
-        state: of the `Iterated` from which it goes on; empty for a fresh one.
+        state: of the `IterationDone` from which it goes on; empty for a fresh one.
     """
 
     def __init__(self, descent: Descent, iterations: int, state: dict[str, Any]) -> None:
@@ -100,7 +101,7 @@ class Descend:
             found, then = yield from self._search(loss, direction)
             if found is None:
                 back = () if self._whole else (Copy(TAIL, self._part[-1]),)
-                yield Operate((Copy(X0, X), Copy(G0, G), *back))
+                yield AskOperation((Copy(X0, X), Copy(G0, G), *back))
                 if not method.forget():
                     return (
                         Cause.NO_DESCENT,
@@ -116,7 +117,7 @@ class Descend:
             )
             note = yield from self._learn(found, direction)
             loss = after
-            yield Operate((Copy(X, X0),))
+            yield AskOperation((Copy(X, X0),))
             yield self._iterated(loss, found.step, note)
         return over
 
@@ -129,23 +130,23 @@ class Descend:
             return Cause.CONVERGED, told
         return (Cause.EPOCHS_DONE, "all iterations are done") if self._iteration >= self.iterations else None
 
-    def _iterated(self, loss: float, step: float, note: str) -> Iterated:
+    def _iterated(self, loss: float, step: float, note: str) -> IterationDone:
         evaluations, self._evaluations = self._evaluations, 0
         state = {"iteration": self._iteration, **self.method.state()}
-        return Iterated(self._iteration, loss, self.method.largest, step, evaluations, note, state)
+        return IterationDone(self._iteration, loss, self.method.largest, step, evaluations, note, state)
 
     def _evaluate(self, at: tuple[AnyCommand, ...], asks: tuple[AnyCommand, ...] = ()) -> Steps:
         """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of
         `asks`.
         """
-        found: Sum = yield Evaluate(0 if self._whole else self._iteration, at)
+        found: LossSum = yield AskEvaluation(0 if self._whole else self._iteration, at)
         self._evaluations += 1
         self._weights = found.weights
         scale = 1.0 / sum(found.weights)
         mean: AnyCommand = Scale(scale, G) if self._whole else Combine(tuple((scale, part) for part in self._part), G)
         decay = self.descent.weight_decay
         regular: tuple[AnyCommand, ...] = (Add(decay, X, G), Dots(((X, X),))) if decay else ()
-        scalars = yield Operate((mean, *regular, *asks)) if regular or asks else Operate((mean,))
+        scalars = yield AskOperation((mean, *regular, *asks)) if regular or asks else AskOperation((mean,))
         square, scalars = (scalars[0], scalars[1:]) if decay else (0.0, scalars)
         return found.loss / found.samples + 0.5 * decay * square, scalars
 
@@ -156,7 +157,9 @@ class Descend:
         kind = self.descent.line_search
         if kind == "none":
             return Trial(direction.first, loss, direction.slope), None
-        search = SEARCHES[kind](Start(loss, direction.slope, direction.first, direction.largest, self.method.curvature))
+        search = SEARCHES[kind](
+            SearchStart(loss, direction.slope, direction.first, direction.largest, self.method.curvature)
+        )
         step = next(search)
         while True:
             there, (slope,) = yield from self._evaluate(self._at(step), (Dots(((G, D),)),))
@@ -190,7 +193,7 @@ class Descend:
         learning = self.method.learn(s, change, found, direction)
         asked = next(learning)
         while True:
-            scalars = yield Operate(asked)
+            scalars = yield AskOperation(asked)
             try:
                 asked = learning.send(scalars)
             except StopIteration as end:

@@ -96,7 +96,7 @@ class TorchVectorSlice(TorchSlice):
         match command:
             case operations.Dots():
                 return self._dots(command.pairs)
-            case operations.Norms():
+            case operations.AbsoluteNorms():
                 return [self._norm(command.kind, name) for name in command.of]
             case operations.Gather():
                 for name in command.into:

@@ -15,7 +15,7 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import initialising, membership
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import May, Phase
-from distbelief.core.effects import Effect, Record, Send
+from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.portions import START, Position
 from distbelief.core.protocol import SHARED, heard_by
@@ -94,7 +94,7 @@ class MappingCoordinator(Coordinator):
         if sender not in self._membership.members:
             return super()._on_leave(sender, event)
         self._done.add(sender)
-        return [Record(records.Gone(sender, 0, "it was done", died=False)), *self._close()]
+        return [WriteRecord(records.Gone(sender, 0, "it was done", died=False)), *self._close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """What it held is dealt again; what it was asked for, another is."""

@@ -28,7 +28,7 @@ class LockedStep(NamedTuple):
     act: Callable[[], object]
 
 
-class _Piece(NamedTuple):
+class _MappedPiece(NamedTuple):
     """Some elements of a parameter of the model, as the optimizer steps them: all of them, or those within a slice."""
 
     parameter: torch.Tensor
@@ -102,16 +102,16 @@ class MappedModel:
 
     # what it steps
 
-    def _pieces(self, part: Range) -> Iterator[_Piece]:
+    def _pieces(self, part: Range) -> Iterator[_MappedPiece]:
         """The parts of dense parameters that lie in a range."""
         for entry, source in self._entries(sparse=False):
             item, whole = ITEM_SIZES[entry.tensor.dtype], Range(entry.start, entry.stop)
             start, stop = max(part.start, whole.start), min(part.stop, whole.stop)
             if (start, stop) == (whole.start, whole.stop):
-                yield _Piece(source, source, None, start, entry.tensor.group)
+                yield _MappedPiece(source, source, None, start, entry.tensor.group)
             elif start < stop:
                 view = self._vector[start:stop].view(source.dtype)
-                yield _Piece(
+                yield _MappedPiece(
                     view,
                     source,
                     slice((start - entry.start) // item, (stop - entry.start) // item),
@@ -119,17 +119,17 @@ class MappedModel:
                     entry.tensor.group,
                 )
 
-    def _rows(self) -> Iterator[tuple[Entry, _Piece]]:
+    def _rows(self) -> Iterator[tuple[Entry, _MappedPiece]]:
         """The parameters whose gradients are some of their rows."""
         for entry, source in self._entries(sparse=True):
-            yield entry, _Piece(source, source, None, entry.start, entry.tensor.group)
+            yield entry, _MappedPiece(source, source, None, entry.start, entry.tensor.group)
 
     def _entries(self, sparse: bool) -> list[tuple[Entry, torch.Tensor]]:
         layout = self._plan.layout
         pairs = zip(layout.trained_entries, self.flat.trained, strict=True)
         return [(entry, source) for entry, source in pairs if layout.is_sparse(entry) == sparse]
 
-    def _optimizer(self, pieces: list[_Piece], rows: bool = False) -> Callable[[], object]:
+    def _optimizer(self, pieces: list[_MappedPiece], rows: bool = False) -> Callable[[], object]:
         """A step of torch's optimizer on some pieces, with its state in the mapping, at the learning rate of now."""
         optimizer = optimizers.build(self._plan.settings.optimizer, self._groups(pieces), rows)
         for parameter, _, _, start, _ in pieces:
@@ -150,7 +150,7 @@ class MappedModel:
 
         return step if self._scheduled else stepper
 
-    def _groups(self, pieces: list[_Piece]) -> list[dict[str, Any]]:
+    def _groups(self, pieces: list[_MappedPiece]) -> list[dict[str, Any]]:
         """The pieces by the parameter groups of the model, with what those set for themselves."""
         groups: dict[int, dict[str, Any]] = {}
         for piece in pieces:

@@ -11,7 +11,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Machine, Replicated, Virtual, check_local_links
+from distbelief.strategies.base import LocalMachine, Replicated, Virtual, check_local_links
 from distbelief.strategies.shared_memory.mapping import RANGES
 from distbelief.strategies.shared_memory.settings import MappedSettings
 
@@ -57,7 +57,7 @@ class Mapped(Replicated):
                 "cpu"
             )
 
-    def check_machine(self, settings: Settings, machine: Machine) -> None:
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse a network.
 
         Raises:

@@ -42,7 +42,7 @@ GLANCE_SECONDS = 10e-3
 Steps = Generator[Effect, Any, None]
 
 
-class Hogwild:
+class SharedMemoryReplica:
     """One replica.
 
     Args:

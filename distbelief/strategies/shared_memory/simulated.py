@@ -16,7 +16,7 @@ import torch
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import Layout, Range
-from distbelief.strategies.context import Virtual
+from distbelief.strategies.context import SimulatedContext
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.locks import Queues
@@ -51,7 +51,7 @@ class SimulatedUpdater:
         held: what it updates.
     """
 
-    def __init__(self, virtual: Virtual, role: str, held: Updated) -> None:
+    def __init__(self, virtual: SimulatedContext, role: str, held: Updated) -> None:
         self._virtual, self._role, self.held, self._dead = virtual, role, held, False
         self._race = virtual.shared(Race)
         self._race.updaters[role] = self

@@ -14,7 +14,7 @@ from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.strategies.context import Context, Process, open_memory
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel
-from distbelief.strategies.shared_memory.replica import Hogwild
+from distbelief.strategies.shared_memory.replica import SharedMemoryReplica
 from distbelief.strategies.shared_memory.settings import MappedSettings
 from distbelief.strategies.shared_memory.simulated import PhantomModel, SimulatedUpdater
 from distbelief.tasks.worker import measure
@@ -78,7 +78,7 @@ def replica(context: Context) -> Part:
         count = min(mapping.RANGES, plan.layout.parameters)
         held.bind(plan, memory_of(context, plan), mapping.ranges(plan.layout, count) if apart else ())
 
-    story = Hogwild(
+    story = SharedMemoryReplica(
         context.role,
         context.layout,
         context.samples,

@@ -10,7 +10,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Machine, Scaled, Virtual
+from distbelief.strategies.base import LocalMachine, Scaled, Virtual
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
@@ -43,7 +43,7 @@ class Single(Scaled):
 
         return SingleLoop(context)
 
-    def check_machine(self, settings: Settings, machine: Machine) -> None:
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse what is of several processes.
 
         Raises:

@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "softsync-adds-where-it-is-to-average", OPTIM, "core/consistency.py",
-        "return Update(samples, 1.0 / count, (),", "return Update(samples, 1.0, (),",
+        "return PlannedUpdate(samples, 1.0 / count, (),", "return PlannedUpdate(samples, 1.0, (),",
         (CONSISTENCY_SWEEP,), seconds=15,
     ),
     Mutant(
