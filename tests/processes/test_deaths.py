@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -114,11 +115,25 @@ def test_a_killed_replica_comes_back_in_another_life_and_takes_part(tmp_path: Pa
 
 
 def test_replicas_that_all_die_come_back(tmp_path: Path, watch: jobs.Watch) -> None:
-    watch.once(records.EpochDone, lambda: [jobs.kill(f"replica {index}") for index in range(2)])
-    result = jobs.run(tmp_path, Downpour(replicas=2, restarts=1), epochs=5)
-    assert result["outcome"] == "done"
-    assert result["samples"] == 5 * jobs.SAMPLES
-    assert len([record for record in watch.of(records.Joined) if record.role == "replica 0"]) == 2
+    joined: Counter[str] = Counter()
+    killed: list[object] = []
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.EpochDone) and joined == {"replica 0": 1, "replica 1": 1} and not killed:
+            killed.extend(jobs.kill(f"replica {index}") for index in range(2))
+        elif isinstance(record, records.Joined):
+            joined[record.role] += 1
+            if min(joined["replica 0"], joined["replica 1"]) == 2:
+                watch.interrupt()  # when both are there again: one may be much slower to start
+
+    watch.act = act
+    strategy = Downpour(replicas=2, restarts=1)
+    result = jobs.run(tmp_path, strategy, epochs=jobs.MANY)
+    assert (result["outcome"], joined) == ("interrupted", {"replica 0": 2, "replica 1": 2})
+    watch.rest()
+    epochs = int(result["epochs"]) + 1
+    whole = jobs.run(tmp_path, strategy, epochs=epochs, resume=True)
+    assert (whole["outcome"], whole["samples"]) == ("done", epochs * jobs.SAMPLES)
 
 
 def test_a_replica_that_dies_in_every_life_is_gone_for_good(tmp_path: Path, watch: jobs.Watch) -> None:
