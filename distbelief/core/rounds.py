@@ -62,7 +62,8 @@ class Rounds(Policy):
         rules: whether this shard rules.
         backup: replicas whose gradients a round does not wait for.
 
-    >>> policy = Rounds(Settings(Data(batch_size=8), replicas=2), rules=True)
+    >>> from distbelief.core.settings import DataSettings
+    >>> policy = Rounds(Settings(DataSettings(batch_size=8), replicas=2), rules=True)
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
     >>> key = Key("replica 0", 0, 1)
     >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()

@@ -17,7 +17,7 @@ from distbelief.core.conversations.operations import HISTORY, Add, Command, Copy
 class CurvaturePair(NamedTuple):
     """The names of the vectors of one curvature pair.
 
-    >>> Pair.of(3)
+    >>> CurvaturePair.of(3)
     CurvaturePair(s='history.s3', y='history.y3')
     """
 
@@ -52,7 +52,7 @@ class Gram:
 def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
     """The dot products that a new pair, the last, and a new gradient add to what is known: 6m where there are m pairs.
 
-    >>> len(new_products([Pair.of(i) for i in range(10)], "g"))
+    >>> len(new_products([CurvaturePair.of(i) for i in range(10)], "g"))
     60
     """
     *old, new = pairs
