@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.places.processes import forkserver
+from distbelief.references import check_no_path
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
@@ -375,13 +375,8 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
     task = args[0]
     if task.startswith("-"):
         raise UsageError(f"{task}: write the task and the strategy first: distbelief {command} TASK STRATEGY [options]")
-    module, colon, function = task.partition(":")
-    if "/" in module or module.endswith(".py"):
-        named = ".".join(PurePosixPath(module).with_suffix("").parts)
-        raise UsageError(
-            f"task {task!r} is a path: write the module as Python imports it here, {named}:{function or 'function'}"
-        )
-    if task not in TASKS and not colon:
+    check_no_path("task", task, "function")
+    if task not in TASKS and ":" not in task:
         raise unknown("task", task, [*TASKS, "module:function"])
     if len(args) < 2:
         raise UsageError(

@@ -4,14 +4,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from pathlib import PurePosixPath
-from types import ModuleType
 
+from distbelief import references
 from distbelief.core.settings import know
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies.allreduce.options import Allreduce
@@ -42,38 +38,16 @@ def find(name: str) -> type[Strategy]:
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
-    module_name, colon, attribute = name.partition(":")
-    if "/" in module_name or module_name.endswith(".py"):
-        named = ".".join(PurePosixPath(module_name).with_suffix("").parts)
-        raise UsageError(
-            f"strategy {name!r} is a path: write the module as Python imports it here, {named}:{attribute or 'Class'}"
-        )
-    if not colon:
+    references.check_no_path("strategy", name, "Class")
+    if ":" not in name:
         raise unknown("strategy", name, [*STRATEGIES, "module:Class"])
-    kind = getattr(_module(name, module_name), attribute, None)
+    _, kind, told = references.find("strategy", name, "Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
-        found = "has no" if kind is None else f"has a {type(kind).__name__} by the name"
-        raise UsageError(
-            f"strategy {name!r}: module {module_name!r} {found} {attribute!r}; name a class of it that is a "
-            "distbelief.strategies.Strategy"
-        )
+        raise UsageError(f"{told}; name a class of it that is a distbelief.strategies.Strategy")
     if bare := [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
     know(name, kind.own)
     return kind
-
-
-def _module(name: str, module_name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        # a console script has its own folder there instead, unlike python -m
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"strategy {name!r}: importing {module_name!r} raised {type(error).__name__}: {error};"
-            f" write module:Class so that `python -c 'import MODULE'` works in {os.getcwd()}"
-        ) from error
 
 
 def by_name(name: str) -> Strategy:

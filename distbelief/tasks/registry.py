@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 
 from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
+from distbelief.references import find
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
 from distbelief.tasks.svm import dense_svm, sparse_svm
@@ -89,26 +87,11 @@ def available(reference: str, data_dir: str | None = None) -> str | None:
 
 
 def _find(reference: str) -> Callable[..., Task]:
-    module_name, _, name = reference.partition(":")
-    if os.getcwd() not in sys.path:
-        # a console script has its own folder there instead, unlike python -m
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"task {reference!r}: importing {module_name!r} raised {type(error).__name__}: {error};"
-            f" write module:function so that `python -c 'import MODULE'` works in {os.getcwd()}"
-        ) from error
-    function = getattr(module, name, None)
+    module, function, told = find("task", reference, "function")
     if not callable(function):
-        found = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-        got = f"has no {name!r}" if function is None else f"has a {type(function).__name__} by the name {name!r}"
-        raise UsageError(
-            f"task {reference!r}: module {module_name!r} {got}; name a function of it that returns a Task: "
-            f"{', '.join(found) or 'it has none'}"
-        )
-    return function  # type: ignore[no-any-return]  # what it returns is seen when it is called
+        others = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+        raise UsageError(f"{told}; name a function of it that returns a Task: {', '.join(others) or 'it has none'}")
+    return function
 
 
 def _takes_data_dir(function: Callable[..., Task]) -> bool:

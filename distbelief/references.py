@@ -1,0 +1,66 @@
+"""What a user names as `module:name`: something of his own, in a module as `import` would find it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import PurePosixPath
+from types import ModuleType
+
+from distbelief.errors import UsageError
+
+
+def check_no_path(what: str, reference: str, kind: str) -> None:
+    """Refuse the path of a file in the place of a module's name.
+
+    Args:
+        what: is named: "task".
+        reference: as it was written.
+        kind: what stands behind the colon: "function".
+
+    Raises:
+        UsageError: with what to write.
+
+    >>> check_no_path("task", "mine/file.py", "function")
+    Traceback (most recent call last):
+    distbelief.errors.UsageError: task 'mine/file.py' is a path: write the module as ... here, mine.file:function
+    """
+    module, _, name = reference.partition(":")
+    if "/" in module or module.endswith(".py"):
+        named = ".".join(PurePosixPath(module).with_suffix("").parts)
+        raise UsageError(
+            f"{what} {reference!r} is a path: write the module as Python imports it here, {named}:{name or kind}"
+        )
+
+
+def find(what: str, reference: str, kind: str) -> tuple[ModuleType, object, str]:
+    """The module of `module:name`, found from the current folder too; what it has by that name, None for nothing; and
+    that in words, for whoever looks for something else.
+
+    Args:
+        what: is named: "task".
+        reference: as it was written.
+        kind: what stands behind the colon: "function".
+
+    Raises:
+        UsageError: the import fails.
+
+    >>> [found, told] = find("strategy", "math:pi", "Class")[1:]
+    >>> found > 3, told
+    (True, "strategy 'math:pi': module 'math' has a float by the name 'pi'")
+    """
+    module_name, _, name = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        # a console script has its own folder there instead, unlike python -m
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{what} {reference!r}: importing {module_name!r} raised {type(error).__name__}: {error};"
+            f" write module:{kind} so that `python -c 'import MODULE'` works in {os.getcwd()}"
+        ) from error
+    found = getattr(module, name, None)
+    got = "has no" if found is None else f"has a {type(found).__name__} by the name"
+    return module, found, f"{what} {reference!r}: module {module_name!r} {got} {name!r}"
