@@ -44,7 +44,7 @@ def buckets(layout: Layout, megabytes: float) -> tuple[Bucket, ...]:
     """
     found: list[Bucket] = []
     before: Entry | None = None
-    for entry in reversed([e for e in layout.entries if e.tensor.kind == "parameter" and e.elements]):
+    for entry in reversed([e for e in layout.trained_entries if e.elements]):
         stop, tensor = entry.stop, entry.tensor
         together = before is not None and (before.tensor.dtype, before.tensor.group) == (tensor.dtype, tensor.group)
         if together and found[-1].stop - entry.start <= megabytes * MEGABYTE:

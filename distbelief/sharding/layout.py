@@ -192,7 +192,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     @property
     def parameters(self) -> int:
         """Number of trained elements."""
-        return sum(e.elements for e in self.entries if e.tensor.kind == "parameter")
+        return sum(e.elements for e in self.trained_entries)
 
     def is_sparse(self, entry: Entry) -> bool:
         """Whether a parameter's gradients may be some of its rows."""

@@ -132,7 +132,7 @@ class Strategy(Checked):
         raise LocalProtocolError(f"strategy {cls.name} has no players: one process plays everything")
 
     @classmethod
-    def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003
+    def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for those that have one
         """What plays everything in one process; made when first asked for, as it needs torch.
 
         Raises:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from distbelief.core import records
+from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
@@ -184,7 +184,7 @@ def _draw(strategy: Strategy, seed: int) -> tuple[Job, Simulated]:
     options |= {"shards": chance.randint(1, 3), "standby": chance.choice((0, 0, 1))}
     names = {field.name for field in dataclasses.fields(strategy)}
     drawn = dataclasses.replace(strategy, **{name: value for name, value in options.items() if name in names})
-    mortal = [role for role in drawn.roles(measured=False) if role != "coordinator"]
+    mortal = [role for role in drawn.roles(measured=False) if role != roles.COORDINATOR]
     dying = chance.sample(mortal, chance.choice((0, 1, chance.randint(0, len(mortal)))))
     crashes = tuple(Crash(role, chance.randint(1, chance.choice((12, 80)))) for role in dying)
     replicas, shards = len(drawn.replica_roles()), options["shards"] if drawn.server_roles() else 0

@@ -131,7 +131,7 @@ def test_what_the_type_checker_is_told_to_ignore_has_its_reason(name: str) -> No
 
 
 BORN_LATE = {
-    "places/simulated/simulation.py": 3,
+    "places/simulated/simulation.py": 2,
     "replica/downpour.py": 22,
     "server/shard.py": 5,
     "server/standby.py": 9,

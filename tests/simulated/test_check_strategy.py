@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
@@ -21,8 +22,14 @@ from distbelief.strategies.parameter_server.players import PLAYERS
 from distbelief.strategies.players import Players
 from distbelief.strategies.served import served
 from distbelief.tasks import Task
-from distbelief.tasks.order import Order
-from distbelief.testing.strategies import Knob, check_faults, check_options, check_sequential, check_strategy
+from distbelief.testing.strategies import (
+    Knob,
+    Sequential,
+    check_faults,
+    check_options,
+    check_sequential,
+    check_strategy,
+)
 
 KNOBS = {
     "bounded": {"staleness": Knob(0), "push_every": Knob(2)},
@@ -31,25 +38,25 @@ KNOBS = {
 }
 
 
-def sgd(task: Task, strategy: Any, epochs: int, batch_size: int, seed: int) -> dict[str, torch.Tensor]:
-    torch.manual_seed(seed)
-    model, data = task.model(), task.train()
-    order = Order(len(data), batch_size, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=strategy.optimizer.lr)
-    for number in range(epochs * order.batches):
-        inputs, targets = data.batch(order.indices(*divmod(number, order.batches)))
-        optimizer.zero_grad()
-        task.loss(model(inputs), targets).backward()
-        optimizer.step()
-    return model.state_dict()
+@pytest.fixture
+def sgd(plain: SimpleNamespace) -> Sequential:
+    """Plain SGD, at the strategy's learning rate."""
+
+    def loop(task: Task, strategy: Any, epochs: int, batch_size: int, seed: int) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = plain.sequential(
+            task, "sgd", lr=strategy.optimizer.lr, epochs=epochs, batch_size=batch_size, seed=seed
+        )
+        return found
+
+    return loop
 
 
 @pytest.mark.parametrize("strategy", [Bounded(), Softsync(), Synchronous()], ids=lambda one: one.name)
-def test_what_the_package_has_holds_it(strategy: Strategy) -> None:
+def test_what_the_package_has_holds_it(strategy: Strategy, sgd: Sequential) -> None:
     check_strategy(strategy, sgd, KNOBS[strategy.name], seeds=40)
 
 
-def test_another_loop_than_its_own_is_found() -> None:
+def test_another_loop_than_its_own_is_found(sgd: Sequential) -> None:
     def twice(task: Task, strategy: Any, *rest: int) -> dict[str, torch.Tensor]:
         optimizer = dataclasses.replace(strategy, optimizer=msgspec.structs.replace(strategy.optimizer, lr=0.2))
         return sgd(task, optimizer, *rest)
@@ -73,6 +80,15 @@ def test_an_option_that_does_nothing_is_found_and_so_is_one_that_nobody_tries() 
         check_options(Downpour(), {"push_every": Knob(1), "read_in_place": Knob(True)})
 
 
+def telling(story: type[Story]) -> Players:
+    """The players of downpour, whose replicas tell another story."""
+
+    def replica(context: Context) -> Part:
+        return served(context, story(context.role, context.vectors, context.samples, incarnation=context.incarnation))
+
+    return dataclasses.replace(PLAYERS, replica=replica)
+
+
 class Forgetful(Story):
     """Computes every minibatch but the fifth, of which it says that it has."""
 
@@ -83,32 +99,19 @@ class Forgetful(Story):
         return batch
 
 
-def forgetful(context: Context) -> Part:
-    return served(context, Forgetful(context.role, context.vectors, context.samples, incarnation=context.incarnation))
-
-
 @dataclass(frozen=True)
 class Lossy(Downpour):
     name: ClassVar[str] = "downpour"
 
     @classmethod
     def players(cls) -> Players:
-        return dataclasses.replace(PLAYERS, replica=forgetful)
+        return telling(Forgetful)
 
 
 def test_a_minibatch_that_is_lost_is_found() -> None:
     with pytest.raises((AssertionError, LocalProtocolError)) as found:
         check_faults(Lossy(), 20)
     assert any("of check_faults" in note for note in found.value.__notes__)
-
-
-@dataclass(frozen=True)
-class Endless(Downpour):
-    name: ClassVar[str] = "downpour"
-
-    @classmethod
-    def players(cls) -> Players:
-        return dataclasses.replace(PLAYERS, replica=endless)
 
 
 class Deaf(Story):
@@ -119,8 +122,13 @@ class Deaf(Story):
             yield from self._wait()
 
 
-def endless(context: Context) -> Part:
-    return served(context, Deaf(context.role, context.vectors, context.samples, incarnation=context.incarnation))
+@dataclass(frozen=True)
+class Endless(Downpour):
+    name: ClassVar[str] = "downpour"
+
+    @classmethod
+    def players(cls) -> Players:
+        return telling(Deaf)
 
 
 def test_a_job_that_does_not_end_is_found() -> None:

@@ -4,6 +4,7 @@ are planned for it.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections import deque
@@ -283,7 +284,7 @@ class Simulation:
         )
         self._died[role] = virtual.died
         stopwatch = self.cluster.compute.stopwatch(index, self.job.seed + incarnation)
-        layout = self._layout() if flat is None else flat.layout
+        layout = self._layout if flat is None else flat.layout
         context = self._context(
             role,
             incarnation,
@@ -338,10 +339,10 @@ class Simulation:
     def _flat(self, model: nn.Module) -> FlatModule:
         return FlatModule(model, groups_of(model, self.settings.optimizer), self.players.rows)
 
+    @functools.cached_property
     def _layout(self) -> Layout:
-        if not hasattr(self, "_known_layout"):
-            self._known_layout = self._flat(self._model()).layout
-        return self._known_layout
+        """Of the model, for phantoms, which have none."""
+        return self._flat(self._model()).layout
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size

@@ -56,9 +56,8 @@ def time_steps(virtual: SimulatedContext, plan: Plan) -> None:
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
-    virtual.timing.first = shares([*buckets(plan.layout, plan.settings.own(AllreduceSettings).bucket_mb)])[0]
+    own = plan.settings.own(AllreduceSettings)
+    virtual.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
     if (work := virtual.endpoint.work) is not None:
         trained = plan.layout.trained.size
-        virtual.timing.more = (
-            work.copy(trained) + work.update(trained) / plan.settings.own(AllreduceSettings).accumulate
-        )
+        virtual.timing.more = work.copy(trained) + work.update(trained) / own.accumulate

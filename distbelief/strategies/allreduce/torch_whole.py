@@ -97,7 +97,7 @@ class TorchWhole:
         self.flat.swap(0)
         self.slice = _Stepped(plan, vector)
         self.slice.fill(vector[: layout.moving], frozen=False)
-        self._trained = [entry for entry in layout.entries if entry.tensor.kind == "parameter"]
+        self._trained = layout.trained_entries
         self._views = [_typed(self._slot, e.start, e.stop, e.tensor.dtype).view(e.shape) for e in self._trained]
         self._parameters = [dict(self.flat.module.named_parameters())[e.tensor.name] for e in self._trained]
         self._bucket = [

@@ -151,12 +151,12 @@ class PhantomModel:
 
     def bind(self, plan: Plan, memory: torch.Tensor, cut: tuple[Range, ...] = ()) -> None:
         """Count in a mapping from here on."""
-        settings = plan.settings
-        locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[settings.own(MappedSettings).locks]
+        settings, locks = plan.settings, plan.settings.own(MappedSettings).locks
+        locked = {"none": mapping.RANGES, "shard": settings.shards, "global": 1}[locks]
         found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
-        unlocked = settings.own(MappedSettings).locks == "none"
         self._parts = [
-            LockedStep(() if unlocked else (number,), part.size, lambda: None) for number, part in enumerate(found)
+            LockedStep(() if locks == "none" else (number,), part.size, lambda: None)
+            for number, part in enumerate(found)
         ]
         there = mapping.mapping_layout(plan.layout, settings.optimizer, settings.shards, settings.replicas)
         counted = memory[there.counts : there.length].numpy().data.cast("q")

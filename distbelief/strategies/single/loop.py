@@ -238,10 +238,7 @@ def _build(
 def _members(layout: Layout) -> dict[int, list[str]]:
     """The names of the parameters of each section of parameters, in their order in the flat vector."""
     sections = [(i, s) for i, s in enumerate(layout.sections) if s.kind == "parameter"]
-    return {
-        i: [e.tensor.name for e in layout.entries if s.start <= e.start < s.stop and e.tensor.kind == "parameter"]
-        for i, s in sections
-    }
+    return {i: [e.tensor.name for e in layout.trained_entries if s.start <= e.start < s.stop] for i, s in sections}
 
 
 def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
