@@ -1,5 +1,6 @@
 """Tasks: model, data, loss and metric, by name or by a user's own function."""
 
+from distbelief.tasks.alexnet import alexnet
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
 from distbelief.tasks.registry import BUILTINS, available, resolve
@@ -11,6 +12,7 @@ __all__ = [
     "Data",
     "Task",
     "TensorData",
+    "alexnet",
     "as_data",
     "available",
     "dense_svm",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.references import find
+from distbelief.tasks.alexnet import alexnet
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
 from distbelief.tasks.svm import dense_svm, sparse_svm
@@ -17,6 +18,7 @@ BUILTINS: Mapping[str, Callable[..., Task]] = {
     "digits": digits,
     "mnist": mnist,
     "mnist-lenet": mnist_lenet,
+    "alexnet": alexnet,
     "sparse-svm": sparse_svm,
     "dense-svm": dense_svm,
 }

@@ -283,7 +283,11 @@ def test_a_users_mistake_is_named(source: str, says: str) -> None:
     ("reference", "data_dir", "says"),
     [
         ("mnits", None, "unknown task 'mnits'; did you mean 'mnist'"),
-        ("", None, "unknown task ''; Known: dense-svm, digits, mnist, mnist-lenet, module:function, sparse-svm"),
+        (
+            "",
+            None,
+            "unknown task ''; Known: alexnet, dense-svm, digits, mnist, mnist-lenet, module:function, sparse-svm",
+        ),
         ("absent_module:make", None, "No module named 'absent_module'"),
         (":make", None, "ValueError"),
         ("math:", None, "has no ''"),
