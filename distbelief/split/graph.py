@@ -1,0 +1,477 @@
+"""The split graph: each node has one home, and the only thing that crosses from home to home is a transfer.
+
+A value is *whole* at one home, or *cut* along a dimension into a part for each home, or left as *summands*, one at each
+home. What a home needs of a value is brought there: slices at their owners, a transfer each, and a `cat` or an `add`
+where they arrive. So a gather is transfers and a cat, a sum is transfers and additions, a halo is slices, transfers and
+a cat; the adjoint of each follows from the one rule that a transfer's gradient goes back to its source and is added
+there. Inputs and targets are at every home.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from distbelief.errors import UsageError
+from distbelief.sharding.layout import Piece
+from distbelief.split.layers import Borrowing, Divided, HomePart, Indices, Keyed, Loss, draws, node_number
+from distbelief.split.tidying import Shape
+from distbelief.split.tracing import Traced
+
+
+class TransferKind(Enum):
+    """What transfers are part of: for prices and drawings."""
+
+    SEND = "send"
+    GATHER = "gather"
+    SUM = "sum"
+    HALO = "halo"
+    TENSOR = "tensor"
+    """A parameter or buffer that another home owns."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that goes from one home to another; where it is differentiable, its gradient comes back."""
+
+    number: int
+    source: int
+    target: int
+    kind: TransferKind
+    value: str
+    """The node of the split graph that gives it."""
+    path: str
+    """The module that gives it."""
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A module that computes at a home, and which piece of which of the model's tensors each of its tensors is."""
+
+    layer: nn.Module
+    path: str
+    pieces: Mapping[str, tuple[str, Piece]]
+
+
+@dataclass
+class SplitGraph:
+    """A model's graph, rewritten for its homes."""
+
+    traced: Traced
+    partitions: int
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    home: dict[fx.Node, int] = field(default_factory=dict)
+    shapes: dict[fx.Node, Shape] = field(default_factory=dict)
+    transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
+    """By the node at which each arrives."""
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    """By the target of the nodes that call each."""
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    """Of each tensor, by its first name."""
+    output: Any = None
+    """What the model gives: a structure of nodes, each whole at one home."""
+    output_home: int = 0
+    loss: fx.Node | None = None
+
+    def constant(self, name: str) -> torch.Tensor:
+        """A tensor that each home has, and that is no part of the state."""
+        found: Any = self.traced.model
+        for one in name.split("."):
+            found = getattr(found, one)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """In the order in which they can be computed: first what waits for no transfer, then what waits for one."""
+        depth: dict[fx.Node, int] = {}
+        for node in self.graph.nodes:
+            before = [depth[one] + (node in self.transfers) for one in node.all_input_nodes]
+            depth[node] = max(before, default=0)
+        return sorted(depth, key=lambda node: depth[node])
+
+
+def arrive(value: torch.Tensor) -> torch.Tensor:
+    """What a transfer computes."""
+    return value
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Along which dimension a value is cut, and where: part i has indices [edges[i], edges[i + 1])."""
+
+    dimension: int
+    edges: tuple[int, ...]
+
+    def of(self, home: int) -> Indices:
+        """The indices of a home's part."""
+        return Indices(self.dimension, self.edges[home], self.edges[home + 1])
+
+
+@dataclass
+class Value:
+    """Where a value is."""
+
+    node: fx.Node
+    """Of the traced graph."""
+    at: dict[int, fx.Node] = field(default_factory=dict)
+    """Whole copies, by home; the first is its owner's."""
+    parts: dict[int, fx.Node] = field(default_factory=dict)
+    """By home, where it is cut or left as summands."""
+    cut: Cut | None = None
+    free: bool = False
+    """Any home makes it itself, from what every home has."""
+    ranges: dict[tuple[int, Indices], fx.Node] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> int:
+        """The home that has it whole."""
+        return next(iter(self.at))
+
+
+class Rewriter:
+    """Makes the split graph of a traced one, node after node.
+
+    Args:
+        traced: the model.
+        partitions: how many homes there are.
+    """
+
+    def __init__(self, traced: Traced, partitions: int) -> None:
+        self.split = SplitGraph(traced, partitions)
+        self._traced = traced
+        self._values: dict[fx.Node, Value] = {}
+        self._crossed: dict[tuple[fx.Node, int], fx.Node] = {}
+        self._inputs: dict[tuple[int, str], fx.Node] = {}
+        self._tensors: dict[str, fx.Node] = {}
+        self._names = {id(one): name for name, one in _tensors(traced.model, remove_duplicate=True)}
+        self._model_tensors = dict(_tensors(traced.model, remove_duplicate=False))
+        self._persistent = set(traced.model.state_dict())
+        for node in traced.graph.nodes:
+            self._make_free(node)
+
+    def value(self, node: fx.Node) -> Value:
+        """Where a value of the traced graph is."""
+        return self._values[node]
+
+    # what a node becomes
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The nodes to place, in order: those that are not made of the inputs alone, and left to whoever needs them."""
+        return [node for node in self._traced.graph.nodes if node.op != "output" and node not in self._values]
+
+    def _make_free(self, node: fx.Node) -> None:
+        computed = node.op in ("call_function", "call_method") and not draws(node)
+        if (
+            node.op == "placeholder"
+            or (node.op == "get_attr" and self._is_constant(str(node.target)))
+            or (computed and all(one in self._values for one in node.all_input_nodes))
+        ):
+            self._values[node] = Value(node, free=True)
+
+    def place(self, node: fx.Node, home: int) -> None:
+        """Compute a node as it is, at one home."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.whole(self._values[one], home))
+        if node.op == "get_attr":
+            self._values[node] = Value(node)  # at home where it is needed first
+            return
+        made = self._call(node, home, None, args, kwargs)
+        self._values[node] = Value(node, {home: made})
+
+    def divide(self, node: fx.Node, divided: Divided) -> None:
+        """Compute a node in parts, one at each home."""
+        flows = list(node.all_input_nodes)
+        value = Value(node, cut=Cut(divided.gives, divided.edges) if divided.gives is not None else None)
+        for home, part in enumerate(divided.parts):
+            if part is None:
+                continue
+            needs = dict(zip(flows, part.needs, strict=True)) if part.needs else {}
+
+            def bring(one: fx.Node, home: int = home, needs: Mapping[fx.Node, Indices | None] = needs) -> fx.Node:
+                need = needs.get(one)
+                return self.range(self._values[one], home, need) if need else self.whole(self._values[one], home)
+
+            args, kwargs = fx.map_arg((node.args, node.kwargs), bring)
+            value.parts[home] = self._call(node, home, part, args, kwargs)
+        self._values[node] = value
+
+    def finish(self, loss: Callable[[Any, Any], torch.Tensor] | None, targets: Any) -> SplitGraph:
+        """End the graph with the output and the loss, whole at one home; what nothing uses is at home 0.
+
+        Args:
+            loss: of the output and the targets: a scalar, the mean over the minibatch; None for the output alone.
+            targets: an example: tensors, or a structure of them.
+
+        Raises:
+            UsageError: a home has no parameter to train.
+        """
+        output = next(iter(reversed(self._traced.graph.nodes)))
+        found = [self._values[one] for one in output.all_input_nodes]
+        homes = [value.owner for value in found if value.at and not value.free]
+        home = self.split.output_home = homes[-1] if homes else 0
+        (self.split.output,) = fx.map_arg(output.args, lambda one: self.whole(self._values[one], home))
+        if loss is not None:
+            leaves, spec = pytree.tree_flatten(targets)
+            given = [self._input(home, f"target_{number}") for number in range(len(leaves))]
+            self.split.holdings["loss"] = Holding(Loss(loss), "loss", {})
+            made = self.split.graph.call_module("loss", (self.split.output, pytree.tree_unflatten(given, spec)))
+            self.split.loss = self._known(made, home, "loss", None)
+        for tensor in self._model_tensors.values():
+            first = self._names[id(tensor)]
+            if self._is_held(first) and first not in self.split.pieces:
+                self._borrow(first, 0)
+        self._refuse_idle()
+        return self.split
+
+    def _refuse_idle(self) -> None:
+        trained = {name for name, tensor in self._model_tensors.items() if tensor.requires_grad}
+        for home in range(self.split.partitions):
+            own = [name for name, held in self.split.pieces.items() if any(one.home == home for one in held)]
+            if not trained & set(own):
+                raise UsageError(
+                    f"home {home} of {self.split.partitions} has no parameter to train: split over fewer "
+                    "partitions, or otherwise"
+                )
+
+    # bringing values to homes
+
+    def whole(self, value: Value, home: int) -> fx.Node:
+        """The whole value at a home."""
+        if home not in value.at:
+            value.at[home] = self._bring(value, home)
+        return value.at[home]
+
+    def _bring(self, value: Value, home: int) -> fx.Node:
+        node = value.node
+        if value.free:
+            return self._remake(node, home)
+        if node.op == "get_attr":
+            return self._borrow(str(node.target), home)
+        shape = self._traced.shapes.get(node)
+        if not value.parts:
+            owner = value.owner
+            if shape is None:
+                raise UsageError(
+                    f"{node.meta['path'] or 'the model'}: {node.name} gives no tensor and is needed at homes {owner} "
+                    f"and {home}: compute it where it is used, or give both nodes one home"
+                )
+            return self._transfer(value.at[owner], home, TransferKind.SEND)
+        kind = TransferKind.GATHER if value.cut else TransferKind.SUM
+        brought = [self._transfer(part, home, kind) for part in value.parts.values()]
+        return self._together(brought, home, value.cut, shape, kind, node.meta["path"])
+
+    def range(self, value: Value, home: int, need: Indices) -> fx.Node:
+        """Some indices of one dimension of a value, at a home."""
+        shape = self._traced.shapes[value.node]
+        if need.covers(shape):
+            return self.whole(value, home)
+        key = home, need
+        if key not in value.ranges:
+            value.ranges[key] = self._range(value, home, need, shape)
+        return value.ranges[key]
+
+    def _range(self, value: Value, home: int, need: Indices, shape: Shape) -> fx.Node:
+        if home in value.at or value.free or value.node.op == "get_attr":
+            return self._slice(self.whole(value, home), need)
+        if not value.parts:
+            return self._transfer(self._slice(value.at[value.owner], need), home, TransferKind.HALO)
+        cut = value.cut
+        if cut is None or cut.dimension != need.dimension:
+            kind = TransferKind.GATHER if cut else TransferKind.SUM
+            brought = [self._transfer(self._slice(part, need), home, kind) for part in value.parts.values()]
+            return self._together(brought, home, cut, need.of(shape), kind, value.node.meta["path"])
+        if cut.of(home) == need and home in value.parts:
+            return value.parts[home]
+        found: list[fx.Node] = []
+        for owner, part in value.parts.items():
+            own = cut.of(owner)
+            if both := own.common(need):
+                found.append(self._transfer(self._slice(part, both.within(own)), home, TransferKind.HALO))
+        return self._together(found, home, cut, need.of(shape), TransferKind.HALO, value.node.meta["path"])
+
+    def _together(
+        self, brought: Sequence[fx.Node], home: int, cut: Cut | None, shape: Shape | None, kind: TransferKind, path: str
+    ) -> fx.Node:
+        if len(brought) == 1:
+            return brought[0]
+        if cut is not None:
+            made = self.split.graph.call_function(torch.cat, (list(brought), cut.dimension))
+            made.meta["kind"] = kind
+            return self._known(made, home, path, shape)
+        made = brought[0]
+        for one in brought[1:]:
+            made = self._known(self.split.graph.call_function(operator.add, (made, one)), home, path, shape)
+            made.meta["kind"] = kind
+        return made
+
+    def _slice(self, node: fx.Node, need: Indices) -> fx.Node:
+        shape = self.split.shapes[node]
+        if need.covers(shape):
+            return node
+        arguments = (node, need.dimension, need.start, need.stop - need.start)
+        key = node, hash(need)
+        if key not in self._crossed:
+            made = self.split.graph.call_function(torch.narrow, arguments)
+            self._crossed[key] = self._known(made, self.split.home[node], node.meta["path"], need.of(shape))
+        return self._crossed[key]
+
+    def _transfer(self, node: fx.Node, home: int, kind: TransferKind) -> fx.Node:
+        if self.split.home[node] == home:
+            return node
+        key = node, home
+        if key not in self._crossed:
+            made = self.split.graph.call_function(arrive, (node,))
+            shape, path = self.split.shapes[node], node.meta["path"]
+            number, source = len(self.split.transfers), self.split.home[node]
+            self.split.transfers[made] = Transfer(number, source, home, kind, node.name, path, shape)
+            self._crossed[key] = self._known(made, home, path, shape)
+        return self._crossed[key]
+
+    # what computes
+
+    def _call(self, node: fx.Node, home: int, part: HomePart | None, args: Any, kwargs: Any) -> fx.Node:
+        op, target = node.op, node.target
+        shape = self._traced.shapes.get(node)
+        if part is not None and part.gives is not None and shape is not None:
+            shape = part.gives.of(shape)
+        if part is not None and part.call is not None:
+            op, target = "call_function", part.call
+        if op == "call_module":
+            target, borrowed = self._holding(node, home, part)
+            args = (*args, *borrowed)
+        if draws(node, self._layer(node)):
+            held = self.split.holdings.get(str(target)) if op == "call_module" else None
+            keyed = Keyed(held.layer if held else None, op, target, node_number(node))
+            op, target, args = "call_module", f"{node.name}@{home}", (self._input(home, "chance"), *args)
+            pieces = _inside("inner", held.pieces) if held else {}
+            self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
+        made = self.split.graph.create_node(op, target, args, kwargs)
+        made.meta["flops"] = node.meta["flops"]
+        return self._known(made, home, node.meta["path"], shape)
+
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        return self._traced.layer(node) if node.op == "call_module" else None
+
+    def _holding(self, node: fx.Node, home: int, part: HomePart | None) -> tuple[str, list[fx.Node]]:
+        """The module that computes a layer, or a part of one, at a home; and the tensors that it borrows there."""
+        path = str(node.target)
+        layer = self._traced.layer(node)
+        own, borrowed = dict[str, tuple[str, Piece]](), list[str]()
+        for name, tensor in _tensors(layer, remove_duplicate=False):
+            first = self._names[id(tensor)]
+            if not self._is_held(first):
+                continue
+            indices = Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
+            if part is not None:
+                if name not in part.holds:
+                    if name in part.borrows:
+                        borrowed.append(name)
+                    continue
+                indices = part.holds[name] or indices
+            piece = Piece(indices.dimension, indices.start, indices.stop, home)
+            if self._owns(first, piece):
+                own[name] = first, piece
+            elif part is None or part.holds[name] is None:
+                borrowed.append(name)
+            else:
+                raise UsageError(
+                    f"{path}.{name} is also {first}, which is held otherwise ({self.split.pieces[first]}): split both "
+                    "alike, or leave one of them whole"
+                )
+        key = f"{path}@{home}"
+        computing = part.layer if part is not None and part.layer is not None else layer
+        holding = Holding(computing, path, own)
+        if borrowed:
+            holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside("inner", own))
+        self.split.holdings.setdefault(key, holding)
+        names = dict(_tensors(layer, remove_duplicate=False))
+        return key, [self._borrow(self._names[id(names[name])], home) for name in borrowed]
+
+    def _owns(self, name: str, piece: Piece) -> bool:
+        """Whether a home has a piece of a tensor: it does if nobody else has any of it."""
+        held = self.split.pieces.setdefault(name, [])
+        if piece in held:
+            return True
+        if any(one.home == piece.home or one.dimension != piece.dimension for one in held):
+            return False
+        if any(one.start < piece.stop and piece.start < one.stop for one in held):
+            return False
+        held.append(piece)
+        held.sort(key=lambda one: one.start)
+        return True
+
+    def _borrow(self, name: str, home: int) -> fx.Node:
+        """A tensor of the model at a home, which owns it if nobody does yet."""
+        tensor = self._model_tensors[name]
+        name = self._names[id(tensor)]
+        if name not in self._tensors:
+            held = self.split.pieces.setdefault(name, [])
+            if not held:
+                held.append(Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, home))
+            if len(held) > 1:
+                raise UsageError(
+                    f"{name} is needed whole at home {home}, but it is held in pieces by homes "
+                    f"{[piece.home for piece in held]}: split what uses it alike"
+                )
+            made = self.split.graph.get_attr(name)
+            shape = Shape(tuple(tensor.shape), (0,) * tensor.ndim, tensor.dtype, tensor.requires_grad)
+            self._tensors[name] = self._known(made, held[0].home, name.rpartition(".")[0], shape)
+            self._to_front(made)
+        return self._transfer(self._tensors[name], home, TransferKind.TENSOR)
+
+    def _to_front(self, node: fx.Node) -> None:
+        first = next(iter(self.split.graph.nodes))
+        if first is not node:
+            first.prepend(node)
+
+    def _remake(self, node: fx.Node, home: int) -> fx.Node:
+        if node.op == "placeholder":
+            made = self._input(home, node.name)
+            if node in self._traced.shapes:
+                self.split.shapes[made] = self._traced.shapes[node]
+            return made
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.whole(self._values[one], home))
+        made = self.split.graph.create_node(node.op, node.target, args, kwargs)
+        return self._known(made, home, node.meta["path"], self._traced.shapes.get(node))
+
+    def _input(self, home: int, name: str) -> fx.Node:
+        if (home, name) not in self._inputs:
+            made = self.split.graph.placeholder(f"{name}_at_{home}")
+            made.meta["input"] = name
+            self._inputs[home, name] = self._known(made, home, "", None)
+            self._to_front(made)
+        return self._inputs[home, name]
+
+    def _known(self, made: fx.Node, home: int, path: str, shape: Shape | None) -> fx.Node:
+        made.meta["path"] = path
+        made.meta.setdefault("flops", 0)
+        self.split.home[made] = home
+        if shape is not None:
+            self.split.shapes[made] = shape
+        return made
+
+    def _is_held(self, name: str) -> bool:
+        """Whether a tensor is a parameter or a buffer of the state, which one home has."""
+        return name in self._persistent
+
+    def _is_constant(self, name: str) -> bool:
+        tensor = self._model_tensors.get(name)
+        return tensor is None or not self._is_held(self._names[id(tensor)])
+
+
+def _inside(name: str, pieces: Mapping[str, tuple[str, Piece]]) -> dict[str, tuple[str, Piece]]:
+    return {f"{name}.{own}": held for own, held in pieces.items()}
+
+
+def _tensors(module: nn.Module, remove_duplicate: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=remove_duplicate)
+    yield from module.named_buffers(remove_duplicate=remove_duplicate)

@@ -1,0 +1,177 @@
+"""What one home computes of a layer: the form in which a way says how it divides one, and the modules that stand in for
+a layer at a home.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from distbelief.split.tidying import Shape
+
+
+@dataclass(frozen=True)
+class Indices:
+    """Indices `start` up to, not including, `stop` of one dimension of a tensor.
+
+    >>> Indices(1, 2, 5).common(Indices(1, 4, 9))
+    Indices(dimension=1, start=4, stop=5)
+    """
+
+    dimension: int
+    start: int
+    stop: int
+
+    def covers(self, shape: Shape) -> bool:
+        """Whether they are all that a tensor of a shape has."""
+        at = self.dimension
+        return not shape.growth[at] and self.start <= 0 and self.stop >= shape.fixed[at]
+
+    def of(self, shape: Shape) -> Shape:
+        """The shape of a tensor's part with these indices."""
+        at = self.dimension
+        fixed = (*shape.fixed[:at], self.stop - self.start, *shape.fixed[at + 1 :])
+        return replace(shape, fixed=fixed, growth=(*shape.growth[:at], 0, *shape.growth[at + 1 :]))
+
+    def common(self, other: Indices) -> Indices | None:
+        """Those of both, if any; of the same dimension."""
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return Indices(self.dimension, start, stop) if start < stop else None
+
+    def within(self, part: Indices) -> Indices:
+        """The same ones, counted from the beginning of a part that has them."""
+        return Indices(self.dimension, self.start - part.start, self.stop - part.start)
+
+
+def edges(length: int, parts: int) -> tuple[int, ...]:
+    """Where a length is cut into parts, the first ones longer by one where it does not divide.
+
+    >>> edges(10, 4)
+    (0, 3, 6, 8, 10)
+    """
+    each, more = divmod(length, parts)
+    return tuple(each * part + min(part, more) for part in range(parts + 1))
+
+
+@dataclass(frozen=True)
+class HomePart:
+    """What one home computes of a node: which part of each tensor that it takes, with which pieces, and what it gives.
+
+    Everything that it needs and does not have is brought from the homes that have it.
+    """
+
+    needs: tuple[Indices | None, ...] = ()
+    """Of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each."""
+    gives: Indices | None = None
+    """Which indices of the whole result it gives; None where it gives a summand of it."""
+    layer: nn.Module | None = None
+    """The layer of its shape; None where the layer, or the function, itself does."""
+    holds: Mapping[str, Indices | None] = field(default_factory=dict)
+    """The tensors of the layer of which this home has some indices, or (None) the whole, by their names in it."""
+    borrows: tuple[str, ...] = ()
+    """Tensors of the layer that another home has, and that this one needs whole."""
+    call: Callable[..., Any] | None = None
+    """The function that computes it, where it is not the node's own."""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A node divided over all homes.
+
+    What their parts give follows each other along a dimension, cut at `edges`; or, where `gives` is None, is added up.
+    """
+
+    parts: tuple[HomePart, ...]
+    gives: int | None
+    edges: tuple[int, ...] = ()
+
+
+class Borrowing(nn.Module):
+    """A layer some of whose tensors are given to it each time, after its own arguments."""
+
+    def __init__(self, inner: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._names = names
+
+    def forward(self, *args: Any) -> Any:
+        """What the layer gives with those tensors."""
+        own, given = args[: -len(self._names)], args[-len(self._names) :]
+        return torch.func.functional_call(self.inner, dict(zip(self._names, given, strict=True)), own)
+
+
+class Loss(nn.Module):
+    """A loss, which may be any function."""
+
+    def __init__(self, loss: Callable[[Any, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self._loss = loss
+
+    def forward(self, output: Any, targets: Any) -> torch.Tensor:
+        """The mean over the samples."""
+        return self._loss(output, targets)
+
+
+class Keyed(nn.Module):
+    """What draws at random, by numbers of its own: of the step, the microbatch and the node, and of nothing else."""
+
+    def __init__(self, inner: nn.Module | None, op: str, target: Any, number: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self._op, self._target, self._number = op, target, number
+
+    def forward(self, chance: int, *args: Any, **kwargs: Any) -> Any:
+        """What the node gives, drawn by a step's and microbatch's number."""
+        torch.manual_seed(mixed(chance, self._number))
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        if self._op == "call_method":
+            return getattr(args[0], self._target)(*args[1:], **kwargs)
+        return self._target(*args, **kwargs)
+
+
+def mixed(chance: int, number: int) -> int:
+    """The seed of one node in one microbatch of one step.
+
+    >>> mixed(1, 2) != mixed(2, 1)
+    True
+    """
+    value = (chance * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 30)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return value >> 1
+
+
+def node_number(node: fx.Node) -> int:
+    """The number by which a node of a traced graph draws; the same however the graph is split."""
+    return zlib.crc32(node.name.encode())
+
+
+_DRAWING = ("dropout", "rand", "bernoulli", "multinomial", "normal", "rrelu", "poisson")
+
+
+def draws(node: fx.Node, layer: nn.Module | None = None) -> bool:
+    """Whether a node draws at random."""
+    if layer is not None:
+        return any(_draws(part) for part in layer.modules() if part.training)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = str(getattr(node.target, "__name__", node.target))
+    if name.startswith(("layer_norm", "batch_norm", "group_norm", "norm")):
+        return False
+    if "scaled_dot_product_attention" in name:
+        return bool(node.kwargs.get("dropout_p", 0) or (len(node.args) > 4 and node.args[4]))
+    return name.startswith(_DRAWING) or "dropout" in name
+
+
+def _draws(part: nn.Module) -> bool:
+    rate = getattr(part, "dropout", 0.0)
+    return (
+        (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
+        or isinstance(part, nn.RReLU)
+        or (isinstance(rate, float) and rate > 0)
+    )

@@ -1,0 +1,115 @@
+"""Observing: what flows along each node of a graph, seen by running it on two numbers of samples, without values where
+that can be.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+Values = dict[fx.Node, Any]
+
+
+@dataclass(frozen=True)
+class NodeValues:
+    """What each node gave for two numbers of samples."""
+
+    samples: tuple[int, int]
+    values: tuple[Values, Values]
+    flops: dict[fx.Node, int]
+    """Floating-point operations of each node's forward, at the first number of samples."""
+
+
+def observe(model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...]) -> NodeValues:
+    """Run a graph on as many samples as there are, and on one more.
+
+    Raises:
+        Exception: whatever the model raises; among others where its graph holds for one number of samples only.
+    """
+    try:
+        return _observe(model, graph, inputs, _fake)
+    except Exception:  # what depends on values has none to depend on
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise
+        return _observe(model, graph, inputs, _real)
+
+
+Copy = Callable[[nn.Module, tuple[Any, ...]], tuple[nn.Module, tuple[Any, ...], Any]]
+
+
+def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[Any, ...], make: Copy) -> NodeValues:
+    count = next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim)
+    found: list[Values] = []
+    flops: dict[fx.Node, int] = {}
+    for samples in (count, count + 1):
+        held, given, mode = make(model, _resized(inputs, count, samples))
+        with mode:
+            recorder = _Recorder(held, graph, flops)
+            recorder.run(*_arguments(graph, given), enable_io_processing=False)
+        found.append(recorder.seen)
+    return NodeValues((count, count + 1), (found[0], found[1]), flops)
+
+
+def _arguments(graph: fx.Graph, inputs: tuple[Any, ...]) -> list[Any]:
+    """What the placeholders are given: each an argument, or each a leaf of the arguments."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    given = (
+        list(inputs)
+        if isinstance(graph._codegen, fx.graph.CodeGen) and not hasattr(graph._codegen, "pytree_info")
+        else pytree.tree_leaves(inputs)
+    )
+    return given + [node.args[0] for node in placeholders[len(given) :]]
+
+
+class _Recorder(fx.Interpreter):
+    """Keeps what every node gives, and counts what it computes."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, flops: dict[fx.Node, int]) -> None:
+        super().__init__(model, garbage_collect_values=False, graph=graph)
+        self.seen: Values = {}
+        self._flops = flops
+
+    def run_node(self, n: fx.Node) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            self.seen[n] = super().run_node(n)
+        self._flops.setdefault(n, counter.get_total_flops())
+        return self.seen[n]
+
+
+def _resized(inputs: tuple[Any, ...], count: int, samples: int) -> tuple[Any, ...]:
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != count or samples == count:
+            return leaf
+        return torch.cat([leaf, leaf[: samples - count]])
+
+    resized: tuple[Any, ...] = pytree.tree_map(resize, inputs)
+    return resized
+
+
+def _fake(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...], Any]:
+    """A copy of a model and its inputs that has shapes and no values."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = mode.from_tensor(buffer)
+
+    def fake(leaf: Any) -> Any:
+        return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    given: tuple[Any, ...] = pytree.tree_map(fake, inputs)
+    return copy.deepcopy(model, memo), given, mode
+
+
+def _real(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...], Any]:
+    """A copy with values, whose buffers may change."""
+    return copy.deepcopy(model), inputs, torch.random.fork_rng(devices=[])

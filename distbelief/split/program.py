@@ -1,0 +1,274 @@
+"""The program of a home: the segments that it computes, what each takes and gives, and the tensors that they compute
+with.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from distbelief.sharding.layout import Piece
+from distbelief.split.graph import SplitGraph, Transfer
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """An argument of a segment that every home has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class OwnValue:
+    """An argument of a segment that an earlier segment of the same home has computed."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """An argument of a segment that another home has sent."""
+
+    transfer: Transfer
+
+
+Source = Supplied | OwnValue | Received
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a segment computes that is needed outside of it."""
+
+    value: int
+    """Its number at this home, by which later segments name it."""
+    transfers: tuple[Transfer, ...]
+    """By which it leaves for other homes."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one home computes without waiting.
+
+    It begins where a transfer is needed that no earlier one needed, or after a value that leaves.
+    """
+
+    number: int
+    takes: tuple[Source, ...]
+    gives: tuple[Result, ...]
+    compute: Callable[..., tuple[Any, ...]]
+    """From what it takes to what it gives, in their orders."""
+    flops: int
+    """Of its forward, for the samples that the model was traced with."""
+    paths: tuple[str, ...]
+    """The modules that it computes, in order."""
+
+
+@dataclass(frozen=True)
+class HomeProgram:
+    """All that one home computes, holds, takes and gives."""
+
+    home: int
+    partitions: int
+    module: nn.Module
+    """This home's parameters and buffers, by the names that the whole model has for them."""
+    pieces: Mapping[str, Piece]
+    """Which piece of the whole tensor each of them is."""
+    segments: tuple[Segment, ...]
+    loss: OwnValue | None
+    """The value that is the loss, at the home that computes it."""
+    outputs: Any
+    """The values that are the model's output, in its structure, at that home; None at others."""
+    layers: tuple[nn.Module, ...]
+    """The modules that compute."""
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Those that leave this home forward; the gradients of those that arrive leave it backward."""
+        return [transfer for segment in self.segments for one in segment.gives for transfer in one.transfers]
+
+    @property
+    def received(self) -> list[Transfer]:
+        """Those that arrive forward."""
+        found = [one.transfer for segment in self.segments for one in segment.takes if isinstance(one, Received)]
+        return list(dict.fromkeys(found))
+
+
+def build(split: SplitGraph, home: int, model: nn.Module) -> HomeProgram:
+    """The program of one home.
+
+    Args:
+        split: the model, split.
+        home: 0 up to, not including, its partitions.
+        model: the model, whose tensors it takes: those that are whole at this home as they are, and copies of pieces of
+            others. What is not this home's may be on the meta device.
+    """
+    return _Builder(split, home, model).program()
+
+
+LIGHT = frozenset({torch.narrow, operator.getitem})
+"""Functions that only take a value apart: they stay with what computes it."""
+
+
+class _Builder:
+    def __init__(self, split: SplitGraph, home: int, model: nn.Module) -> None:
+        self._split, self._home = split, home
+        self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._nodes = [node for node in split.nodes if split.home[node] == home]
+        self._numbers = {node: number for number, node in enumerate(self._nodes)}
+        self._pieces = {name: piece for name, held in split.pieces.items() for piece in held if piece.home == home}
+        self._tensors = {name: self._cut(name, piece) for name, piece in self._pieces.items()}
+        called = dict.fromkeys(str(node.target) for node in self._nodes if node.op == "call_module")
+        self._layers = {key: self._filled(key) for key in called}
+        self._leaving: dict[fx.Node, list[Transfer]] = {}
+        for node, transfer in split.transfers.items():
+            self._leaving.setdefault(node.all_input_nodes[0], []).append(transfer)
+
+    def program(self) -> HomeProgram:
+        """Everything put together."""
+        split, home = self._split, self._home
+        runs = self._runs()
+        asked: set[fx.Node] = set()
+        fx.map_arg(split.output, asked.add)
+        segments = tuple(self._segment(number, run, asked) for number, run in enumerate(runs))
+        last = split.loss is not None and split.home[split.loss] == home
+        return HomeProgram(
+            home,
+            split.partitions,
+            self._tree(),
+            self._pieces,
+            segments,
+            OwnValue(self._numbers[split.loss]) if last and split.loss is not None else None,
+            _mapped(split.output, self._source) if split.output_home == home else None,
+            tuple(self._layers.values()),
+        )
+
+    def _runs(self) -> list[list[fx.Node]]:
+        runs: list[list[fx.Node]] = [[]]
+        arrived: set[fx.Node] = set()
+        left = False
+        for node in self._nodes:
+            if node.op == "placeholder" or node in self._split.transfers:
+                continue
+            waits = {one for one in node.all_input_nodes if one in self._split.transfers} - arrived
+            light = node.op == "get_attr" or node.target in LIGHT
+            if runs[-1] and (waits or (left and not light)):
+                runs.append([])
+                left = False
+            arrived |= waits
+            runs[-1].append(node)
+            left = left or node in self._leaving
+        return [run for run in runs if run]
+
+    def _segment(self, number: int, run: Sequence[fx.Node], asked: set[fx.Node]) -> Segment:
+        graph, inside = fx.Graph(), set(run)
+        copies: dict[fx.Node, fx.Node] = {}
+        takes: list[Source] = []
+        for one in dict.fromkeys(one for node in run for one in node.all_input_nodes if one not in inside):
+            copies[one] = graph.placeholder(f"take_{len(takes)}")
+            takes.append(self._source(one))
+        for node in run:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        gives = [
+            node
+            for node in run
+            if node in asked
+            or node is self._split.loss
+            or any(user not in inside and user in self._split.home for user in node.users)
+        ]
+        graph.output(tuple(copies[node] for node in gives))
+        root = {str(node.target): self._attribute(node) for node in run if node.op in ("call_module", "get_attr")}
+        names = {target: f"part_{number}" for number, target in enumerate(root)}
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = names[str(node.target)]
+        made = fx.GraphModule({names[target]: held for target, held in root.items()}, graph)
+        return Segment(
+            number,
+            tuple(takes),
+            tuple(Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in gives),
+            made.forward,
+            sum(node.meta["flops"] for node in run),
+            tuple(dict.fromkeys(node.meta["path"] for node in run if node.op == "call_module")),
+        )
+
+    def _source(self, node: fx.Node) -> Source:
+        if node.op == "placeholder":
+            return Supplied(node.meta["input"])
+        if node in self._split.transfers:
+            return Received(self._split.transfers[node])
+        return OwnValue(self._numbers[node])
+
+    def _attribute(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        if node.op == "call_module":
+            return self._layers[name]
+        return self._tensors[name] if name in self._tensors else self._split.constant(name)
+
+    # tensors
+
+    def _cut(self, name: str, piece: Piece) -> torch.Tensor:
+        whole = self._whole[name]
+        if not whole.ndim or piece.stop - piece.start == whole.shape[piece.dimension]:
+            return whole
+        part = whole.detach().narrow(piece.dimension, piece.start, piece.stop - piece.start).clone()
+        return nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
+
+    def _filled(self, key: str) -> nn.Module:
+        """A module that computes here, on this home's tensors; those that it borrows have no values."""
+        holding = self._split.holdings[key]
+        layer = plain(holding.layer)
+        tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]
+        for name, tensor in tensors:
+            if name in holding.pieces:
+                _assign(layer, name, self._tensors[holding.pieces[name][0]])
+            elif isinstance(tensor, nn.Parameter):
+                _assign(layer, name, nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad))
+        return layer
+
+    def _tree(self) -> nn.Module:
+        root = nn.Module()
+        for name, tensor in self._tensors.items():
+            parent, (*path, own) = root, name.split(".")
+            for one in path:
+                if one not in parent._modules:
+                    parent.add_module(one, nn.Module())
+                parent = parent.get_submodule(one)
+            if isinstance(tensor, nn.Parameter):
+                parent.register_parameter(own, tensor)
+            else:
+                parent.register_buffer(own, tensor)
+        return root
+
+
+def _assign(layer: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    path, _, own = name.rpartition(".")
+    parent = layer.get_submodule(path)
+    held = parent._parameters if own in parent._parameters else parent._buffers
+    held[own] = tensor  # type: ignore[assignment]  # of the same kind as what was there
+
+
+def plain(layer: nn.Module) -> nn.Module:
+    """A copy of a layer on the same tensors, that writes to nothing in place."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    copied = copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
+    for part in copied.modules():
+        if getattr(part, "inplace", False):
+            vars(part)["inplace"] = False
+    return copied
+
+
+def _mapped(structure: Any, to: Callable[[fx.Node], Source]) -> Any:
+    """A structure of nodes as one of something else."""
+    if isinstance(structure, fx.Node):
+        return to(structure)
+    if isinstance(structure, tuple | list):
+        return tuple(_mapped(one, to) for one in structure)
+    if isinstance(structure, dict):
+        return {key: _mapped(one, to) for key, one in structure.items()}
+    return structure

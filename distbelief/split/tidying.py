@@ -1,0 +1,246 @@
+"""Tidying: a traced graph made so that each node gives one tensor, sizes are functions of the number of samples, and
+nothing is written in place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from distbelief.errors import UsageError
+from distbelief.split.observing import NodeValues
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sides of a tensor as functions of the number of samples, its dtype, and whether a gradient comes back.
+
+    >>> Shape((0, 3), (1, 0), torch.float32, True).bytes(64)
+    768
+    """
+
+    fixed: tuple[int, ...]
+    growth: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+    def at(self, samples: int) -> tuple[int, ...]:
+        """The sides for so many samples."""
+        return tuple(side + samples * more for side, more in zip(self.fixed, self.growth, strict=True))
+
+    def elements(self, samples: int) -> int:
+        """How many elements for so many samples."""
+        return math.prod(self.at(samples))
+
+    def bytes(self, samples: int) -> int:
+        """How many bytes for so many samples."""
+        return self.elements(samples) * self.dtype.itemsize
+
+
+def size(samples: int, growth: int, fixed: int) -> int:
+    """A side of a tensor for so many samples."""
+    return samples * growth + fixed
+
+
+def set_item(value: torch.Tensor, index: Any, to: Any) -> torch.Tensor:
+    """A copy of a tensor with some elements replaced."""
+    changed = value.clone()
+    changed[index] = to
+    return changed
+
+
+_PLAIN: Mapping[Any, Any] = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv, operator.imatmul: operator.matmul, operator.ipow: operator.pow,
+    operator.setitem: set_item,
+}  # fmt: skip
+"""What gives the same as each of Python's own operations in place."""
+
+
+def tidy(
+    graph: fx.Graph, inputs: tuple[Any, ...], observed: NodeValues, layer: Callable[[str], nn.Module]
+) -> tuple[fx.Graph, dict[fx.Node, Shape]]:
+    """The graph made over, and the shape of each of its tensors.
+
+    Raises:
+        UsageError: something is written in place that another node has a view of.
+    """
+    made = _Tidied(observed, layer)
+    leaves = iter(range(len(pytree.tree_leaves(inputs))))
+    for node in graph.nodes:
+        made.take(node, leaves)
+    made.graph.lint()
+    return made.graph, made.shapes
+
+
+class _Tidied:
+    def __init__(self, observed: NodeValues, layer: Callable[[str], nn.Module]) -> None:
+        self.graph = fx.Graph()
+        self.shapes: dict[fx.Node, Shape] = {}
+        self._observed = observed
+        self._layer = layer
+        self._new: dict[fx.Node, Any] = {}
+        self._order: dict[fx.Node, int] = {}
+        self._samples = self.graph.placeholder("samples")
+        self._samples.meta["path"] = ""
+
+    def take(self, node: fx.Node, leaves: Any) -> None:
+        """Make over one node."""
+        self._order[node] = len(self._order)
+        values = tuple(seen.get(node) for seen in self._observed.values)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self._new[one])
+        if node.op == "output":
+            self.graph.output(args[0])
+        elif node.op == "placeholder":
+            self._new[node] = self._leaves_of(node, values, leaves)
+        elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
+            self._new[node] = self._number(node, values, args, kwargs)
+        elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
+            held: Any = args[0]
+            self._new[node] = held[args[1]]
+        elif (into := self._written(node)) is None or self._new[into].op == "get_attr":
+            self._new[node] = self._made(node, node.op, node.target, args, kwargs, values)
+        else:
+            self._replace(node, into, args, kwargs, values)
+
+    def _made(self, node: fx.Node, op: str, target: Any, args: Any, kwargs: Any, values: tuple[Any, ...]) -> Any:
+        new = self.graph.create_node(op, target, args, kwargs, name=node.name)
+        new.meta["path"] = str(target) if op == "call_module" else node.meta.get("path", "")
+        new.meta["flops"] = self._observed.flops.get(node, 0)
+        return self._taken_out(new, values)
+
+    def _taken_out(self, new: fx.Node, values: tuple[Any, ...]) -> Any:
+        """A node, or a structure of nodes that each take one tensor out of what it gives."""
+        one, other = values
+        if isinstance(one, torch.Tensor):
+            fixed, growth = [], []
+            for first, second in zip(one.shape, other.shape, strict=True):
+                growth.append(int(second) - int(first))
+                fixed.append(int(first) - growth[-1] * self._observed.samples[0])
+            self.shapes[new] = Shape(tuple(fixed), tuple(growth), one.dtype, one.requires_grad)
+            return new
+        if isinstance(one, tuple | list):
+            return tuple(self._item(new, key, (one[key], other[key])) for key in range(len(one)))
+        if isinstance(one, dict):
+            return {key: self._item(new, key, (one[key], other[key])) for key in one}
+        return self._constant(one, other)
+
+    def _item(self, new: fx.Node, key: Any, values: tuple[Any, ...]) -> Any:
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
+            return self._constant(*values)
+        item = self.graph.call_function(operator.getitem, (new, key))
+        item.meta["path"], item.meta["flops"] = new.meta["path"], 0
+        return self._taken_out(item, values)
+
+    def _leaves_of(self, node: fx.Node, values: tuple[Any, ...], leaves: Any) -> Any:
+        def leaf(one: Any, other: Any) -> Any:
+            if isinstance(one, tuple | list):
+                return tuple(leaf(*pair) for pair in zip(one, other, strict=True))
+            if isinstance(one, dict):
+                return {key: leaf(one[key], other[key]) for key in one}
+            number = next(leaves, None)
+            if number is None:
+                return one
+            new = self.graph.placeholder(f"input_{number}")
+            new.meta["path"] = ""
+            return self._taken_out(new, (one, other)) if isinstance(one, torch.Tensor) else new
+
+        return leaf(*values)
+
+    def _number(self, node: fx.Node, values: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        """What is no tensor is a function of the number of samples, or computed as it was."""
+        numbers = pytree.tree_leaves(values[0])
+        if node.op == "call_function" and all(isinstance(one, int | float | None) for one in numbers):
+            return self._constant(*values)
+        if node.op == "call_method" and all(isinstance(one, int | float | None) for one in numbers):
+            return self._constant(*values)
+        new = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        new.meta["path"], new.meta["flops"] = node.meta.get("path", ""), 0
+        return new
+
+    def _constant(self, one: Any, other: Any) -> Any:
+        if isinstance(one, tuple | list):
+            return tuple(self._constant(*pair) for pair in zip(one, other, strict=True))
+        if isinstance(one, dict):
+            return {key: self._constant(one[key], other[key]) for key in one}
+        if one == other or not isinstance(one, int):
+            return one
+        growth = other - one
+        fixed = one - growth * self._observed.samples[0]
+        if (growth, fixed) == (1, 0):
+            return self._samples
+        new = self.graph.call_function(size, (self._samples, growth, fixed))
+        new.meta["path"], new.meta["flops"] = "", 0
+        return new
+
+    def _written(self, node: fx.Node) -> fx.Node | None:
+        """The node whose value a node writes to, if any."""
+        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if first is None:
+            return None
+        if node.op == "call_module":
+            writes = bool(getattr(self._layer(str(node.target)), "inplace", False))
+        elif node.op == "call_method":
+            writes = str(node.target).endswith("_") and not str(node.target).endswith("__")
+        elif isinstance(node.target, torch._ops.OpOverload):
+            writes = node.target._schema.is_mutable
+        else:
+            name = getattr(node.target, "__name__", "")
+            writes = node.target in _PLAIN or (name.endswith("_") and not name.endswith("__")) or _inplace(node)
+        return first if writes else None
+
+    def _replace(self, node: fx.Node, into: fx.Node, args: Any, kwargs: Any, values: tuple[Any, ...]) -> None:
+        """Compute what would be written in place, and let it stand for what it would be written to from here on."""
+        old = self._new[into]
+        self._refuse_views(node, into)
+        if node.op == "call_function" and node.target in _PLAIN:
+            values = tuple(seen[into] if seen[node] is None else seen[node] for seen in self._observed.values)
+            new = self._made(node, "call_function", _PLAIN[node.target], args, kwargs, values)
+        elif node.op == "call_function" and "inplace" in kwargs:
+            new = self._made(node, node.op, node.target, args, {**kwargs, "inplace": False}, values)
+        elif node.op == "call_module":
+            new = self._made(node, node.op, node.target, args, kwargs, values)
+            self._new[node] = new
+        else:
+            copied = self.graph.call_method("clone", (args[0],))
+            copied.meta["path"], copied.meta["flops"] = node.meta.get("path", ""), 0
+            self._taken_out(copied, tuple(seen[into] for seen in self._observed.values))
+            new = self._made(node, node.op, node.target, (copied, *args[1:]), kwargs, values)
+        for one, held in list(self._new.items()):
+            if held is old:
+                self._new[one] = new
+        self._new[node] = new
+
+    def _refuse_views(self, node: fx.Node, into: fx.Node) -> None:
+        seen, old = self._observed.values[0], self._new[into]
+        if not isinstance(seen[into], torch.Tensor):
+            return
+        storage = seen[into].untyped_storage()._cdata
+        for one in self._order:
+            shares = isinstance(seen.get(one), torch.Tensor) and seen[one].untyped_storage()._cdata == storage
+            if one is node or not shares or self._new.get(one) is old:
+                continue
+            if any(user not in self._order for user in one.users):
+                raise UsageError(
+                    f"{node.meta.get('path') or 'the model'}: {node.format_node()} writes in place to what "
+                    f"{one.name} is a view of, and that is used after it: write it out of place"
+                )
+
+
+def _inplace(node: fx.Node) -> bool:
+    """Whether a function was told to write in place."""
+    if "inplace" in node.kwargs:
+        return bool(node.kwargs["inplace"])
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]  # a function
+    except (TypeError, ValueError):
+        return False
+    return bool(bound.arguments.get("inplace", False))

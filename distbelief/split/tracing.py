@@ -1,0 +1,205 @@
+"""Tracing: a model as a graph, by torch.fx with untraceable modules left whole, else by torch.export, else by a list of
+modules that the user names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from distbelief.errors import UsageError, unknown
+from distbelief.split.observing import observe
+from distbelief.split.tidying import Shape, tidy
+
+
+class TracedBy(Enum):
+    """How a model was traced."""
+
+    FX = "torch.fx"
+    EXPORT = "torch.export"
+    MODULES = "a list of modules"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model as a graph in which each node gives one tensor, or is followed by those that take its tensors out of it.
+
+    Sizes are functions of the number of samples, so that no number goes from node to node, and nothing is written in
+    place.
+    """
+
+    model: nn.Module
+    """Where the modules and tensors are that the graph names."""
+    graph: fx.Graph
+    """A placeholder for each leaf of the inputs, in their order, and `samples` first; `node.meta["path"]` is the module
+    that a node comes from.
+    """
+    shapes: Mapping[fx.Node, Shape]
+    """Of each node that gives a tensor."""
+    method: TracedBy
+    aliases: Mapping[str, str]
+    """Names of tied tensors, to the first name of each."""
+
+    @property
+    def layers(self) -> list[fx.Node]:
+        """The nodes that call a module, in order."""
+        return [node for node in self.graph.nodes if node.op == "call_module"]
+
+    def layer(self, node: fx.Node) -> nn.Module:
+        """The module that a node calls."""
+        return self.model.get_submodule(str(node.target))
+
+
+def trace(model: nn.Module, inputs: tuple[Any, ...], modules: Sequence[str] = ()) -> Traced:
+    """The graph of a model, which holds for any number of samples.
+
+    Args:
+        model: in the mode (training or not) that is wanted; its parameters may be on the meta device.
+        inputs: the arguments of its forward: tensors, or tuples, lists and dicts of them, with samples in dimension 0.
+        modules: instead of tracing it, run these submodules one after the other, each on what the one before gives.
+
+    Raises:
+        UsageError: it cannot be traced: with the line of the model at which that failed, and the remedy.
+
+    >>> traced = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (torch.zeros(2, 4),))
+    >>> [node.meta["path"] for node in traced.layers], traced.shapes[traced.layers[0]].at(5)
+    (['0', '1'], (5, 3))
+    """
+    if not any(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in pytree.tree_leaves(inputs)):
+        raise UsageError(f"inputs {pytree.tree_map(type, inputs)}: give a tensor with samples in its first dimension")
+    failures: list[BaseException] = []
+    ways: list[tuple[TracedBy, Callable[[], tuple[nn.Module, fx.Graph]]]] = [
+        (TracedBy.FX, lambda: _by_fx(model, inputs)),
+        (TracedBy.EXPORT, lambda: _by_export(model, inputs)),
+    ]
+    if modules:
+        ways = [(TracedBy.MODULES, lambda: _by_modules(model, modules))]
+    for method, make in ways:
+        try:
+            root, graph = make()
+            observed = observe(root, graph, inputs)
+        except UsageError:
+            raise
+        except Exception as error:  # whatever a model's forward raises when it is run by a tracer
+            failures.append(error)
+        else:
+            tidied, shapes = tidy(graph, inputs, observed, root.get_submodule)
+            return Traced(root, tidied, shapes, method, _aliases(model))
+    raise UsageError(_told(model, failures)) from failures[-1]
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if first.setdefault(id(tensor), name) != name:
+            found[name] = first[id(tensor)]
+    return found
+
+
+class _Tracer(fx.Tracer):
+    """Leaves some modules whole, and knows in which module it is."""
+
+    def __init__(self, leaves: set[str]) -> None:
+        super().__init__()
+        self._leaves = leaves
+        self.within: list[str] = []
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self._leaves or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.within.append(self.path_of_module(m))
+        result = super().call_module(m, forward, args, kwargs)
+        self.within.pop()
+        return result
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["path"] = self.within[-1] if self.within else ""
+        return node
+
+
+def _by_fx(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, fx.Graph]:
+    """What cannot be traced becomes a leaf, from the inside out, until the rest can."""
+    leaves: set[str] = set()
+    while True:
+        tracer = _Tracer(leaves)
+        try:
+            return model, tracer.trace(model, concrete_args=_defaults(model, inputs))
+        except Exception:
+            if not tracer.within or tracer.within[-1] in leaves:
+                raise
+            leaves.add(tracer.within[-1])
+
+
+def _defaults(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any] | None:
+    """The arguments of forward that are not given, with their defaults."""
+    left = list(inspect.signature(model.forward).parameters.values())[len(inputs) :]
+    return {one.name: one.default for one in left if one.default is not one.empty} or None
+
+
+def _by_export(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, fx.Graph]:
+    def dynamic(leaf: Any) -> Any:
+        return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.ndim else None
+
+    shapes = pytree.tree_map(dynamic, inputs)
+    module = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False).module()
+    assert isinstance(module, fx.GraphModule)
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            graph.erase_node(node)
+            continue
+        stack = node.meta.get("nn_module_stack", {})
+        node.meta["path"] = next((path for path, _ in reversed(list(stack.values())) if not path.startswith("_")), "")
+    spec = graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]  # export's graphs have one
+    output = next(iter(reversed(graph.nodes)))
+    output.args = (pytree.tree_unflatten(list(output.args[0]), spec),)
+    return module, graph
+
+
+def _by_modules(model: nn.Module, modules: Sequence[str]) -> tuple[nn.Module, fx.Graph]:
+    names = dict(model.named_modules())
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for name in modules:
+        if name not in names:
+            raise unknown("module", name, names)
+        value = graph.call_module(name, (value,))
+        value.meta["path"] = name
+    graph.output(value)
+    return model, graph
+
+
+def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
+    """Where in the model's own code the first method failed, and what to do."""
+    kind = type(model).__name__
+    lines: list[str] = []
+    for error in failures:
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "torch" not in Path(frame.filename).parts and "split" not in Path(frame.filename).parts
+        ]
+        if own:
+            lines.append(f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}")
+    reason = str(failures[-1]).strip().split("\n")[0]
+    where = f" at {lines[0]}" if lines else ""
+    return (
+        f"{kind} cannot be traced{where} ({type(failures[-1]).__name__}: {reason}); put what depends on values, or on "
+        "the number of samples, into a module of its own, or name the modules that follow each other "
+        "(Split(..., modules=[...]))"
+    )

@@ -1,0 +1,1 @@
+"""The ways to split a model, one file each."""

@@ -1,0 +1,116 @@
+"""Split models against whole ones: all homes in one process, and plain PyTorch on a copy of the model."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbelief.split.inline import play
+from distbelief.split.plan import Split, apply
+from distbelief.split.play import Give, HomeTask, Pass, cut_minibatch, step
+from distbelief.split.program import HomeProgram, build
+from distbelief.split.tracing import trace
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass
+class Played:
+    """What all homes did in one step."""
+
+    programs: list[HomeProgram]
+    loss: float
+    outputs: list[Any]
+    gave: list[Give] = field(default_factory=list)
+
+    def messages(self, home: int) -> list[Give]:
+        """What left a home, either way."""
+        return [one for one in self.gave if home == (
+            one.transfer.source if one.direction is Pass.FORWARD else one.transfer.target
+        )]  # fmt: skip
+
+    def bytes(self, home: int) -> int:
+        """How much left a home."""
+        return sum(one.tensor.numel() * one.tensor.itemsize for one in self.messages(home))
+
+    def floats(self, home: int, direction: Pass, samples: int) -> list[int]:
+        """How many elements a sample left a home, message by message."""
+        return [one.tensor.numel() // samples for one in self.messages(home) if one.direction is direction]
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Whole gradients, put together from the homes' pieces."""
+        found: dict[str, list[tuple[int, int, torch.Tensor]]] = {}
+        for program in self.programs:
+            for name, parameter in program.module.named_parameters():
+                if parameter.grad is not None:
+                    piece = program.pieces[name]
+                    found.setdefault(name, []).append((piece.start, piece.dimension, parameter.grad))
+        return {
+            name: torch.cat([part for *_, part in sorted(parts, key=lambda one: one[0])], parts[0][1])
+            if len(parts) > 1
+            else parts[0][2]
+            for name, parts in found.items()
+        }
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """What the homes have as buffers; those that are whole."""
+        return {name: one for program in self.programs for name, one in program.module.named_buffers()}
+
+
+def play_split(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    targets: Any,
+    split: Split,
+    loss: Loss = nn.functional.cross_entropy,
+    microbatches: int = 1,
+    order: Sequence[HomeTask] | None = None,
+    traced_with: tuple[Any, ...] | None = None,
+    chance: int = 0,
+) -> Played:
+    """One step of a split copy of a model."""
+    graph = apply(split, trace(copy.deepcopy(model), traced_with or inputs), loss, targets)
+    programs = [build(graph, home, copy.deepcopy(model)) for home in range(split.partitions)]
+    batches = cut_minibatch(inputs, targets, microbatches, chance)
+    played = Played(programs, 0.0, [])
+    results = play([step(program, batches, order) for program in programs], played.gave.append)
+    played.loss = sum(result.loss for result in results if result.loss is not None)
+    played.outputs = [one for result in results for one in result.outputs if one is not None]
+    return played
+
+
+def whole_gradients(
+    model: nn.Module, inputs: tuple[Any, ...], targets: Any, loss: Loss = nn.functional.cross_entropy
+) -> tuple[nn.Module, Any, torch.Tensor]:
+    """A copy of a model with its gradients, its output and its loss, in plain PyTorch."""
+    whole = copy.deepcopy(model)
+    output = whole(*inputs)
+    value = loss(output, targets)
+    value.backward()
+    return whole, output, value
+
+
+def check_equal(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    targets: Any,
+    split: Split,
+    loss: Loss = nn.functional.cross_entropy,
+    atol: float = 1e-12,
+    **options: Any,
+) -> Played:
+    """A split model's outputs, loss, gradients and buffers are the whole one's; bit for bit where `atol` is 0."""
+    whole, output, value = whole_gradients(model, inputs, targets, loss)
+    played = play_split(model, inputs, targets, split, loss, **options)
+    assert abs(played.loss - value.item()) <= atol
+    if options.get("microbatches", 1) == 1:
+        torch.testing.assert_close(played.outputs[0], output.detach(), atol=atol, rtol=0)
+    expected = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+    got = played.gradients()
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (got[name] - gradient).abs().max() <= atol, name
+    return played
