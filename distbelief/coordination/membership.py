@@ -19,6 +19,10 @@ class Membership:
     def __init__(self, restarts: int) -> None:
         self.members: set[str] = set()
         """The replicas that were welcomed, and have not left or died."""
+        self.served: set[str] = set()
+        """Those of them that hold what the shards do, since all went back."""
+        self.done: set[str] = set()
+        """Those of them that have nothing more to do, and stay for what is asked of them at the end."""
         self.lives = Lives(restarts)
         self._new: deque[str] = deque()
         self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
@@ -38,6 +42,7 @@ class Membership:
         """All members are to begin anew: what they say until they have is of the past."""
         self._generation += 1
         self._behind |= self.members
+        self.served.clear()
 
     def begun(self, role: str, generation: int) -> list[Effect]:
         """A member has begun anew, in some generation of the job."""
@@ -78,6 +83,7 @@ class Membership:
         """A replica is welcomed; whether it was no member before."""
         new = role not in self.members
         self.members.add(role)
+        self.served.add(role)
         return new
 
     def part(self, role: str, incarnation: int, died: bool) -> bool:
@@ -88,6 +94,8 @@ class Membership:
             self._new.remove(role)
         self._astray.discard(role)
         self._behind.discard(role)
+        self.served.discard(role)
+        self.done.discard(role)
         return True
 
     def deserted(self, replicas: int) -> bool:
@@ -97,6 +105,11 @@ class Membership:
             and not any(map(roles.is_replica, self._new))
             and {roles.replica(i) for i in range(replicas)} <= self.lives.over
         )
+
+    @property
+    def busy(self) -> set[str]:
+        """Members that are not done."""
+        return self.members - self.done
 
     @property
     def everybody(self) -> list[str]:

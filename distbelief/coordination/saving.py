@@ -18,7 +18,7 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
 from distbelief.core.effects import Commit, Discard, Effect, Send, Wake, WriteRecord
-from distbelief.core.portions import Position
+from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver
 from distbelief.errors import RemoteProtocolError
@@ -32,26 +32,31 @@ class Saving:
 
     Args:
         settings: of the job.
-        number: of the next one.
-        newest: where the newest is; "" where there is none.
-        position: where the data of that stands.
-        samples: that were done by it.
+        start: from where it goes on.
     """
 
-    def __init__(self, settings: Settings, number: int, newest: str, position: Position, samples: int) -> None:
+    def __init__(self, settings: Settings, start: StartingPoint) -> None:
         self.settings = settings
-        self.number, self.newest, self.position, self.samples = number, newest, position, samples
-        self.kept = number - 1
+        self.number, self.newest, self.position, self.samples = (
+            start.number,
+            start.checkpoint,
+            start.position,
+            start.samples,
+        )
+        self.kept = start.number - 1
         """The number of the newest; 0 where there is none."""
         self.stage = CheckpointStage.NONE
         self._holding: set[str] = set()
         self._holds = 0  # so far: an answer to one that was given up is none to the next
         self._patient = True
-        self._writing: set[str] = set()
+        self.writing: set[str] = set()
+        """Who writes a part now."""
         self._failed = ""
         self.error = ""
         """Why the last one could not be made."""
-        self._cut = (position, samples)
+        self.again = False
+        """Whether one is to be made in the place of one that was given up."""
+        self._cut = (start.position, start.samples)
         self._timer = SnapshotTimer()
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
@@ -116,9 +121,9 @@ class Saving:
                     records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")
                 )
             )
-        self._cut, self._writing = (data.position(), data.samples), set(shards)
+        self._cut, self.writing = (data.position(), data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
-        return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self._writing)]
+        return told + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
         """A shard's part is on disk, or could not be; the last one has the store seal them all.
@@ -131,13 +136,13 @@ class Saving:
         if (
             plan is None
             or self.stage is not CheckpointStage.WRITING
-            or sender not in self._writing
+            or sender not in self.writing
             or event.number != self.number
         ):
             raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
-        self._writing.discard(sender)
+        self.writing.discard(sender)
         self._failed = self._failed or event.error
-        if self._writing:
+        if self.writing:
             return []
         self._move(CheckpointStage.SEALING)
         return [Discard(event.number) if self._failed else Commit(event.number, plan, *self._cut)]

@@ -46,6 +46,22 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 START = Position(0, 0, ())
 
 
+class StartingPoint(msgspec.Struct, frozen=True, array_like=True):
+    """From where a job goes on."""
+
+    checkpoint: str = ""
+    """What is loaded; "" for a fresh job."""
+    position: Position = START
+    """Where the data of that stands."""
+    samples: int = 0
+    """Done before it."""
+    number: int = 1
+    """Of the next checkpoint."""
+
+
+ANEW = StartingPoint()
+
+
 class Epochs:
     """Where the dealing of `epochs` epochs of `batches` minibatches stands, and what of them is left to do."""
 

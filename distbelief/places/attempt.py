@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from distbelief.core.portions import START, Position
+from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
 from distbelief.core.settings import Settings, flat
@@ -162,19 +162,10 @@ class Attempt:
         return self.manifest.number
 
     @property
-    def position(self) -> Position:
-        """Where the data stands."""
-        return self.manifest.position if self.manifest else START
-
-    @property
-    def samples(self) -> int:
-        """Samples done before this attempt."""
-        return self.manifest.samples if self.manifest else 0
-
-    @property
-    def number(self) -> int:
-        """Of the next checkpoint."""
-        return self.manifest.number + 1 if self.manifest else 1
+    def start(self) -> StartingPoint:
+        """From where it goes on."""
+        made = self.manifest
+        return StartingPoint(self.checkpoint, made.position, made.samples, made.number + 1) if made else ANEW
 
     def record(self, moment: float, role: str, record: Record) -> None:
         """Write down and show what a role recorded at a moment."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.portions import Position
+from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.replica.vectors import PhantomVectors, Vectors
@@ -158,8 +158,8 @@ class LoopSteps(NamedTuple):
 class Loop(Protocol):
     """The whole of a job that one process plays."""
 
-    def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
-        """Train to the end, from a checkpoint where one is named."""
+    def run(self) -> None:
+        """Train to the end."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,8 @@ class LoopContext:
     """Says, after each step, why the loop is to end; None while it is not."""
     run: str = ""
     """The run folder; "" keeps nothing."""
+    start: StartingPoint = ANEW
+    """From where it goes on."""
     now: Callable[[], float] | None = None
     """Says when it is time for a checkpoint; the wall's clock where None."""
     timed: Callable[[LoopSteps], LoopSteps] = field(default=lambda steps: steps)

@@ -11,6 +11,7 @@ from torch import nn
 
 from distbelief.coordination.cadence import SnapshotTimer
 from distbelief.coordination.closing import Closing, ClosingStep
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
@@ -26,7 +27,7 @@ from distbelief.core.effects import Machine
 from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import START, Dealer, Portion, Position
+from distbelief.core.portions import Dealer, Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part, Worker
 from distbelief.server.shard import Shard
@@ -36,11 +37,11 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer, Address, Portion,
-    Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
+    Coordinator, Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer,
+    Address, Portion, Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
     EvaluatorStanding, CheckpointStage,
 )  # fmt: skip
-"""What `coordination.coordinator.Coordinator` holds, beside itself."""
+"""What a `Coordinator` that deals portions is made of, for its journal."""
 
 
 class JobCoordinator(Machine, Protocol):
@@ -57,23 +58,6 @@ class JobCoordinator(Machine, Protocol):
 
     def standing(self) -> dict[str, Any]:
         """Its counts."""
-        ...
-
-
-class MakeCoordinator(Protocol):
-    """Makes the coordinator of a job."""
-
-    def __call__(
-        self,
-        settings: Settings,
-        evaluator: bool,
-        checkpoint: str = "",
-        position: Position = START,
-        samples: int = 0,
-        number: int = 1,
-        /,
-    ) -> JobCoordinator:
-        """The arguments are those of `coordination.coordinator.Coordinator`."""
         ...
 
 
@@ -107,7 +91,8 @@ def check_nothing(settings: Settings, model: nn.Module) -> None:
 class Players:
     """Who plays the roles of a job of one strategy."""
 
-    coordinator: MakeCoordinator
+    coordinator: Callable[[Settings, bool, StartingPoint], JobCoordinator]
+    """Makes the coordinator of a job of these settings, with an evaluator or without, from where it goes on."""
     state: tuple[type, ...]
     """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it
     again.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events
-from distbelief.core.conversations import dealing, mirroring, operations, pushing
+from distbelief.core.conversations import dealing, initialising, membership, mirroring, operations, pushing
+from distbelief.core.portions import ANEW
 from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
@@ -19,10 +19,11 @@ from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
 from distbelief.strategies.allreduce.settings import AllreduceSettings
-from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
+from distbelief.strategies.parameter_server.players import coordinator
+from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
-from distbelief.strategies.shared_memory.coordinator import MappingCoordinator
+from distbelief.strategies.shared_memory.players import coordinator as memory_coordinator
 from distbelief.strategies.shared_memory.settings import MappedSettings
 
 
@@ -31,10 +32,10 @@ def never(*_: Any) -> Any:
 
 
 MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
-    "coordinator": (Coordinator(Settings()), Kind.COORDINATOR, SERVED),
-    "sandblaster": (SandblasterCoordinator(Settings(strategy=Descent())), Kind.COORDINATOR, BATCHED),
-    "of a mapping": (MappingCoordinator(Settings(strategy=MappedSettings())), Kind.COORDINATOR, SHARED),
-    "of a group": (AllreduceCoordinator(Settings(strategy=AllreduceSettings())), Kind.COORDINATOR, GROUPED),
+    "coordinator": (coordinator(Settings(), True, ANEW), Kind.COORDINATOR, SERVED),
+    "sandblaster": (batch_coordinator(Settings(strategy=Descent()), True, ANEW), Kind.COORDINATOR, BATCHED),
+    "of a mapping": (memory_coordinator(Settings(strategy=MappedSettings()), True, ANEW), Kind.COORDINATOR, SHARED),
+    "of a group": (AllreduceCoordinator(Settings(strategy=AllreduceSettings()), True, ANEW), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
     "shard in batches": (DescentShard(0, never), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),
@@ -42,6 +43,7 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
 }
 DEAF = {
     "sandblaster": {dealing.Progress},
+    "of a mapping": {membership.Here, initialising.Ready, mirroring.Stands, mirroring.Mirrored, mirroring.Bereft},
     "shard in batches": {pushing.Push},
 }
 """What a table lets a machine hear that is for others of its kind."""

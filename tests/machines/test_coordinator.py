@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from made import made as settings_of
 
-from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, messages, records
 from distbelief.core.conversations import checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import Event
 from distbelief.core.messages import Message
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import Portion, Position
+from distbelief.core.portions import Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.core.timers import HoldOver
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
+from distbelief.strategies.parameter_server.players import coordinator
 
 LAYOUT = lay_out([Tensor("weight", (1000,), "float32")])
 VERSION = messages.Version(0, 0)
@@ -39,7 +39,7 @@ class Office:
     """A coordinator, and what it has said since it was last asked."""
 
     def __init__(self, settings: Settings = SETTINGS, evaluator: bool = False, **options: Any) -> None:
-        self.coordinator = Coordinator(settings, evaluator, **options)
+        self.coordinator = coordinator(settings, evaluator, StartingPoint(**options))
         self.effects: list[Effect] = []
 
     def tell(self, sender: str, *events: Event) -> Office:

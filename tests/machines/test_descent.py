@@ -8,6 +8,7 @@ import pytest
 import torch
 from made import made
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, messages
 from distbelief.core.conversations import (
     checkpointing,
@@ -31,13 +32,13 @@ from distbelief.core.conversations.operations import (
 )
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.messages import Version
-from distbelief.core.portions import Portion, WorkUnit
+from distbelief.core.portions import ANEW, Portion, WorkUnit
 from distbelief.core.settings import DataSettings, Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
-from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
+from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import OVERLAPPING, Descent
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
@@ -358,13 +359,13 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
 # the coordinator
 
 
-def coordinator() -> SandblasterCoordinator:
+def coordinator() -> Coordinator:
     """One that waits for the answer of its only shard to the first evaluation of two work units."""
     settings = made(
         "sandblaster", batch_size=50, replicas=1, shards=1, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
         send_every=1,
     )  # fmt: skip
-    one = SandblasterCoordinator(settings, evaluator=False)
+    one = batch_coordinator(settings, False, ANEW)
     one.handle("shard 0", membership.Here(0, "here"), None)
     one.handle("replica 0", membership.Join(0, LAYOUT, 100), None)
     one.handle("shard 0", initialising.Restored(loaded=False), None)
@@ -410,8 +411,8 @@ def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
 
 def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
     one = coordinator()
-    one._standbys._standing["standby 0"] = "mirrors"
-    one._standbys._places["standby 0"] = messages.Address("there", 0)
+    one.standbys._standing["standby 0"] = "mirrors"
+    one.standbys._places["standby 0"] = messages.Address("there", 0)
     one.handle("replica 0", done(0), None)
     [asked] = [
         e.message
@@ -441,6 +442,6 @@ def test_what_the_coordinator_did_not_ask_for_is_refused(sender: str, message: A
     if sender == "shard 0":
         one.handle("replica 0", done(0), None)
         one.handle("replica 0", done(1), None)
-        message = operations.Operated(one._operation, (1.0,))  # four are wanted
+        message = operations.Operated(one.work._operation, (1.0,))  # four are wanted
     with pytest.raises(RemoteProtocolError):
         one.handle(sender, message, None)

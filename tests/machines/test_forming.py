@@ -8,6 +8,7 @@ from distbelief.core import events
 from distbelief.core.conversations import grouping
 from distbelief.core.effects import RECEIVE, Arrival, Connect, Form
 from distbelief.core.messages import Address, Message
+from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
@@ -21,7 +22,7 @@ ROLES = [f"replica {i}" for i in range(3)]
 
 
 def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_next() -> None:
-    coordinator = AllreduceCoordinator(SETTINGS)
+    coordinator = AllreduceCoordinator(SETTINGS, True, ANEW)
 
     def tell(role: str, event: Message | events.Lost) -> str:
         coordinator.handle(role, event, None)

@@ -37,7 +37,7 @@ from distbelief.core.conversations.initialising import Ready
 from distbelief.core.effects import Arrival, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Message
-from distbelief.core.portions import Portion, Position
+from distbelief.core.portions import ANEW, Portion, Position
 from distbelief.core.protocol import MESSAGES
 from distbelief.errors import CheckpointError, DataError, RemoteProtocolError
 from distbelief.places.join.authority import Authority
@@ -49,7 +49,8 @@ from distbelief.record.summary import Summary, in_effect
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
-from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
+from distbelief.strategies.parameter_server.players import coordinator as portion_coordinator
+from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.shard import DescentShard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
@@ -123,11 +124,11 @@ def descending_shard() -> Shard:
 
 
 def coordinator() -> Coordinator:
-    return _begun(Coordinator(PLAN.settings))
+    return _begun(portion_coordinator(PLAN.settings, True, ANEW))
 
 
 def descending_coordinator() -> Coordinator:
-    return _begun(SandblasterCoordinator(DESCENT.settings))
+    return _begun(batch_coordinator(DESCENT.settings, True, ANEW))
 
 
 def _begun(one: Coordinator) -> Coordinator:

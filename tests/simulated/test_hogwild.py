@@ -21,6 +21,7 @@ from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
+from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -195,12 +196,9 @@ def alone(strategy: Single, folder: str, epochs: int, checkpoint: Path | None = 
     """The model of the plain loop at its end, from a checkpoint or from the beginning."""
     job = Job(bags(), strategy, epochs=epochs, batch_size=4, evaluate_every=0)
     model = build_model(bags(), 0, "cpu")
-    loop = SingleLoop(LoopContext(bags(), model, job.settings(), lambda _: None, lambda: None, folder))
-    if checkpoint is None:
-        loop.run()
-    else:
-        manifest = read_manifest(checkpoint)
-        loop.run(str(checkpoint), manifest.position, manifest.samples, manifest.number + 1)
+    made = read_manifest(checkpoint) if checkpoint else None
+    start = StartingPoint(str(checkpoint), made.position, made.samples, made.number + 1) if made else ANEW
+    SingleLoop(LoopContext(bags(), model, job.settings(), lambda _: None, lambda: None, folder, start)).run()
     return model
 
 

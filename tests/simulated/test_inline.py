@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
 from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
+from distbelief.core.portions import ANEW
 from distbelief.core.settings import DataSettings, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -31,6 +31,7 @@ from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import Downpour
+from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.tasks import Task, as_data
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
@@ -54,7 +55,7 @@ class Stage:
         self.modules: list[FlatModule] = []
         self.driver.add_machine(
             roles.COORDINATOR,
-            Coordinator(settings, evaluator=False),
+            coordinator(settings, False, ANEW),
             self.network.endpoint(roles.COORDINATOR),
             _Nowhere(),
         )

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import linking, membership
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Message
+from distbelief.core.portions import ANEW
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed, UsageError
@@ -28,6 +28,7 @@ from distbelief.runtime import lasting
 from distbelief.runtime.clock import VirtualClock
 from distbelief.strategies import Allreduce, Bounded, Downpour, Hogwild, Sandblaster, Softsync, Strategy, Synchronous
 from distbelief.strategies.parameter_server.options import Served
+from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Observed
 from distbelief.transport.virtual import VirtualNetwork
@@ -198,7 +199,7 @@ def test_a_guest_that_does_not_come_back_is_gone_and_one_whose_death_is_told_of_
     files = io.BytesIO(), io.BytesIO()
     for life in range(2):
         network = VirtualNetwork(VirtualClock())
-        machine = Coordinator(Settings(replicas=1))
+        machine = coordinator(Settings(replicas=1), True, ANEW)
         host = lasting.LastingHost(
             network.endpoint(roles.COORDINATOR, life), machine, {}, Journal(*files), {"replica 0"}
         )

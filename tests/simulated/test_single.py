@@ -15,6 +15,7 @@ from torch import nn
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
+from distbelief.core.portions import StartingPoint
 from distbelief.core.records import Record
 from distbelief.errors import TrainingError
 from distbelief.job import Job
@@ -174,10 +175,11 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
             latest, manifest, _ = held(tmp_path)
             loop = SingleLoop(
                 LoopContext(
-                    task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path)
+                    task, build_model(task, 9, "cpu"), job.settings(), lambda _: None, lambda: None, str(tmp_path),
+                    StartingPoint(str(latest), manifest.position, manifest.samples, manifest.number + 1),
                 )
-            )
-            loop.run(str(latest), manifest.position, manifest.samples, manifest.number + 1)
+            )  # fmt: skip
+            loop.run()
         _, manifest, arrays = held(tmp_path)
         assert manifest.samples == 40 * (epoch + 1)
         if before:

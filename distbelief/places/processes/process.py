@@ -190,9 +190,7 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = self.players.coordinator(
-            spec.settings, spec.evaluator, spec.checkpoint, spec.position, spec.samples, spec.number
-        )
+        self.player = self.players.coordinator(spec.settings, spec.evaluator, spec.start)
         with contextlib.ExitStack() as opened:
             files = [
                 opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0))
@@ -304,10 +302,11 @@ class _Process:
                 lambda record: self._note(time.monotonic(), roles.SINGLE, record),
                 stopped,
                 spec.run,
+                spec.start,
             )
         )
         self.channel.say(Listening(""))
-        loop.run(spec.checkpoint, spec.position if spec.checkpoint else None, spec.samples, spec.number)
+        loop.run()
 
     # stories
 

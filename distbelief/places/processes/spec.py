@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from distbelief.core.portions import START, Position
+from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.options import LocalOptions
@@ -57,10 +57,7 @@ class Spec(Opening, frozen=True, kw_only=True):
     heir: Identity | None
     """What a standby proves itself with when it is its shard."""
     run: str
-    checkpoint: str
-    position: Position
-    samples: int
-    number: int
+    start: StartingPoint
     init_from: str | None
     memory: int
     """The supervisor's descriptor of the memory that is read in place; -1 for none."""
@@ -95,10 +92,7 @@ def tell(
         identity=None,
         heir=None,
         run=str(attempt.folder.path if attempt.folder else ""),
-        checkpoint=attempt.checkpoint,
-        position=attempt.position,
-        samples=attempt.samples,
-        number=attempt.number,
+        start=attempt.start,
         init_from=job.init_from,
         supervisor=os.getpid(),
         forkserver=0,
@@ -118,8 +112,7 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     return Spec(
         job=told.job, task=told.task, strategy=told.strategy, data_dir=None, settings=told.settings, device="cpu",
         threads=1, transport=told.transport, bind="127.0.0.1",
-        advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", checkpoint="",
-        position=START, samples=0, number=1,
+        advertise="", insecure=told.insecure, compute=None, identity=identity, heir=None, run="", start=ANEW,
         init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[],
         evaluator=False,
     )  # fmt: skip

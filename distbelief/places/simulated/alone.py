@@ -50,7 +50,7 @@ class Alone:
         run = str(folder.path) if folder is not None and computes else ""
         self.model = model_of(job, task)
         self._loop = job.strategy.loop(
-            LoopContext(task, self.model, settings, self._note, stopped, run, clock.now, self._timed)
+            LoopContext(task, self.model, settings, self._note, stopped, run, attempt.start, clock.now, self._timed)
         )
 
     def _note(self, record: Record) -> None:
@@ -59,12 +59,10 @@ class Alone:
 
     def run(self) -> None:
         """Train to the end."""
-        threads, attempt = torch.get_num_threads(), self._attempt
+        threads = torch.get_num_threads()
         torch.set_num_threads(self._job.threads)
         try:
-            self._loop.run(
-                attempt.checkpoint, attempt.position if attempt.checkpoint else None, attempt.samples, attempt.number
-            )
+            self._loop.run()
         finally:
             torch.set_num_threads(threads)
 

@@ -19,6 +19,7 @@ from distbelief.core import events, roles
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.effects import Story
 from distbelief.core.messages import Message
+from distbelief.core.portions import ANEW
 from distbelief.core.records import Ending, Finished, Iterated, Record, Rewound, Started, Stepped, Succeeded, Vacant
 from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
@@ -202,8 +203,8 @@ class Simulation:
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
         attempt, endpoint = self.attempt, self._endpoint(roles.COORDINATOR, incarnation)
-        resume = (attempt.checkpoint, attempt.position, attempt.samples, attempt.number) if attempt else ()
-        self.coordinator = self.players.coordinator(self.settings, self.evaluates, *resume)
+        start = attempt.start if attempt else ANEW
+        self.coordinator = self.players.coordinator(self.settings, self.evaluates, start)
         host = (
             LastingHost(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
             if self._revives

@@ -19,7 +19,7 @@ from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, 
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import START, Position
+from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import GROUPED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
@@ -41,29 +41,21 @@ class AllreduceCoordinator(Answering):
     Args:
         settings: of the job; every replica is told them.
         evaluates: whether the model is measured.
-        checkpoint: what the first group begins with, or "" for a fresh job.
-        position: where the data of that checkpoint stands.
-        samples: samples that were done before it.
-        number: of the next checkpoint.
+        start: from where the first group goes on.
     """
 
     heard = heard_by(Kind.COORDINATOR, GROUPED)
 
-    def __init__(
-        self,
-        settings: Settings,
-        evaluates: bool = True,
-        checkpoint: str = "",
-        position: Position = START,
-        samples: int = 0,
-        number: int = 1,
-    ) -> None:
+    def __init__(self, settings: Settings, evaluates: bool, start: StartingPoint) -> None:
         self.settings, self._evaluates = settings, evaluates
         self.plan: Plan | None = None
         self.data: RoundBatches | None = None
-        self.samples, self.rounds, self.number = samples, 0, number
+        self.samples, self.rounds, self.number = start.samples, 0, start.number
         self.phase = GroupPhase.GATHERING
-        self._kept = (checkpoint, position, samples)
+        self._kept = start
+        """The newest checkpoint."""
+        self._cut = start.position
+        """Where the data of the next stands."""
         self._failed, self._updates = "", 0
         self._lives = Lives(settings.restarts)
         self._groups = Grouping()
@@ -100,7 +92,8 @@ class AllreduceCoordinator(Answering):
     def waits(self) -> str:
         """What the job waits for now, in one sentence.
 
-        >>> AllreduceCoordinator(Settings(strategy=AllreduceSettings())).waits()
+        >>> from distbelief.core.portions import ANEW
+        >>> AllreduceCoordinator(Settings(strategy=AllreduceSettings()), True, ANEW).waits()
         'gathering: waits for replica 0, replica 1'
         """
         groups = self._groups
@@ -144,14 +137,7 @@ class AllreduceCoordinator(Answering):
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, join)
-                self.settings = self.plan.settings
-                self.data = RoundBatches(
-                    self.plan.samples,
-                    self.settings.data.batch_size,
-                    self.settings.data.epochs,
-                    self._kept[1],
-                    self.settings.own(AllreduceSettings).accumulate,
-                )
+                self.settings, self.data = self.plan.settings, self._round_batches(self.plan)
             admission.check(self.plan, sender, join)
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
@@ -161,6 +147,11 @@ class AllreduceCoordinator(Answering):
         if self._may(GroupMay.GATHER):
             return self._gathered()
         return [WriteRecord(records.Joined(sender)), *self._regroup()]
+
+    def _round_batches(self, plan: Plan) -> RoundBatches:
+        """All that is to be done from the newest checkpoint on."""
+        data, own = plan.settings.data, plan.settings.own(AllreduceSettings)
+        return RoundBatches(plan.samples, data.batch_size, data.epochs, self._kept.position, own.accumulate)
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
@@ -198,7 +189,7 @@ class AllreduceCoordinator(Answering):
         assert self.data is not None
         nothing = groups.most == grouping.NOTHING
         effects = self._rewind() if nothing and self.rounds else []
-        checkpoint = self._kept[0] if nothing else ""
+        checkpoint = self._kept.checkpoint if nothing else ""
         begins = self.rounds if nothing else groups.most
         members, source = groups.form(begins, alike=not checkpoint)
         told = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
@@ -227,21 +218,14 @@ class AllreduceCoordinator(Answering):
         """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
         assert self.plan is not None
         held = self._bury(self._held)
-        checkpoint, position, self.samples = self._kept
-        self.rounds = 0
-        self.data = RoundBatches(
-            self.plan.samples,
-            self.settings.data.batch_size,
-            self.settings.data.epochs,
-            position,
-            self.settings.own(AllreduceSettings).accumulate,
-        )
+        self.samples, self.rounds = self._kept.samples, 0
+        self.data = self._round_batches(self.plan)
         if self._interrupted and self._cause is not Cause.INTERRUPTED:
             self._close(Cause.INTERRUPTED, self._interrupted)
         elif self._cause is not Cause.INTERRUPTED:
             self._enter(GroupPhase.TRAINING)
             self._cause, self._duties = Cause.EPOCHS_DONE, []
-        whence = f"go back to checkpoint {self.number - 1}" if checkpoint else "begin anew"
+        whence = f"go back to checkpoint {self.number - 1}" if self._kept.checkpoint else "begin anew"
         told = f"every replica that held the parameters is gone; those that came again {whence}"
         return [*held, WriteRecord(records.Note(told)), WriteRecord(records.Rewound(self.samples))]
 
@@ -395,7 +379,7 @@ class AllreduceCoordinator(Answering):
         self.number += 1
         self._pushes = 0
         if not error:
-            self._kept = event.checkpoint, self._cut, self.samples
+            self._kept = StartingPoint(event.checkpoint, self._cut, self.samples, self.number)
         self._duties = [(what, self.number if what is Duty.KEEP else number) for what, number in self._duties]
         if self._duties and self._duties[0][0] is Duty.KEEP:
             self._duties.pop(0)

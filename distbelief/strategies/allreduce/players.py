@@ -6,7 +6,7 @@ from distbelief.coordination.cadence import SnapshotTimer
 from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, RoundsMade
 from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import Portion, Position
+from distbelief.core.portions import Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part
 from distbelief.strategies.allreduce.coordinator import AllreduceCoordinator
@@ -35,6 +35,7 @@ PLAYERS = Players(
         RoundsMade,
         Portion,
         Position,
+        StartingPoint,
         Plan,
         Settings,
         Cause,

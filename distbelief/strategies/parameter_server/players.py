@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from distbelief.coordination.coordinator import Coordinator
+from distbelief.coordination.portion_work import PortionWork
+from distbelief.coordination.shard_holders import ShardHolders
+from distbelief.core.portions import StartingPoint
+from distbelief.core.settings import Settings
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.runtime.player import Part
 from distbelief.server.shard import Shard
@@ -13,6 +17,11 @@ from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers
 from distbelief.strategies.served import served
 
 
+def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
+    """What the coordinator plays: shards hold the parameters, and portions are dealt."""
+    return Coordinator(settings, evaluator, start, ShardHolders(), PortionWork())
+
+
 def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
@@ -20,8 +29,8 @@ def replica(context: Context) -> Part:
 
 
 PLAYERS = Players(
-    Coordinator,
-    (Coordinator, *COORDINATOR_STATE),
+    coordinator,
+    COORDINATOR_STATE,
     replica,
     servers=Servers(Shard, Standby, TorchSlice, PhantomSlice),
 )

@@ -80,10 +80,6 @@ class Evaluating:
             hungry = still
         return effects
 
-    def deal_one(self, role: str) -> list[Effect]:
-        """Give work to one who has room for it."""
-        return self.deal((role,))
-
     def done(self, sender: str, event: operations.Done) -> tuple[WorkUnit | None, list[Effect]]:
         """Take a report: the work unit that is done for the first time, if it is, and whoever else holds it is told.
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from torch import nn
 
+from distbelief.coordination.coordinator import Coordinator
+from distbelief.coordination.shard_holders import ShardHolders
+from distbelief.core.portions import StartingPoint
+from distbelief.core.protocol import BATCHED
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.player import Part
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers
-from distbelief.strategies.sandblaster.coordinator import SandblasterCoordinator
+from distbelief.strategies.sandblaster.batch_work import BatchWork
 from distbelief.strategies.sandblaster.replica import SandblasterReplica as WorkUnitStory
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.strategies.served import served
+
+
+def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
+    """What the coordinator plays: shards hold the parameters, and the work units of batches are dealt."""
+    return Coordinator(settings, evaluator, start, ShardHolders(), BatchWork(), BATCHED)
 
 
 def replica(context: Context) -> Part:
@@ -39,7 +48,7 @@ def check_model(settings: Settings, model: nn.Module) -> None:
 
 
 PLAYERS = Players(
-    SandblasterCoordinator,
+    coordinator,
     (),
     replica,
     servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice),

@@ -21,7 +21,7 @@ from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.outcomes import Cause
-from distbelief.core.portions import START, Dealer, Position
+from distbelief.core.portions import Dealer
 from distbelief.errors import CheckpointError, LossNotFinite
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
@@ -73,8 +73,12 @@ class SingleLoop:
         self._update = [torch.no_grad()(optimizers.stepper(optimizer)) for optimizer in self._optimizers]
         self._plan = admission.plan(settings, Join(0, layout, len(self._trainer.data)))
         self._store = Checkpoints(run) if run else None
-        self._steps = self._samples = 0
-        self._number = 1
+        self._start = start = context.start
+        self._steps, self._samples, self._number = 0, start.samples, start.number
+        self._dealer = Dealer(self._plan.batches, settings.data.epochs, 1, start.position)
+        self._epochs = self._dealer.completed
+        self._saved = self._now(), 0
+        """When there was a checkpoint last, and after how many steps."""
         self._unsaved = ""
         self._since = _Since()
         own = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
@@ -82,18 +86,15 @@ class SingleLoop:
         if settings.evaluate_every and task.test is not None:
             check_measure(task, model)
 
-    def run(self, checkpoint: str = "", position: Position | None = None, samples: int = 0, number: int = 1) -> None:
-        """Train to the end, from a checkpoint where one is named."""
-        self._samples, self._number = samples, number
-        s = self.settings
-        self._dealer = Dealer(self._plan.batches, s.data.epochs, 1, position or START)
-        self._epochs = self._dealer.completed
-        if checkpoint:
-            self._load(checkpoint)
+    def run(self) -> None:
+        """Train to the end."""
+        if self._start.checkpoint:
+            self._load(self._start.checkpoint)
         self._saved = self._now(), self._steps
+        plan, data = self._plan, self.settings.data
         self._note(
             records.Started(
-                1, 0, self._plan.layout.parameters, self._plan.samples, s.data.batch_size, s.data.epochs, samples
+                1, 0, plan.layout.parameters, plan.samples, data.batch_size, data.epochs, self._start.samples
             )
         )
         self._note(records.Joined(roles.SINGLE))

@@ -32,13 +32,13 @@ MUTANTS = [
         ("tests/simulated/test_allreduce.py::test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back",),
     ),
     Mutant(
-        "every-death-of-a-shard-ends-the-job", AGAIN, "coordination/coordinator.py",
-        "        if cause or (begun and not self._saving.newest):\n", "        if True:\n",
+        "every-death-of-a-shard-ends-the-job", AGAIN, "coordination/shard_holders.py",
+        "return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None", "return Cause.SHARD_UNSAVED",
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "and-also-where-a-standby-could-succeed", STANDBY, "coordination/coordinator.py",
-        "        if self._standbys.can_succeed(role):\n", "        if False:\n",
+        "and-also-where-a-standby-could-succeed", STANDBY, "coordination/shard_holders.py",
+        "        if job.standbys.can_succeed(role):\n", "        if False:\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
@@ -48,8 +48,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-checkpoints-position-is-of-when-it-is-sealed", MOMENT, "coordination/saving.py",
-        "self._cut, self._writing = (data.position(), data.samples), set(shards)",
-        "self._cut, self._writing = (Position(0, 0, ()), data.samples), set(shards)",
+        "self._cut, self.writing = (data.position(), data.samples), set(shards)",
+        "self._cut, self.writing = (Position(0, 0, ()), data.samples), set(shards)",
         (f"{MACHINE}::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
     ),
     Mutant(
@@ -153,8 +153,8 @@ MUTANTS = [
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "one-shard-goes-back-alone", TOGETHER, "coordination/coordinator.py",
-        "        if begun and self.settings.strategy.one_moment:\n", "        if False:\n",
+        "one-shard-goes-back-alone", TOGETHER, "coordination/shard_holders.py",
+        "        if begun and job.settings.strategy.one_moment:\n", "        if False:\n",
         (SWEEP,), seconds=15,
     ),
     Mutant(
@@ -163,8 +163,8 @@ MUTANTS = [
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "the-data-does-not-go-back", TOGETHER, "coordination/coordinator.py",
-        "        self.data = self._dealing(self.plan)\n        again, told", "        again, told",
+        "the-data-does-not-go-back", TOGETHER, "coordination/shard_holders.py",
+        "        job.data = job.work.begin(job)\n        again, told", "        again, told",
         (SWEEP,), seconds=15,
     ),
     Mutant(

@@ -89,9 +89,9 @@ MUTANTS = [
         (SWEEP,), seconds=15,
     ),
     Mutant(
-        "each-shard-is-told-once-for-every-shard", NO_VECTOR, "strategies/sandblaster/coordinator.py",
-        "return [Send(shard, told) for shard in self._shards.roles",
-        "return [Send(shard, told) for _ in self._shards.roles for shard in self._shards.roles",
+        "each-shard-is-told-once-for-every-shard", NO_VECTOR, "strategies/sandblaster/batch_work.py",
+        "return [Send(shard, told) for shard in job.shards.roles",
+        "return [Send(shard, told) for _ in job.shards.roles for shard in job.shards.roles",
         (BYTES,),
     ),
     Mutant(

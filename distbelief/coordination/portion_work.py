@@ -1,0 +1,68 @@
+"""Work as most strategies deal it: portions of the training set, whose minibatches are reported in steps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from distbelief.coordination.coordinator import Coordinator, Handlers
+from distbelief.coordination.dealing import Dealing
+from distbelief.core import records
+from distbelief.core.conversations import dealing
+from distbelief.core.conversations.phases import May
+from distbelief.core.effects import Effect, WriteRecord
+from distbelief.core.outcomes import Cause
+from distbelief.errors import RemoteProtocolError
+
+
+class PortionWork:
+    """Deals the data of a job in portions; see `coordination.coordinator.Work`."""
+
+    forgotten = True
+    """It holds nothing: what is dealt, the job's `data` knows."""
+
+    def handlers(self, job: Coordinator) -> Handlers:
+        """A replica reports what it has done of a portion."""
+        return {dealing.Progress: partial(self._progress, job)}
+
+    def begin(self, job: Coordinator) -> Dealing:
+        """From where the newest checkpoint stands."""
+        assert job.plan is not None
+        return Dealing(job.plan, job.saving.position, job.saving.samples)
+
+    def deal(self, job: Coordinator) -> list[Effect]:
+        """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made."""
+        withheld = job.saving.holds and job.settings.strategy.one_moment
+        return job.data.deal(job.membership.members, withheld) if job.data else []
+
+    def defers(self) -> bool:
+        """Never."""
+        return False
+
+    def again(self, shard: str) -> list[Effect]:
+        """Nothing: replicas push again what was lost."""
+        return []
+
+    def end(self, job: Coordinator) -> list[Effect]:
+        """Nothing is to be undone."""
+        return []
+
+    def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
+        data = job.data
+        if sender not in job.membership.members or data is None:
+            raise RemoteProtocolError(f"{sender} reports progress and is no member")
+        if not job.membership.heeds(sender):
+            return []
+        completed = data.report(sender, event)
+        loss = event.loss / event.losses if event.losses else None
+        counts = (event.pushed, event.fetched, len(event.dropped))
+        effects: list[Effect] = [
+            WriteRecord(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, *counts, event.losses))
+        ]
+        for _ in range(completed):
+            effects += job.epoch_done(data)
+        if not job.may(May.DEAL):
+            return effects
+        if data.finished:
+            return effects + job.finish(Cause.EPOCHS_DONE, "all epochs are done")
+        armed, due = job.saving.in_time(data)
+        return [*effects, *job.deal(), *job.write(), *armed, *(job.save() if due else [])]

@@ -1,0 +1,141 @@
+"""Parameters that shards hold: how a job's shards come to hold them, who comes in the place of one that dies, and how
+all go back to a checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from distbelief.coordination.closing import ClosingStep
+from distbelief.coordination.coordinator import Coordinator, Handlers
+from distbelief.core import events, messages, records, roles
+from distbelief.core.conversations import checkpointing, initialising, membership, mirroring
+from distbelief.core.conversations.phases import May, Phase
+from distbelief.core.effects import Effect, Send, WriteRecord
+from distbelief.core.outcomes import Cause
+
+
+class ShardHolders:
+    """The shards of a job, and their standbys; see `coordination.coordinator.Holders`."""
+
+    forgotten = True
+    """It holds nothing: who is there, the job's `shards` and `standbys` know."""
+    stay = False
+
+    def handlers(self, job: Coordinator) -> Handlers:
+        """Shards and standbys come, and hold what they are to."""
+        return {
+            membership.Here: partial(self._here, job),
+            initialising.Restored: partial(self._restored, job),
+            initialising.Ready: partial(self._ready, job),
+            mirroring.Stands: lambda sender, event: job.standbys.stands(sender, event.life),
+            mirroring.Mirrored: lambda sender, event: job.standbys.mirrored(sender, event.life),
+            mirroring.Bereft: lambda sender, event: job.standbys.bereft(sender, event.life),
+        }
+
+    def roles(self, job: Coordinator) -> list[str]:
+        """All shards."""
+        return job.shards.roles
+
+    def _here(self, job: Coordinator, sender: str, event: membership.Here) -> list[Effect]:
+        job.membership.lives.begin(sender, event.incarnation)
+        place = messages.Address(event.address, event.incarnation)
+        if roles.kind(sender) is roles.Kind.STANDBY:
+            job.standbys.here(sender, place)
+            return self._pair(job)
+        return self.restore(job) if job.shards.here(sender, place) else []
+
+    def _pair(self, job: Coordinator) -> list[Effect]:
+        """Have standbys follow their shards, once these hold what they are to hold."""
+        return job.standbys.pair(job.plan) if job.plan is not None and job.may(May.REPLACE) else []
+
+    def restore(self, job: Coordinator) -> list[Effect]:
+        """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of
+        them are there.
+        """
+        if job.plan is None:
+            return []
+        members = job.membership.known() if job.may(May.REPLACE) else ()
+        together = job.may(May.GATHER) or job.settings.strategy.one_moment
+        effects = job.shards.restore(job.plan, job.saving.newest, members, together)
+        if not effects:
+            return []
+        if job.may(May.GATHER):
+            job.enter(Phase.RESTORING)
+        return effects + job.shards.tell_gone(job.plan, job.membership.lives.gone)
+
+    def _restored(self, job: Coordinator, sender: str, event: initialising.Restored) -> list[Effect]:
+        if not job.shards.holds(sender):
+            return []
+        again = job.work.again(sender)
+        if not job.shards.ready:
+            return again
+        if job.may(May.LOAD):
+            if event.loaded:
+                return again + job.begin()
+            job.enter(Phase.INITIALISING)
+        if job.may(May.INITIALISE):
+            return again + self.initialise(job)
+        if sender in job.closing.describing:
+            again.append(Send(sender, checkpointing.Describe()))
+        return [*again, *job.greet(), *self._pair(job), *job.go_on()]
+
+    def initialise(self, job: Coordinator) -> list[Effect]:
+        """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins
+        anew.
+        """
+        first = job.membership.initialiser() if job.may(May.INITIALISE) and job.shards.ready else None
+        return job.welcome(first, initialise=True) if first else []
+
+    def _ready(self, job: Coordinator, sender: str, event: initialising.Ready) -> list[Effect]:
+        there = job.shards.ready and list(event.shards) == [place.incarnation for place in job.shards.places]
+        return job.begin() if there and job.may(May.INITIALISE) else []
+
+    def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
+        """Nothing was asked of it."""
+        return []
+
+    def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
+        """Wait for a shard's next life: its standby, or one that goes on from the newest checkpoint; or end, where
+        neither is to be had.
+        """
+        if roles.kind(role) is roles.Kind.STANDBY:
+            return job.standbys.lost(role, event.incarnation, event.reason)
+        if roles.kind(role) is not roles.Kind.SHARD or not job.membership.lives.end(role, event.incarnation, died=True):
+            return []
+        life = job.membership.lives.last(role)
+        if not job.shards.gone(role, life):
+            return []
+        begun, what = job.may(May.REPLACE), f"{role} is gone ({event.reason})"
+        if job.standbys.can_succeed(role):
+            if job.may(May.CLOSE) and job.saving.holds:
+                job.closing.steps.insert(0, ClosingStep.SAVE)
+            note = records.Note(f"{what}; its standby takes its place")
+            return [WriteRecord(note), *job.give_up(what), *job.standbys.succeed(role)]
+        job.standbys.alone(role)
+        if cause := self._ends(job, role, begun):
+            return job.end(cause, job.saving.unsaved(what), role)
+        effects, whose = job.give_up(what), f"checkpoint {job.saving.kept}"
+        if begun and job.settings.strategy.one_moment:
+            note = records.Note(f"{what}; all go back to {whose}")
+            return [WriteRecord(note), *effects, *self._rewind(job), *job.shards.fall()]
+        note = records.Note(f"{what}; another takes its place{f' and goes on from {whose}' if begun else ''}")
+        return [WriteRecord(note), *effects, job.shards.grant(role, life + 1)]
+
+    def _ends(self, job: Coordinator, role: str, begun: bool) -> Cause | None:
+        """Why the job ends with a shard that has no standby, where it does."""
+        if role in job.membership.lives.over:
+            return Cause.SHARD_SPENT
+        if job.may(May.CLOSE):
+            return Cause.SHARD_CLOSING
+        return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None
+
+    def _rewind(self, job: Coordinator) -> list[Effect]:
+        """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
+        job.membership.go_back()
+        job.standbys.alone(*job.shards.roles)
+        job.data = job.work.begin(job)
+        again, told = job.closing.go_back() if job.may(May.AWAIT) else (False, [])
+        if again:
+            job.enter(Phase.TRAINING)
+        return [WriteRecord(records.Rewound(job.data.samples, job.epochs)), *told]

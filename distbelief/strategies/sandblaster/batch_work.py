@@ -1,0 +1,174 @@
+"""Work as a batch method deals it: its story is played, replicas compute work units of portions, and shards operate on
+vectors.
+
+It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters,
+the history and, as the position, the few numbers that the story goes on with. When a shard dies and has no standby, all
+go back to the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from distbelief.coordination.coordinator import Coordinator, Handlers
+from distbelief.core import records
+from distbelief.core.conversations import operations
+from distbelief.core.conversations.operations import AnyCommand, Copy
+from distbelief.core.conversations.phases import May
+from distbelief.core.effects import Effect, Send, WriteRecord
+from distbelief.errors import RemoteProtocolError
+from distbelief.strategies.sandblaster.evaluating import Evaluating
+from distbelief.strategies.sandblaster.settings import Descent
+from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOperation, Descend, IterationDone, Steps, X
+
+
+class BatchWork:
+    """Deals the evaluations that a batch method asks for; see `coordination.coordinator.Work`."""
+
+    def __init__(self) -> None:
+        self._story: Steps | None = None
+        self._answer: Any = None
+        self._waits = False
+        """Whether the story waits for an answer."""
+        self._resting, self._due = True, False
+        self._operation = 0
+        self._told: list[operations.Operate] = []
+        """What not every shard is known to have done: the next life of one is told again."""
+        self._kinds: tuple[str, ...] = ()
+        self._scalars: dict[str, tuple[float, ...]] = {}
+
+    def handlers(self, job: Coordinator) -> Handlers:
+        """A replica has done a work unit, a shard an operation."""
+        return {operations.Done: partial(self._done, job), operations.Operated: partial(self._operated, job)}
+
+    def begin(self, job: Coordinator) -> Evaluating:
+        """The story from where the newest checkpoint stands; what was asked of shards that have fallen is nobody's."""
+        assert job.plan is not None
+        last = job.data.evaluation if isinstance(job.data, Evaluating) else 0
+        work = Evaluating(job.plan, job.saving.position, job.saving.samples, last)
+        self._story = Descend(job.plan.settings.own(Descent), job.plan.settings.data.epochs, work.state).story()
+        self._answer, self._waits, self._resting, self._due = None, False, True, False
+        self._kinds, self._told = (), []
+        return work
+
+    def again(self, shard: str) -> list[Effect]:
+        """What was told since all shards had answered."""
+        return [Send(shard, told) for told in self._told]
+
+    def defers(self) -> bool:
+        """Until the job is at rest."""
+        self._due |= not self._resting
+        return not self._resting
+
+    def end(self, job: Coordinator) -> list[Effect]:
+        """What a line search was trying out is not the model: go back to where it began."""
+        _dealt(job).abandon()
+        return self._operate(job, (Copy(X0, X),))
+
+    # the story
+
+    def deal(self, job: Coordinator) -> list[Effect]:
+        """Let the story go on as far as it can, and give work to all who have room for it."""
+        effects = self._play(job)
+        return effects + (_dealt(job).deal(job.membership.served) if job.may(May.DEAL) else [])
+
+    def _play(self, job: Coordinator) -> list[Effect]:
+        effects: list[Effect] = []
+        while job.may(May.DEAL) and not self._waits and not job.saving.holds and job.shards.ready:
+            assert self._story is not None
+            self._resting, answer, self._answer = False, self._answer, None
+            try:
+                asked = self._story.send(answer)
+            except StopIteration as end:
+                return effects + job.finish(*end.value)
+            if isinstance(asked, AskEvaluation):
+                gather = _dealt(job).begin(asked.batch, job.membership.served)
+                self._waits = True
+                effects += self._operate(job, (*asked.commands, gather))
+            elif isinstance(asked, AskOperation):
+                effects += self._operate(job, asked.commands)
+                self._waits = bool(self._kinds)
+                self._answer = []
+            else:
+                effects += self._iterated(job, asked)
+        return effects
+
+    def _operate(self, job: Coordinator, commands: Sequence[AnyCommand]) -> list[Effect]:
+        self._operation += 1
+        self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
+        unready = job.shards.unready  # they are told later
+        self._told.append(told := operations.Operate(self._operation, tuple(commands)))
+        return [Send(shard, told) for shard in job.shards.roles if shard not in unready]
+
+    def _iterated(self, job: Coordinator, done: IterationDone) -> list[Effect]:
+        """At rest between two iterations: write down, measure, save."""
+        work, self._resting = _dealt(job), True
+        counts = (done.evaluations, work.again)
+        work.again = 0
+        effects: list[Effect] = [
+            WriteRecord(records.Iterated(done.iteration, done.loss, done.gradient, done.step, *counts, done.note))
+        ]
+        if done.note:
+            effects.append(WriteRecord(records.Note(f"iteration {done.iteration}: {done.note}")))
+        if done.iteration == work.epochs:  # the search failed: there is nothing new
+            return effects
+        work.advance(done.iteration - 1, done.state)
+        effects += job.epoch_done(work)
+        armed, pushes = job.saving.in_time(work)
+        due, self._due = self._due or pushes, False
+        return [*effects, *armed, *(job.save() if due and job.may(May.DEAL) else [])]
+
+    # who reports
+
+    def _operated(self, job: Coordinator, sender: str, event: operations.Operated) -> list[Effect]:
+        if event.number != self._operation or not self._kinds or not job.may(May.DEAL):
+            return []  # of before all went back, or before the end
+        if sender not in job.shards.roles or len(event.scalars) != len(self._kinds):
+            raise RemoteProtocolError(
+                f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard"
+            )
+        self._scalars[sender] = event.scalars  # one that has come again may answer again, with the same
+        if len(self._scalars) < len(job.shards.roles):
+            return []
+        shares = [self._scalars[role] for role in job.shards.roles]
+        self._answer = [
+            max(share) if kind == "max" else sum(share)
+            for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)
+        ]
+        self._waits, self._kinds, self._told = False, (), []
+        return self.deal(job)
+
+    def _done(self, job: Coordinator, sender: str, event: operations.Done) -> list[Effect]:
+        if sender not in job.membership.members or job.data is None:
+            raise RemoteProtocolError(f"{sender} has done a work unit and is no member")
+        if not job.membership.heeds(sender):
+            return []
+        work = _dealt(job)
+        work_unit, effects = work.done(sender, event)
+        if work_unit is None:
+            return [
+                WriteRecord(records.Stepped(sender, 0, 0, 0, None, event.pushed, event.fetched)),
+                *self._more(job, sender),
+            ]
+        samples, steps = work.samples_of(work_unit), work_unit.portion.count
+        effects.append(
+            WriteRecord(
+                records.Stepped(sender, steps, samples, 1, event.loss / samples, event.pushed, event.fetched, 0, steps)
+            )
+        )
+        if job.may(May.DEAL) and (found := work.take()) is not None:
+            self._answer, self._waits = found, False
+            return effects + self.deal(job)
+        withdrawn = {effect.to for effect in effects if isinstance(effect, Send)} | {sender}
+        return effects + [more for role in sorted(withdrawn) for more in self._more(job, role)]
+
+    def _more(self, job: Coordinator, role: str) -> list[Effect]:
+        return _dealt(job).deal((role,)) if job.may(May.DEAL) and role in job.membership.served else []
+
+
+def _dealt(job: Coordinator) -> Evaluating:
+    """The evaluations of the job."""
+    assert isinstance(job.data, Evaluating)
+    return job.data
