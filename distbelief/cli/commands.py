@@ -15,6 +15,7 @@ import msgspec
 
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
+from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
@@ -166,7 +167,7 @@ class StatusOptions:
     """Show it as JSON, one line each time."""
 
 
-Asked = TypeVar("Asked", EvaluateOptions, StatusOptions)
+Asked = TypeVar("Asked")
 
 
 def status(args: list[str]) -> int:
@@ -186,14 +187,76 @@ def status(args: list[str]) -> int:
 def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
     """The run folder and the options of a command on one."""
     prog = f"distbelief {command} RUN"
-    if args and args[0] in ("--help", "-h"):
-        options.call_tyro(kind, prog, str(kind.__doc__), ["--help"])
     if not args:
         raise UsageError(f"which run? Write its folder: {prog}")
+    return _first_and_options(prog, "the run folder", kind, args)
+
+
+def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
+    """The task and the options of a command on one, which has no strategy."""
+    prog = f"distbelief {command} TASK"
+    if not args:
+        raise UsageError(f"which task? Write it: {prog}; {', '.join(TASKS)}, or module:function of your own")
+    task, asked = _first_and_options(prog, "the task", kind, args)
+    _check_task(task)
+    return task, asked
+
+
+def _first_and_options(prog: str, first: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
+    if args[0] in ("--help", "-h"):
+        options.call_tyro(kind, prog, str(kind.__doc__), ["--help"])
     if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write the run folder first: {prog} [options]")
-    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])
+        raise UsageError(f"{args[0]}: write {first} first: {prog} [options]")
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])  # type: ignore[arg-type]  # a dataclass
     return args[0], options.call_tyro(kind, prog, str(kind.__doc__), args[1:])
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What training a task costs on this machine: each layer, an iteration, its memory, and epochs."""
+
+    batch_size: int = 64
+    """Samples in a minibatch."""
+    optimizer: str = "sgd"
+    """What updates; the others are shown beside it."""
+    epochs: int = 1
+    """Passes over the training set."""
+    watts: float | None = None
+    """What the machine takes while it trains: tells the energy."""
+    price_per_hour: float | None = None
+    """Of the machine, in any currency: tells the price."""
+    max_memory: str = ""
+    """Of a process, such as 2GB: tells the largest batch that fits."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1."""
+    seconds: float = 30.0
+    """For the profile; batch sizes that would need longer are left out, and named."""
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    json: bool = False
+    """Show it as JSON."""
+
+
+def cost(args: list[str]) -> int:
+    """`distbelief cost TASK [options]`."""
+    task, asked = _of_a_task("cost", CostOptions, args)
+    chosen = optim(asked.optimizer)
+    memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
+    from distbelief.cli import cost_tables
+    from distbelief.costs.cost import measure
+    from distbelief.tasks import resolve
+
+    with cost_tables.progress(f"what {task} costs") as told:
+        found = measure(
+            resolve(task, asked.data_dir), batch_size=asked.batch_size, optimizer=chosen, epochs=asked.epochs,
+            watts=asked.watts, price_per_hour=asked.price_per_hour, max_memory=memory, device=asked.device,
+            seconds=asked.seconds, told=told,
+        )  # fmt: skip
+    if asked.json:
+        print(msgspec.json.encode(found.as_json()).decode())
+    else:
+        cost_tables.show_cost(found)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -333,7 +396,7 @@ def draw(args: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
-    f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, bench, draw)
+    f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, cost, bench, draw)
 }
 """Every command, by name."""
 
@@ -375,15 +438,20 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
     task = args[0]
     if task.startswith("-"):
         raise UsageError(f"{task}: write the task and the strategy first: distbelief {command} TASK STRATEGY [options]")
-    check_no_path("task", task, "function")
-    if task not in TASKS and ":" not in task:
-        raise unknown("task", task, [*TASKS, "module:function"])
+    _check_task(task)
     if len(args) < 2:
         raise UsageError(
             f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}, or "
             "module:Class of your own"
         )
     return task, _strategy(command, args[1], args), list(args[2:])
+
+
+def _check_task(task: str) -> None:
+    """Refuse what is no task's name."""
+    check_no_path("task", task, "function")
+    if task not in TASKS and ":" not in task:
+        raise unknown("task", task, [*TASKS, "module:function"])
 
 
 def _strategy(command: str, name: str, args: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
   leave TICKET                                     let the replicas that joined from this machine finish, and go
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
+  cost TASK [options]                              what a step takes and holds, layer by layer; what epochs cost
   draw ALGORITHM [options]                         what an all-reduce sends, step by step, and its price
   bench NAME [options]                             measure: {benches}
 

@@ -49,6 +49,19 @@ def rate(text: str, where: str = "bandwidth") -> float:
     return number * unit
 
 
+def size(text: str, where: str) -> float:
+    """Bytes: a number and B, kB, MB, GB or TB.
+
+    Raises:
+        UsageError: it is no such thing.
+
+    >>> size("1.5GB", "--max-memory")
+    1500000000.0
+    """
+    number, unit = _quantity(text, where, {unit: of for unit, of in BYTES.items() if unit.endswith("B")}, "2GB")
+    return number * unit
+
+
 def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -> tuple[float, float]:
     found = _QUANTITY.fullmatch(text.strip())
     number = _float(found[1]) if found else None

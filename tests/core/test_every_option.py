@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import distbelief as db
+from distbelief import tasks
 from distbelief.bench import (
     BENCHES,
     allreduce,
@@ -28,7 +29,8 @@ from distbelief.bench import (
 )
 from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure
-from distbelief.cli import commands, options
+from distbelief.cli import commands, cost_tables, options
+from distbelief.costs import cost as costing
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.join import guest
@@ -119,12 +121,25 @@ SMALL: dict[str, dict[str, str]] = {
     "status": {"watch": "", "json": ""},
     "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
+    "cost": {
+        "batch_size": "8",
+        "optimizer": "adam",
+        "epochs": "2",
+        "watts": "65",
+        "price_per_hour": "0.1",
+        "max_memory": "2GB",
+        "device": "cuda:1",
+        "seconds": "2",
+        "data_dir": "there",
+        "json": "",
+    },
 }
 KINDS = {
     "evaluate": commands.EvaluateOptions,
     "status": commands.StatusOptions,
     "join": commands.JoinOptions,
     "draw": commands.DrawOptions,
+    "cost": commands.CostOptions,
 }
 
 
@@ -149,12 +164,29 @@ def test_no_option_of_a_small_command_is_dead(
         "run",
         lambda self: [asked.append((self.data_dir, self.device, self.threads, self.strategy)), self.tell("joined")],
     )
+    monkeypatch.setattr(tasks, "resolve", lambda *words: asked.append(words))
+    monkeypatch.setattr(costing, "measure", lambda *_, **more: [asked.append({**more, "told": 0}), Told()][1])
+    monkeypatch.setattr(cost_tables, "show_cost", print)
     came = []
     for words in ([], [option_of(name), *([SMALL[command][name]] if SMALL[command][name] else [])]):
         asked.clear()
-        getattr(commands, command)(["hierarchical" if command == "draw" else "RUN", *words])
+        getattr(commands, command)([FIRST.get(command, "RUN"), *words])
         came.append((list(asked), capsys.readouterr().out))
     assert came[0] != came[1]
+
+
+class Told:
+    """What a cost says of itself."""
+
+    def as_json(self) -> dict[str, str]:
+        return {"step": "1 ms"}
+
+    def __str__(self) -> str:
+        return "a table"
+
+
+FIRST = {"draw": "hierarchical", "cost": "digits"}
+"""The word before the options, where that is no run folder."""
 
 
 def option_of(name: str) -> str:

@@ -1,0 +1,132 @@
+"""How what training costs is shown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from distbelief.bench.parts.timing import number, show
+from distbelief.costs.cost import MARGIN, Cost
+from distbelief.costs.trace import KINDS, REST
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Show what is under way, where there is a terminal."""
+    console = Console(stderr=True)
+    with console.status(what) as status:
+        yield lambda doing: status.update(f"{what}: {doing}")
+
+
+def show_cost(cost: Cost) -> None:
+    """Print the tables of a cost, and what it says in words."""
+    _show_layers(cost)
+    _show_iteration(cost)
+    _show_memory(cost)
+    print("\n".join(_words(cost)))
+
+
+def _show_layers(cost: Cost) -> None:
+    rows, times, trace = [], cost.profile.layers, cost.trace
+    # where this batch size was not profiled, the layers have the shares that they have of the largest that was
+    measured = cost.profile.points[-1]
+    grown = [cost.point.forward / max(1e-12, measured.forward), cost.point.backward / max(1e-12, measured.backward)]
+    for layer in cost.layers:
+        forward, backward = (1e3 * one * scale for one, scale in zip(times[layer.name], grown, strict=True))
+        kind = layer.kind + (f" x{layer.calls}" if layer.calls > 1 else "")
+        rows.append([
+            layer.name, kind, "x".join(map(str, layer.output)), _count(layer.parameters), _count(layer.multiply_adds),
+            number(forward), number(backward), _mega(trace.maps.get(layer.name, 0)),
+            _mega(trace.gradients.get(layer.name, 0)),
+        ])  # fmt: skip
+        if layer.name == REST and not layer.parameters and not layer.multiply_adds:
+            rows[-1][2:5] = ["", "", ""]
+    rows.append([
+        "all", "", "", f"{sum(layer.parameters for layer in cost.layers):,}",
+        f"{sum(layer.multiply_adds for layer in cost.layers):,}", number(1e3 * cost.point.forward),
+        number(1e3 * cost.point.backward), _mega(sum(trace.maps.values())),
+        _mega(sum(trace.gradients.values())),
+    ])  # fmt: skip
+    show(
+        f"{cost.task}: output and multiply-adds (forward) of one sample; times, maps and gradients of a minibatch of "
+        f"{cost.batch_size}",
+        ("layer", "kind", "output", "parameters", "multiply-adds", "forward, ms", "backward, ms", "maps, MB",
+            "gradients, MB"),
+        rows,
+    )  # fmt: skip
+
+
+def _mega(size: float) -> str:
+    """Bytes in MB.
+
+    >>> _mega(1234567), _mega(123456789)
+    ('1.235', '123.5')
+    """
+    return f"{size / 1e6:,.{1 if size >= 1e8 else 3}f}"
+
+
+def _count(value: int) -> str:
+    return f"{value:,}" if value else ""
+
+
+def _show_iteration(cost: Cost) -> None:
+    point, chosen = cost.point, cost.updates[0]
+    parts = [("input", point.input), ("forward", point.forward), ("backward", point.backward),
+             (f"update, {chosen.optimizer}", chosen.seconds), ("an iteration", cost.step)]  # fmt: skip
+    show(
+        "one iteration",
+        ("", "ms", "share"),
+        [[name, number(1e3 * seconds), f"{seconds / cost.step:.0%}"] for name, seconds in parts],
+    )
+    rows = [
+        [one.optimizer, number(1e3 * one.seconds), f"{one.seconds / (point.step + one.seconds):.1%}",
+            _mega(one.state)]
+        for one in sorted(cost.updates, key=lambda one: one.seconds)
+    ]  # fmt: skip
+    show("optimizers", ("", "update, ms", "of an iteration", "state, MB"), rows)
+
+
+def _show_memory(cost: Cost) -> None:
+    memory = cost.memory
+    rows = [[kind, _mega(memory[kind])] for kind in KINDS]
+    held, peak = sum(memory[kind] for kind in KINDS), sum(memory.values())
+    rows += [["all of the model", _mega(held)], ["Python, torch and the data", _mega(cost.process)],
+             ["the process", _mega(peak)]]  # fmt: skip
+    show(f"memory when most is held, {cost.optimizer}", ("", "MB"), rows)
+
+
+def _words(cost: Cost) -> Iterator[str]:
+    """What is said below the tables."""
+    yield (
+        f"{cost.samples / cost.epoch_seconds:,.0f} samples/s; times are of this thread's processor, each the lower "
+        f"quartile of {min(point.steps for point in cost.profile.points)} steps or more"
+    )
+    for epochs in dict.fromkeys((1, cost.epochs)):
+        charges = cost.charges(epochs)
+        more = [f"{charges['kilowatt_hours']:.3g} kWh"] if cost.watts is not None else []
+        more += [f"a price of {charges['price']:.3g}"] if cost.price_per_hour is not None else []
+        yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([_time(charges['seconds']), *more])}"
+    charges = cost.charges(1)
+    told = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
+    million = [f"{charges[f'{name}_per_million_samples']:.3g} {unit}" for name, unit in told.items() if name in charges]
+    yield f"normalised, for a million samples: {', '.join(million)}"
+    if cost.largest_batch is not None:
+        yield (
+            f"{(cost.max_memory or 0) / 1e9:g} GB hold a batch of {cost.largest_batch}, with a margin of "
+            f"{MARGIN - 1:.0%} of what is allocated; start the process with MALLOC_MMAP_THRESHOLD_=65536, or glibc "
+            "keeps what is freed and the margin is 60 %"
+        )
+    yield from (f"note: {note}" for note in cost.notes)
+
+
+def _time(seconds: float) -> str:
+    """A time in the unit in which it is read at once.
+
+    >>> _time(0.5), _time(90.0), _time(9000.0)
+    ('0.500 s', '1.5 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.3f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,294 @@
+"""What training costs: counts beside those made by hand, memory beside what tensors hold, times that add up, and what
+is left out or refused, named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distbelief.cli import main
+from distbelief.core.optimizer import optim
+from distbelief.costs import cost, profile
+from distbelief.costs.profile import Point, Profile
+from distbelief.costs.trace import REST, Tracer
+from distbelief.errors import TrainingError, UsageError
+from distbelief.tasks import BUILTINS, Task, TensorData
+
+
+def task_of(layers: Callable[[], list[nn.Module]], shape: tuple[int, ...]) -> Task:
+    data = TensorData(torch.zeros(8, *shape), torch.zeros(8, dtype=torch.int64))
+    return Task(model=lambda: nn.Sequential(*layers()), train=lambda: data)
+
+
+def tracer_of(task: Task) -> Tracer:
+    return Tracer(task, task.train().batch(torch.arange(2)))
+
+
+IMAGES = {"mnist": (784,), "mnist-lenet": (1, 28, 28), "alexnet": (3, 224, 224)}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "multiply_adds"),
+    [
+        ("mnist", 784 * 300 + 300 + 300 * 100 + 100 + 100 * 10 + 10, 784 * 300 + 300 * 100 + 100 * 10),
+        (
+            "mnist-lenet",
+            20 * 25 + 20 + 50 * 20 * 25 + 50 + 800 * 500 + 500 + 500 * 10 + 10,
+            24 * 24 * 20 * 25 + 8 * 8 * 50 * 20 * 25 + 800 * 500 + 500 * 10,
+        ),
+        (
+            "alexnet",
+            60_965_224,
+            55 * 55 * 96 * 3 * 121
+            + 27 * 27 * 256 * 48 * 25  # in each of two columns, half of the maps see half
+            + 13 * 13 * 9 * (384 * 256 + 384 * 192 + 256 * 192)
+            + 9216 * 4096
+            + 4096 * 4096
+            + 4096 * 1000,
+        ),
+    ],
+)
+def test_parameters_and_multiply_adds_are_those_counted_by_hand(name: str, parameters: int, multiply_adds: int) -> None:
+    sample = torch.zeros(2, *IMAGES[name]), torch.zeros(2, dtype=torch.int64)
+    layers = Tracer(BUILTINS[name](), sample).layers
+    assert sum(layer.parameters for layer in layers) == parameters
+    assert sum(layer.multiply_adds for layer in layers) == multiply_adds
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_convolution_in_groups_multiplies_as_many_times_less(groups: int) -> None:
+    task = task_of(lambda: [nn.Conv2d(8, 12, 3, padding=1, groups=groups), nn.Flatten()], shape=(8, 5, 5))
+    [convolution, _, rest] = tracer_of(task).layers
+    assert convolution.multiply_adds == 5 * 5 * 12 * (8 // groups) * 9
+    assert convolution.parameters == 12 * (8 // groups) * 9 + 12
+    assert (rest.name, rest.multiply_adds) == (REST, 0)
+
+
+class Branching(nn.Module):
+    """A layer that is called twice, a matrix product in between, a parameter and weights that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.last.weight = self.inner.weight
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(self.inner(x)) * self.scale
+        return self.last(x) @ torch.ones(6, 4)
+
+
+def test_what_is_called_twice_shared_or_between_layers_is_counted_once_and_named() -> None:
+    layers = {layer.name: layer for layer in tracer_of(task_of(lambda: [Branching()], shape=(6,))).layers}
+    assert (layers["0.inner"].calls, layers["0.inner"].multiply_adds, layers["0.inner"].parameters) == (2, 72, 36)
+    assert (layers["0.last"].multiply_adds, layers["0.last"].parameters) == (36, 0)
+    assert (layers[REST].multiply_adds, layers[REST].parameters) == (24, 6)
+
+
+def test_feature_maps_are_what_the_backward_pass_keeps_and_gradients_are_of_what_layers_make() -> None:
+    batch, wide = 16, 32
+    task = task_of(lambda: [nn.Linear(8, wide), nn.ReLU(), nn.Linear(wide, 10)], shape=(8,))
+    trace = tracer_of(task).follow(batch, optim("sgd"))
+    # relu keeps what it makes, a linear layer what it is given; the loss keeps its log-probabilities, and a few numbers
+    assert trace.maps["1"] == 4 * batch * wide
+    assert not trace.maps.get("0")
+    assert 4 * batch * 10 <= trace.maps[REST] <= 4 * batch * 10 + 16
+    assert trace.gradients == {"0": 4 * batch * wide, "1": 4 * batch * wide, "2": 4 * batch * 10, REST: 0}
+
+
+@pytest.mark.parametrize(("name", "vectors"), [("sgd", 0), ("momentum", 1), ("adagrad", 1), ("adam", 2), ("lamb", 2)])
+def test_memory_is_told_by_kind(name: str, vectors: int) -> None:
+    wide = 256
+    task = task_of(lambda: [nn.Linear(wide, wide, bias=False)], shape=(wide,))
+    trace = tracer_of(task).follow(4, optim(name))
+    parameters = 4 * wide * wide
+    if name != "lamb":  # which holds most as it steps, when the minibatch is gone
+        assert trace.memory["input batch"] == 4 * 4 * wide + 8 * 4
+    assert trace.memory["parameters"] == trace.memory["gradients"] == parameters
+    assert vectors * parameters <= trace.memory["optimizer state"] <= vectors * parameters * 1.001
+    assert trace.peak == sum(trace.memory.values())
+
+
+def test_memory_grows_with_the_batch_by_what_a_sample_holds() -> None:
+    """Of a deep chain with small layers, what is held at the peak is almost only feature maps, one for each relu."""
+    depth, wide = 20, 16
+    tracer = tracer_of(
+        task_of(lambda: [part for _ in range(depth) for part in (nn.Linear(wide, wide), nn.ReLU())], shape=(wide,))
+    )
+    small, large = (tracer.follow(batch, optim("sgd")).peak for batch in (1000, 2000))
+    per_sample = (large - small) / 1000
+    # the input and its target, a map of each relu, and up to four of the loss and the last layers while it begins back
+    assert 4 * wide * (depth + 1) + 8 <= per_sample <= 4 * wide * (depth + 5) + 8
+
+
+class Deciding(nn.Module):
+    """A layer that looks at values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().sum()) >= 0 else -x
+
+
+def test_a_layer_that_needs_values_is_named_and_followed_as_it_computes() -> None:
+    tracer = tracer_of(task_of(lambda: [nn.Linear(8, 10), Deciding()], shape=(8,)))
+    assert "layer 1 (Deciding)" in tracer.note
+    assert [layer.name for layer in tracer.layers] == ["0", "1", REST]
+    plain = tracer_of(task_of(lambda: [nn.Linear(8, 10), nn.Identity()], shape=(8,)))
+    assert not plain.note
+    assert (
+        tracer.follow(4, optim("adam")).memory["optimizer state"]
+        == plain.follow(4, optim("adam")).memory["optimizer state"]
+    )
+
+
+def test_a_model_that_cannot_compute_is_an_error_that_names_the_layer() -> None:
+    with pytest.raises(TrainingError, match=r"layer 0 \(Linear\) raised RuntimeError"):
+        tracer_of(task_of(lambda: [nn.Linear(9, 10)], shape=(8,)))
+
+
+def measured(task: Task, sizes: list[int], seconds: float = 0.3, **more: Any) -> Profile:
+    names = [layer.name for layer in tracer_of(task).layers]
+    return profile.measure(task, task.train(), names, sizes, seconds, **more)
+
+
+def test_layers_partition_the_passes_and_steps_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    monkeypatch.setattr(profile, "MOST_ROUNDS", 3)
+    found = measured(
+        task_of(lambda: [nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 10)], shape=(300,)), [1, 256], seconds=30.0
+    )
+    [small, large] = found.points
+    assert large.step > 2 * small.step
+    for phase, of in enumerate((large.forward, large.backward)):
+        assert sum(times[phase] for times in found.layers.values()) == pytest.approx(of)
+    assert found.layers["0"][0] > found.layers["2"][0]
+    assert found.at(256).step == pytest.approx(large.step)
+    assert small.step < found.at(100).step < large.step
+
+
+def test_sizes_that_do_not_fit_the_time_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
+    task = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
+    found = measured(task, [1, 4, 16], seconds=1e-6)
+    assert [point.batch_size for point in found.points] == [1]
+    assert set(found.left_out) == {4, 16}
+    assert "do not fit 1e-06 s" in found.left_out[4]
+    refused = measured(task, [1, 4], refused=lambda size: "no room" if size == 4 else "")
+    assert refused.left_out == {4: "no room"}
+
+
+def test_a_batch_of_one_that_a_batch_norm_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
+    found = measured(task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10)], shape=(8,)), [1, 4])
+    assert [point.batch_size for point in found.points] == [4]
+    assert "batch norm" in found.left_out[1]
+
+
+def cost_of(task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, **more: Any) -> cost.Cost:
+    """A cost with times that are known: 1 ms for each sample, and none for an update."""
+    points = [Point(size, 0.0, 0.4e-3 * size, 0.6e-3 * size, 9) for size in (1, 4, 16)]
+
+    def known(_task: Task, _data: object, names: list[str], *_: object) -> Profile:
+        return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy)
+
+    monkeypatch.setattr(cost.profiling, "measure", known)
+    monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.Update(one.name, 0.0, 0))
+    return cost.measure(task, **more)
+
+
+LINEAR = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
+
+
+def test_epochs_cost_their_minibatches_the_last_one_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cost_of(LINEAR, monkeypatch, batch_size=3, epochs=5, watts=100.0, price_per_hour=3.6)
+    assert found.step == pytest.approx(3e-3)
+    assert found.epoch_seconds == pytest.approx(8e-3)  # 3 + 3 + 2 samples
+    charges = found.charges(5)
+    assert charges["seconds"] == pytest.approx(40e-3)
+    assert charges["kilowatt_hours"] == pytest.approx(100 * 40e-3 / 3.6e6)
+    assert charges["price"] == pytest.approx(40e-6)
+    assert charges["price_per_million_samples"] == pytest.approx(1.0)
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cost_of(LINEAR, monkeypatch, busy=1.04).notes
+    assert "busy" in cost_of(LINEAR, monkeypatch, busy=1.2).notes[0]
+
+
+def test_the_largest_batch_fits_and_one_more_sample_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "held", lambda: 0)
+    found = cost_of(LINEAR, monkeypatch, max_memory=1e6).largest_batch
+    tracer = tracer_of(LINEAR)
+    assert found is not None
+    assert cost.needed(tracer, found, optim("sgd")) <= 1e6 < cost.needed(tracer, found + 1, optim("sgd"))
+    with pytest.raises(UsageError, match=r"not one sample fits; the least is 0.01GB"):
+        cost_of(LINEAR, monkeypatch, max_memory=1e2)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"batch_size": 0}, "--batch-size 0: must be from 1"),
+        ({"epochs": 0}, "--epochs 0: must be from 1"),
+        ({"watts": -1.0}, "--watts -1: must be more than 0"),
+        ({"price_per_hour": float("inf")}, "--price-per-hour inf: must be more than 0, and finite"),
+        ({"seconds": 0.0}, "--seconds 0: must be more than 0"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        cost.measure(LINEAR, **more)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "which task?"),
+        (["--json"], "write the task first"),
+        (["mnits"], "did you mean 'mnist'?"),
+        (["digits", "--optimizer", "adm"], "did you mean 'adam'?"),
+        (["digits", "--max-memory", "2"], "its unit is missing"),
+        (["digits", "--max-memory", "2Gbit"], "unknown unit in --max-memory 'Gbit'"),
+        (["digits", "--max-memory", "1MB"], "not one sample fits"),
+        (["digits", "--batches", "2"], "did you mean --batch-size?"),
+        (["digits", "--device", "cuda:9"], "--device"),
+        (["mnist", "--data-dir", "/nowhere"], "no MNIST in /nowhere"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_right_one(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["cost", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_command_shows_tables_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "ENOUGH", 0.0)
+    monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
+    assert main.run(["cost", "digits", "--max-memory", "1GB", "--watts", "65", "--epochs", "2"]) == 0
+    shown = capsys.readouterr().out
+    for told in (
+        "4,096",
+        "4,160",
+        "an iteration",
+        "adagrad",
+        "feature maps",
+        "kWh",
+        "2 epochs",
+        "1 GB hold a batch of",
+    ):
+        assert told in shown
+    assert main.run(["cost", "digits", "--json", "--batch-size", "8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] == 8
+    assert found["peak"] == sum(found["memory"].values())
+    assert found["step"] == pytest.approx(
+        sum(found["point"][part] for part in ("input", "forward", "backward")) + found["updates"][0]["seconds"]
+    )
