@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from distbelief.split.inline import play
-from distbelief.split.plan import Split, apply
+from distbelief.split.options import Split
+from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeTask, Pass, cut_minibatch, step
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import trace

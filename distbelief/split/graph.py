@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import Piece
-from distbelief.split.layers import Borrowing, Divided, HomePart, Indices, Keyed, Loss, draws, node_number
+from distbelief.split.layers import Borrowing, Cut, Divided, HomePart, Indices, Keyed, Loss, draws, node_number
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 
@@ -102,18 +102,6 @@ class SplitGraph:
 def arrive(value: torch.Tensor) -> torch.Tensor:
     """What a transfer computes."""
     return value
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Along which dimension a value is cut, and where: part i has indices [edges[i], edges[i + 1])."""
-
-    dimension: int
-    edges: tuple[int, ...]
-
-    def of(self, home: int) -> Indices:
-        """The indices of a home's part."""
-        return Indices(self.dimension, self.edges[home], self.edges[home + 1])
 
 
 @dataclass
@@ -351,7 +339,7 @@ class Rewriter:
         if draws(node, self._layer(node)):
             held = self.split.holdings.get(str(target)) if op == "call_module" else None
             keyed = Keyed(held.layer if held else None, op, target, node_number(node))
-            op, target, args = "call_module", f"{node.name}@{home}", (self._input(home, "chance"), *args)
+            op, target, args = "call_module", f"{node.name}@{home}:keyed", (self._input(home, "chance"), *args)
             pieces = _inside("inner", held.pieces) if held else {}
             self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
         made = self.split.graph.create_node(op, target, args, kwargs)
@@ -387,7 +375,7 @@ class Rewriter:
                     f"{path}.{name} is also {first}, which is held otherwise ({self.split.pieces[first]}): split both "
                     "alike, or leave one of them whole"
                 )
-        key = f"{path}@{home}"
+        key = f"{node.name}@{home}"
         computing = part.layer if part is not None and part.layer is not None else layer
         holding = Holding(computing, path, own)
         if borrowed:

@@ -4,6 +4,7 @@ a layer at a home.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,18 @@ class Indices:
         return Indices(self.dimension, self.start - part.start, self.stop - part.start)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Along which dimension a value is cut, and where: part i has indices [edges[i], edges[i + 1])."""
+
+    dimension: int
+    edges: tuple[int, ...]
+
+    def of(self, home: int) -> Indices:
+        """The indices of a home's part."""
+        return Indices(self.dimension, self.edges[home], self.edges[home + 1])
+
+
 def edges(length: int, parts: int) -> tuple[int, ...]:
     """Where a length is cut into parts, the first ones longer by one where it does not divide.
 
@@ -89,6 +102,34 @@ class Divided:
     parts: tuple[HomePart, ...]
     gives: int | None
     edges: tuple[int, ...] = ()
+
+
+def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: Any) -> nn.Module:
+    """A layer of the shape of a part: a copy on empty tensors, with only those that it holds.
+
+    Args:
+        layer: the whole one, of parameters of its own.
+        holds: the tensors that stay, and which indices of each.
+        changed: attributes that differ.
+
+    >>> part_of(nn.Linear(4, 6), {"weight": Indices(0, 0, 2)}, out_features=2)
+    Linear(in_features=4, out_features=2, bias=False)
+    """
+    own = dict(layer.named_parameters(recurse=False))
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
+    made = copy.deepcopy(layer, memo)
+    for name, whole in own.items():
+        if name not in holds:
+            made.register_parameter(name, None)
+            continue
+        indices = holds[name]
+        length = indices.stop - indices.start if indices else whole.shape[0]
+        at = indices.dimension if indices else 0
+        sides = (*whole.shape[:at], length, *whole.shape[at + 1 :])
+        made.register_parameter(name, nn.Parameter(whole.new_empty(sides, device="meta"), whole.requires_grad))
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
 
 
 class Borrowing(nn.Module):

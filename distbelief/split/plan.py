@@ -1,10 +1,9 @@
-"""A split: which way each part of a model is split, over how many partitions; and the split graph of a model."""
+"""Planning: the split graph of a model, from the ways that a user names for its parts."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,35 +12,19 @@ from torch import fx
 from distbelief.errors import UsageError, unknown
 from distbelief.split.graph import Rewriter, SplitGraph
 from distbelief.split.layers import Divided
+from distbelief.split.options import Split, fits
+from distbelief.split.registry import DIVIDING, LayerCall, rule_of, ways_of
 from distbelief.split.tracing import Traced
+from distbelief.split.ways import filters
+from distbelief.split.ways.following import follow
+from distbelief.split.ways.neurons import pairs
 from distbelief.split.ways.stages import stages
 
-WAYS = ("stages",)
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a model is split over the partitions of a replica.
-
-    Raises:
-        UsageError: a way that is unknown; fewer than two partitions.
-
-    >>> Split("stages", partitions=2)
-    Split(way='stages', partitions=2)
-    """
-
-    way: str
-    """The way, for the whole model."""
-    partitions: int = 2
-
-    def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise unknown("way to split", self.way, WAYS)
-        if self.partitions < 2:
-            raise UsageError(f"partitions={self.partitions}: a model is split over 2 or more")
-
-
 Loss = Callable[[Any, Any], torch.Tensor]
+Placed = dict[fx.Node, int | Divided]
+
+RULES = (filters,)
+"""The files whose rules are known when one of them is asked for."""
 
 
 def apply(
@@ -60,14 +43,83 @@ def apply(
         UsageError: the model cannot be split so: with the reason.
     """
     rewriter = Rewriter(traced, split.partitions)
-    nodes = rewriter.nodes
-    placed: dict[fx.Node, int | Divided] = {**stages(traced, nodes, split.partitions, work)}
-    for node in nodes:
+    _check_patterns(split, traced)
+    placed = _placed(split, traced, rewriter.nodes, work)
+    for node in rewriter.nodes:
         where = placed.get(node)
         if node.target is operator.getitem and node.args[0] not in traced.shapes:
             where = rewriter.value(node.all_input_nodes[0]).owner
+        if where is None:
+            where = _followed(traced, rewriter, node)
         if isinstance(where, Divided):
             rewriter.divide(node, where)
         else:
-            rewriter.place(node, where or 0)
+            rewriter.place(node, where)
     return rewriter.finish(loss, targets)
+
+
+def _check_patterns(split: Split, traced: Traced) -> None:
+    """Refuse a pattern that fits nothing."""
+    paths = dict.fromkeys(node.meta["path"] for node in traced.graph.nodes if node.op != "output")
+    known = {".".join(path.split(".")[: count + 1]) for path in paths if path for count in range(path.count(".") + 1)}
+    for pattern in () if isinstance(split.ways, str) else split.ways:
+        if not any(fits(pattern, path) for path in known):
+            raise unknown("module in the split, no name fits", pattern, known)
+
+
+def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[str, float] | None) -> Placed:
+    """Where what the user named is computed."""
+    placed: Placed = {}
+    named: dict[str, list[fx.Node]] = {}
+    for node in nodes:
+        way = split.of(node.meta["path"])
+        if isinstance(way, int):
+            placed[node] = way
+        elif way is not None:
+            named.setdefault(way, []).append(node)
+    for way, own in named.items():
+        if way == "stages":
+            placed |= stages(traced, own, split.partitions, work)
+        else:
+            placed |= _divided(split, traced, way, own)
+    return placed
+
+
+def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Placed:
+    """What a way divides of some nodes; the others follow."""
+    layers = [node for node in nodes if node.op == "call_module"]
+    own: dict[fx.Node, str | int] = dict.fromkeys(layers, way)
+    if way == "neurons":
+        own = pairs(traced, [node for node in layers if rule_of(traced.layer(node), "columns")])
+    found: Placed = {}
+    for node in layers:
+        chosen = own.get(node, way)
+        if isinstance(chosen, int):
+            found[node] = chosen
+            continue
+        layer = traced.layer(node)
+        rule = rule_of(layer, chosen)
+        if rule is not None:
+            takes = tuple(traced.shapes[one] for one in node.all_input_nodes)
+            call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions)
+            found[node] = rule(call)
+    if not found:
+        paths = [str(node.target) for node in layers if any(True for _ in traced.layer(node).parameters())]
+        able = {one for node in layers for one in ways_of(traced.layer(node))}
+        raise UsageError(
+            f"nothing of {', '.join(paths) or 'the model'} can be split by {way} ({DIVIDING[way]}); it can be split by "
+            f"{', '.join(sorted(able | {'stages'}))}"
+        )
+    return found
+
+
+def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divided:
+    """Where a node is computed that nobody placed: on parts, where what it takes is cut and it can; else where most of
+    what it takes is whole already.
+    """
+    values = [rewriter.value(one) for one in node.all_input_nodes]
+    cuts = [value.cut for value in values]
+    if any(cut is not None for cut in cuts) and (found := follow(traced, node, cuts)):
+        return found
+    whole = [value.owner for value in values if value.at and not value.free and not value.parts]
+    return whole[0] if whole else 0

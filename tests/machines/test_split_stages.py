@@ -7,7 +7,7 @@ from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.split.inline import play
-from distbelief.split.plan import Split
+from distbelief.split.options import Split
 from distbelief.split.play import Pass, cut_minibatch, step
 
 
@@ -77,7 +77,7 @@ def test_more_stages_than_layers_are_refused():
         play_split(mlp(), (torch.zeros(2, 784),), torch.zeros(2, dtype=torch.int64), Split("stages", 4))
     with pytest.raises(UsageError, match="did you mean 'stages'"):
         Split("stage", 2)
-    with pytest.raises(UsageError, match="partitions=1: a model is split over 2 or more"):
+    with pytest.raises(UsageError, match="partitions=1: a model is split over 2 to"):
         Split("stages", 1)
 
 

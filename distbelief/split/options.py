@@ -1,0 +1,82 @@
+"""Split: what a user says of how a model is split; no torch is needed to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from distbelief.errors import UsageError
+from distbelief.split.registry import check_way
+
+MOST = 1 << 10
+"""Most partitions of a model."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a model is split over the partitions of a replica.
+
+    Raises:
+        UsageError: a way that is unknown; a home that is not there; fewer than two partitions.
+
+    >>> Split("stages", partitions=2)
+    Split(ways='stages', partitions=2, modules=())
+    >>> Split.parse("conv*=filters,fc*=neurons", 4).ways
+    {'conv*': 'filters', 'fc*': 'neurons'}
+    >>> Split({"encoder": 0, "decoder": 1}).of("encoder.layers.3")
+    0
+    """
+
+    ways: str | Mapping[str, str | int]
+    """One way for the whole model; or, by patterns of modules' names, a way or the number of a home for each. The first
+    pattern that fits counts, and what none fits follows what it takes.
+    """
+    partitions: int = 2
+    """2 or more."""
+    modules: tuple[str, ...] = ()
+    """For a model that cannot be traced: the modules that follow each other."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.partitions <= MOST:
+            raise UsageError(f"partitions={self.partitions}: a model is split over 2 to {MOST}")
+        for way in [self.ways] if isinstance(self.ways, str) else self.ways.values():
+            if isinstance(way, str):
+                check_way(way)
+            elif not 0 <= way < self.partitions:
+                raise UsageError(f"home {way}: with {self.partitions} partitions, homes are 0 to {self.partitions - 1}")
+
+    @classmethod
+    def parse(cls, text: str, partitions: int) -> Split:
+        """What was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a home.
+
+        Raises:
+            UsageError: as `Split`, and for what is neither.
+        """
+        if "=" not in text:
+            return cls(text, partitions)
+        found: dict[str, str | int] = {}
+        for part in text.split(","):
+            pattern, equals, way = part.strip().partition("=")
+            if not (pattern and equals and way):
+                raise UsageError(f"--split {text}: {part!r} is not PATTERN=WAY, as in conv*=filters")
+            if pattern in found:
+                raise UsageError(f"--split {text}: {pattern} stands there twice; leave one out")
+            found[pattern] = int(way) if way.isdecimal() else way
+        return cls(found, partitions)
+
+    def of(self, path: str) -> str | int | None:
+        """The way or the home of a module, by its path; None where no pattern fits it or what it is in."""
+        if isinstance(self.ways, str):
+            return self.ways
+        return next((way for pattern, way in self.ways.items() if fits(pattern, path)), None)
+
+
+def fits(pattern: str, path: str) -> bool:
+    """Whether a pattern fits a module's path, or that of a module that it is in.
+
+    >>> fits("conv*", "conv1"), fits("features", "features.conv1"), fits("conv*", "fc1")
+    (True, True, False)
+    """
+    parts = path.split(".")
+    return any(fnmatchcase(".".join(parts[: count + 1]), pattern) for count in range(len(parts)))

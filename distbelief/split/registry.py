@@ -1,0 +1,86 @@
+"""The ways to split, by name, and how each kind of layer splits in each: a table that users add to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distbelief.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from distbelief.split.layers import Divided
+    from distbelief.split.tidying import Shape
+
+PLACING = {"stages": "runs of consecutive layers, balanced by work"}
+"""The ways that say at which home each node is."""
+DIVIDING = {
+    "neurons": "fully connected layers by neurons, two at a time: columns, then rows",
+    "columns": "fully connected layers by what they give",
+    "rows": "fully connected layers by what they take",
+    "filters": "convolutions by filters",
+    "groups": "convolutions by groups, or filters where they have none; fully connected layers by columns",
+}
+"""The ways that divide each layer over all homes."""
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A layer that is to be divided, where it is called."""
+
+    layer: nn.Module
+    path: str
+    takes: tuple[Shape, ...]
+    """Of each tensor that it takes."""
+    gives: Shape
+    homes: int
+
+    def refuse(self, what: str, most: int) -> UsageError:
+        """The error of a layer that has fewer of something than there are homes."""
+        return UsageError(
+            f"--partitions {self.homes}: {self.path} has {most} {what}; split it over at most {most}, or another way"
+        )
+
+
+Rule = Callable[[LayerCall], "Divided"]
+_RULES: dict[tuple[type, str], Rule] = {}
+
+
+def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
+    """Say how a kind of layer is divided over homes.
+
+    Args:
+        layer: its class; subclasses are not meant.
+        way: a name, known or new, that `Split` then takes.
+        rule: from a call of such a layer to what each home computes, holds and takes of it. What a home takes and does
+            not have is sent there; nothing else is.
+
+    Raises:
+        UsageError: the way places nodes and divides none.
+    """
+    if way in PLACING:
+        raise UsageError(f"register({layer.__name__}, {way!r}): {way} places whole layers; choose another name")
+    DIVIDING.setdefault(way, f"as {layer.__name__} is registered")
+    _RULES[layer, way] = rule
+
+
+def rule_of(layer: nn.Module, way: str) -> Rule | None:
+    """How a layer is divided in a way; None where it cannot be."""
+    return _RULES.get((type(layer), way))
+
+
+def ways_of(layer: nn.Module) -> list[str]:
+    """The ways in which a layer can be divided."""
+    return sorted(way for kind, way in _RULES if kind is type(layer))
+
+
+def check_way(way: str) -> None:
+    """Refuse what is no way.
+
+    Raises:
+        UsageError: with the nearest.
+    """
+    if way not in PLACING and way not in DIVIDING:
+        raise unknown("way to split", way, (*PLACING, *DIVIDING))

@@ -1,0 +1,168 @@
+"""Following: what computes on parts as it does on the whole, and so needs no message: elementwise operations, pooling,
+flattening, and batch norm where channels are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from distbelief.split.layers import Cut, Divided, HomePart, Indices, draws
+from distbelief.split.tidying import Shape
+from distbelief.split.tracing import Traced
+
+_ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
+    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity, nn.Threshold,
+    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Dropout,
+)  # fmt: skip
+_ELEMENTWISE_FUNCTIONS = frozenset({
+    "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "tanh", "softplus",
+    "softsign", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "threshold", "add", "sub", "mul", "truediv",
+    "div", "true_divide", "neg", "exp", "log", "log1p", "abs", "sqrt", "rsqrt", "square", "pow", "clamp", "clone",
+    "contiguous", "float", "double", "half", "detach", "maximum", "minimum",
+})  # fmt: skip
+_POOLING = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+    nn.LPPool1d, nn.LPPool2d,
+)  # fmt: skip
+_POOLING_FUNCTIONS = frozenset({
+    "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d",
+})  # fmt: skip
+_FLATTENING_FUNCTIONS = frozenset(("flatten", "view", "reshape"))
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of the function or method that a node calls, without overloads."""
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
+
+
+def _is(traced: Traced, node: fx.Node, kinds: tuple[type, ...], names: frozenset[str]) -> bool:
+    if node not in traced.shapes:
+        return False
+    if node.op == "call_module":
+        return type(traced.layer(node)) in kinds
+    return node.op in ("call_function", "call_method") and name_of(node) in names
+
+
+def is_elementwise(traced: Traced, node: fx.Node) -> bool:
+    """Whether each element that a node gives is of the same elements of what it takes."""
+    return _is(traced, node, _ELEMENTWISE, _ELEMENTWISE_FUNCTIONS)
+
+
+def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided | None:
+    """How a node is computed on parts of what it takes; None where it needs something whole.
+
+    Args:
+        traced: the model.
+        node: one whose inputs are tensors.
+        cuts: of each of its inputs: where it is cut, or None where it is whole.
+    """
+    cut = next(one for one in cuts if one is not None)
+    takes = [traced.shapes[one] for one in node.all_input_nodes if one in traced.shapes]
+    if node not in traced.shapes or len(takes) != len(node.all_input_nodes):
+        return None
+    gives = traced.shapes[node]
+    if is_elementwise(traced, node):
+        return _elementwise(traced, node, cut, takes, gives)
+    if len(takes) != 1 or cut.dimension != 1:
+        return None
+    if _is(traced, node, _POOLING, _POOLING_FUNCTIONS):
+        return _alike(cut) if len(gives.fixed) > 2 else None
+    if _is(traced, node, (nn.Flatten,), _FLATTENING_FUNCTIONS):
+        return _flat(cut, takes[0], gives)
+    if node.op == "call_module" and type(layer := traced.layer(node)) in _BATCH_NORMS:
+        return _batch_norm(layer, cut)
+    return None
+
+
+def _alike(cut: Cut, make: Callable[[Indices], nn.Module] | None = None) -> Divided:
+    parts = [Indices(cut.dimension, *bounds) for bounds in pairwise(cut.edges)]
+    return Divided(tuple(HomePart((own,), own, make(own) if make else None) for own in parts), cut.dimension, cut.edges)
+
+
+def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape], gives: Shape) -> Divided | None:
+    """Dimensions are counted from the last: that of the cut is whole in what is broadcast along it."""
+    behind = next(len(one.fixed) - cut.dimension for one in takes if _side(one, cut.dimension) == cut.edges[-1])
+    at = len(gives.fixed) - behind
+    if draws(node, traced.layer(node) if node.op == "call_module" else None):
+        if node.op != "call_module" or type(layer := traced.layer(node)) is not nn.Dropout:
+            return None
+        return _alike(cut, lambda own: DroppedPart(layer.p, own, cut.edges[-1]))
+    parts = []
+    for start, stop in pairwise(cut.edges):
+        needs = []
+        for one in takes:
+            own = len(one.fixed) - behind
+            broadcast = own < 0 or (one.growth[own] == 0 and one.fixed[own] == 1)
+            needs.append(None if broadcast else Indices(own, start, stop))
+        parts.append(HomePart(tuple(needs), Indices(at, start, stop)))
+    return Divided(tuple(parts), at, cut.edges)
+
+
+def _side(shape: Shape, dimension: int) -> int:
+    return shape.fixed[dimension] if dimension < len(shape.fixed) and not shape.growth[dimension] else -1
+
+
+def _flat(cut: Cut, takes: Shape, gives: Shape) -> Divided | None:
+    """All but the samples becomes one dimension, of which a channel is a run."""
+    each = math.prod(takes.fixed[2:])
+    same = len(gives.fixed) == 2 and not any(takes.growth[1:]) and gives.growth[0] == takes.growth[0]
+    if not same or gives.fixed[1] != takes.fixed[1] * each:
+        return None
+    bounds = tuple(edge * each for edge in cut.edges)
+    parts = [
+        HomePart((Indices(1, *own),), Indices(1, *run), call=flatten)
+        for own, run in zip(pairwise(cut.edges), pairwise(bounds), strict=True)
+    ]
+    return Divided(tuple(parts), 1, bounds)
+
+
+def flatten(value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """All dimensions but the first as one, whatever sizes the whole was given."""
+    return value.flatten(1)
+
+
+def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
+    assert isinstance(layer, _BATCH_NORMS)
+    parts = []
+    for home, (start, stop) in enumerate(pairwise(cut.edges)):
+        own = Indices(1, start, stop)
+        made = type(layer)(
+            stop - start, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, dtype=_dtype(layer)
+        )
+        names = ("weight", "bias", "running_mean", "running_var")
+        holds: dict[str, Indices | None] = {name: Indices(0, start, stop) for name in names}
+        if home == 0:  # each home counts; the state has one count
+            holds["num_batches_tracked"] = None
+        parts.append(HomePart((own,), own, made, holds))
+    return Divided(tuple(parts), 1, cut.edges)
+
+
+def _dtype(layer: nn.Module) -> torch.dtype | None:
+    return next((one.dtype for one in (*layer.parameters(), *layer.buffers()) if one.is_floating_point()), None)
+
+
+class DroppedPart(nn.Module):
+    """Dropout on a part of a tensor: draws for the whole, as each home does, and takes its own."""
+
+    def __init__(self, rate: float, own: Indices, whole: int) -> None:
+        super().__init__()
+        self.rate, self.own, self.whole = rate, own, whole
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """The part with some elements zero and the others scaled."""
+        if not self.training:
+            return value
+        at = self.own.dimension
+        sides = (*value.shape[:at], self.whole, *value.shape[at + 1 :])
+        kept = value.new_empty(sides).bernoulli_(1 - self.rate).div_(1 - self.rate)
+        return value * kept.narrow(at, self.own.start, self.own.stop - self.own.start)

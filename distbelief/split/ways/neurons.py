@@ -1,0 +1,94 @@
+"""Neurons: fully connected layers by what they give (columns) or take (rows), in pairs where that saves a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import fx, nn
+
+from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+from distbelief.split.registry import LayerCall, register
+from distbelief.split.tracing import Traced
+from distbelief.split.ways.following import is_elementwise
+
+SMALL = 0.02
+"""A layer without a partner that has less than this of all parameters stays whole, at home 0."""
+
+
+def columns(call: LayerCall) -> Divided:
+    """Each home has some neurons, and gives what they give; all need the whole input.
+
+    Raises:
+        UsageError: there are fewer neurons than homes.
+    """
+    layer = _linear(call)
+    if layer.out_features < call.homes:
+        raise call.refuse("neurons", layer.out_features)
+    bounds, last = edges(layer.out_features, call.homes), len(call.gives.fixed) - 1
+    parts = []
+    for start, stop in pairwise(bounds):
+        own = Indices(0, start, stop)
+        holds = {name: own for name, _ in layer.named_parameters()}
+        made = part_of(layer, holds, out_features=stop - start)
+        parts.append(HomePart((None,), Indices(last, start, stop), made, holds))
+    return Divided(tuple(parts), last, bounds)
+
+
+def rows(call: LayerCall) -> Divided:
+    """Each home has what some of the inputs are multiplied with; what homes give is added up.
+
+    Raises:
+        UsageError: there are fewer inputs than homes.
+    """
+    layer = _linear(call)
+    if layer.in_features < call.homes:
+        raise call.refuse("inputs", layer.in_features)
+    bounds, last = edges(layer.in_features, call.homes), len(call.takes[0].fixed) - 1
+    parts = []
+    for home, (start, stop) in enumerate(pairwise(bounds)):
+        holds: dict[str, Indices | None] = {"weight": Indices(1, start, stop)}
+        if home == 0 and layer.bias is not None:  # it is added once
+            holds["bias"] = None
+        made = part_of(layer, holds, in_features=stop - start)
+        parts.append(HomePart((Indices(last, start, stop),), None, made, holds))
+    return Divided(tuple(parts), None)
+
+
+def _linear(call: LayerCall) -> nn.Linear:
+    assert isinstance(call.layer, nn.Linear)
+    return call.layer
+
+
+def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
+    """Of each layer, whether it is split by columns or by rows, or (an int) at which home it is whole.
+
+    A layer by rows takes what one by columns gives as it lies there, if only elementwise operations are between them:
+    one message where two by columns need two and their gradients.
+    """
+    found: dict[fx.Node, str | int] = {}
+    total = sum(parameter.numel() for parameter in traced.model.parameters())
+    for node in nodes:
+        if node in found:
+            continue
+        partner = _partner(traced, node)
+        own = sum(parameter.numel() for parameter in traced.layer(node).parameters())
+        if partner in nodes and partner not in found:
+            found[node], found[partner] = "columns", "rows"
+        else:
+            found[node] = "columns" if own >= SMALL * total else 0
+    return found
+
+
+def _partner(traced: Traced, node: fx.Node) -> fx.Node:
+    """The next node that is not elementwise, where nothing else takes what lies between."""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        if not is_elementwise(traced, node) or len(node.all_input_nodes) > 1:
+            break
+    return node
+
+
+register(nn.Linear, "columns", columns)
+register(nn.Linear, "rows", rows)
+register(nn.Linear, "groups", columns)
