@@ -17,15 +17,14 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core import events, roles
-from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, membership, pushing
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Compute, Computed, Effect, Payload, Send, Story
-from distbelief.core.settings import Own, Plan, Pushing
-from distbelief.replica.links import Links, unwanted
-from distbelief.replica.parameters import Parameters
+from distbelief.core import roles
+from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, pushing
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send
+from distbelief.core.messages import Version
 from distbelief.replica.pushes import Pushes
+from distbelief.replica.served_replica import ServedReplica, ServerView, Steps
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import Work, check_loss
+from distbelief.replica.work import Work
 from distbelief.sharding.layout import Range
 
 REPORT_SECONDS = 0.25
@@ -33,14 +32,8 @@ REPORT_SECONDS = 0.25
 portion.
 """
 
-Steps = Generator[Effect, Any, None]
 
-
-class AllBack(Exception):
-    """The whole job has gone back to a checkpoint."""
-
-
-class DownpourReplica:
+class DownpourReplica(ServedReplica):
     """One replica.
 
     Args:
@@ -55,203 +48,122 @@ class DownpourReplica:
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0
     ) -> None:
-        self.role, self.vectors, self.incarnation = role, vectors, incarnation
-        self._partition = roles.partition_of(role)
-        self.step = self._generation = 0
-        self._samples, self._batch_size, self._keeps = samples, batch_size, keeps
-        self._plan: Plan | None = None
-        self._strategy: Own = Pushing()
-        self._pushing = self._strategy.pushing
-        self._links = Links(role)
-        self._welcome: membership.Welcome | None = None
-        self._ending = self._left = self._wanted_away = self._excused = False
+        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation)
 
-    def story(self) -> Story:
-        """Algorithm 1.1, from joining to leaving."""
-        yield Send(
-            roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size)
-        )
-        while self._welcome is None and not self._ending:
-            self._take((yield RECEIVE))
-        if self._welcome is None:
-            yield Send(roles.COORDINATOR, membership.Leave(for_good=True))
-            return
-        self._plan, self._settings = (plan := self._welcome.plan), plan.settings
-        self._strategy, self._pushing = self._settings.strategy, self._settings.strategy.pushing
-        yield Attach(plan, self._settings.slots, self._settings.landings)
-        while not self._excused:
-            try:
-                if not self._left:
-                    yield from self._enter(plan)
-                    yield from self._train()
-                yield from self._leave()
-            except AllBack:
-                continue
 
-    def _leave(self) -> Steps:
-        """Leave, once the coordinator says so: should all go back before it does, there is work again."""
-        yield Send(roles.COORDINATOR, membership.Leave(for_good=self._left))
-        while not self._excused:
-            self._take((yield RECEIVE))
-            if self._welcome is not None and self._welcome.generation > self._generation:
-                raise AllBack
+class DownpourTraining:
+    """The loop of Algorithm 1.1, and what it knows since the replica was welcomed, or since all went back.
 
-    def _train(self) -> Steps:
-        """The loop of Algorithm 1.1."""
+    Args:
+        replica: that trains.
+        server: the shards, as it sees them.
+    """
+
+    def __init__(self, replica: ServedReplica, server: ServerView) -> None:
+        self.server, self.work = server, Work()
+        settings = server.plan.settings
+        self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
+        self._parts, self._held = server.parts, server.held
+        self._settings, self._pushing = settings, settings.strategy.pushing
+        self._attends, self._in_rounds = settings.strategy.attendance, settings.strategy.rounds
+        self._bound = settings.strategy.staleness_bound
+        self._pushes = Pushes(replica.incarnation, self._held.versions, settings.slots)
+        # what accrues for the next push: in which slot, how much of it, and from which parameters on
+        self._slot = self._steps = self._accrued_samples = 0
+        self._based: dict[str, Version] = self._held.versions
+        # where it stands: its tick, which vector it computes on, whether the other is asked for
+        self._tick = self._landing = 0
+        self._in_flight = False
+        # what it was told: to report what it has, to push nothing (for a checkpoint, to be answered once that holds)
+        self._draining = self._holding = False
+        self._hold: int | None = None
+        # whether shards wait for it; in rounds the first waits for all, until they say otherwise
+        self._attending, self._expected = False, self._in_rounds
+
+    @property
+    def clock(self) -> int:
+        """Pushes that were made."""
+        return self._pushes.clock
+
+    def train(self) -> Steps:
+        """From the server's parameters to the end of the work."""
+        yield from self._request(0, self.server.whole)
+        yield from self._landed()
+        self._vectors.swap(0)
+        replica = self._replica
         while (batch := (yield from self._next_batch())) is not None:
             if self._attends and not self._attending:
                 yield from self._attend()
-            if self._in_flight or self._too_old(self.step, self._tick):
+            if self._in_flight or self._too_old(replica.step, self._tick):
                 yield from self._fetch()
-            if self._pushing.prefetch and self._too_old(self.step + 1, self._next_tick):
+            if self._pushing.prefetch and self._too_old(replica.step + 1, self._next_tick):
                 yield from self._ask_ahead()
             computed: Computed | None = yield Compute(batch)
             if computed is None:
-                self._left = True
+                replica.left = True
                 break
             if computed.loss is not None:
-                self.report(computed.loss, batch, self.step)
+                replica.report(computed.loss, batch, replica.step)
             yield from self._accrue(computed)
-            self.step += 1
+            replica.step += 1
             if self._steps == self._pushing.push_every:
                 yield from self._push()
-            if self._work.seconds >= REPORT_SECONDS:
+            if self.work.seconds >= REPORT_SECONDS:
                 yield self._progress(wants=False)
         yield from self._drain()
-        if self._keeps:
-            yield from self._request(self._landing, [part for _, part in self._parts])
+        if replica.keeps:
+            yield from self._request(self._landing, self.server.moving)
             yield from self._landed()
-            self.vectors.swap(self._landing)
-
-    def waits(self) -> str:
-        """What it waits for, where it does: one sentence."""
-        if self._plan is None:
-            return "to be welcomed by the coordinator"
-        if lives := self._links.waits_for_lives():
-            return lives
-        if self._holding and self._steps == self._pushing.push_every:
-            return "for a checkpoint to be made"
-        if answers := self._links.waits_for_answers():
-            return answers
-        if self._pushes.waiting:
-            return "for the shards to apply its push"
-        return "for work from the coordinator"
-
-    def standing(self) -> dict[str, Any]:
-        """How far it is."""
-        return {} if self._plan is None else {"clock": self._pushes.clock}
-
-    # joining
-
-    def _enter(self, plan: Plan) -> Steps:
-        """Reach the shards, and hold the server's parameters."""
-        self._start(plan)
-        initialise = False
-        while self._welcome is not None or (self._strategy.one_moment and self._links.lost):
-            while self._welcome is None:
-                yield from self._links.seek()
-                self._take((yield RECEIVE))
-            welcome, self._welcome = self._welcome, None
-            initialise |= welcome.initialise
-            if welcome.generation > self._generation:
-                self._generation = welcome.generation
-                yield Send(roles.COORDINATOR, membership.Anew(self._generation))
-            for shard in [*(yield from self._links.reach(welcome)), *self._links.lost]:
-                self._links.forget(shard)
-        self._start(plan)
-        if initialise:
-            yield from self._send_initial()
-        yield from self._request(0, [part for a in plan.assignments for part in (a.moving, a.frozen)])
-        yield from self._landed()
-        self.vectors.swap(0)
-
-    def _start(self, plan: Plan) -> None:
-        own = [(roles.shard(i), a.moving) for i, a in enumerate(plan.assignments) if a.moving.size]
-        held = [
-            (roles.shard(i), part) for i, a in enumerate(plan.assignments) for part in (a.moving, a.frozen) if part.size
-        ]
-        self._holders = {(part.start, part.stop): role for role, part in held}
-        self._parts: list[tuple[str, Range]] = own
-        self._outgoing: list[list[Payload]] = [
-            [self.vectors.outgoing(slot, part) for _, part in own] for slot in range(self._settings.slots)
-        ]
-        self._held = Parameters(role for role, _ in own)
-        self._based = self._held.versions
-        self._ending = self._holding = self._draining = self._attending = self._in_flight = False
-        self._hold: int | None = None
-        self._pushes = Pushes(self.incarnation, self._held.versions, self._settings.slots)
-        self._attends, self._in_rounds = self._strategy.attendance, self._strategy.rounds
-        self._expected = self._in_rounds  # the first round waits for all, until they say otherwise
-        self._landing = self._slot = self._tick = self._steps = self._accrued_samples = 0
-        self._bound = self._strategy.staleness_bound
-        self._work = Work()
-
-    def _send_initial(self) -> Steps:
-        self.vectors.initial(0)
-        for (start, stop), role in self._holders.items():
-            yield self._links.ask(
-                role, initialising.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop))
-            )
-        yield from self._landed()
-        yield Send(roles.COORDINATOR, initialising.Ready(self._links.lives()))
+            self._vectors.swap(self._landing)
 
     # data
 
     def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
         """The next minibatch that the coordinator dealt; None when the job is over."""
-        while not (self._ending or self._wanted_away):
-            if self._work.runs_out and not self._draining:
+        while not (self._replica.ending or self._replica.wanted_away):
+            if self.work.runs_out and not self._draining:
                 yield self._progress(wants=True)
-            if (batch := self._work.next()) is not None:
+            if (batch := self.work.next()) is not None:
                 return batch
             if self._draining:
                 self._draining = False
                 yield from self._drain()
             else:
-                yield from self._wait()
+                yield from self.wait()
         return None
-
-    def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Count the loss of a step on a minibatch into the next report.
-
-        Raises:
-            LossNotFinite: it is not a finite number.
-        """
-        check_loss(self.role, loss, batch, step, what, self._settings.optimizer.lr)
-        self._work.count(loss)
 
     # gradients up
 
     def _accrue(self, computed: Computed) -> Steps:
         """Add the step's gradient to what the next push will hold, and step the local model."""
         while self._pushes.busy[self._slot]:
-            yield from self._wait()
+            yield from self.wait()
         if not self._steps:
             self._based = self._held.versions
         weight = computed.samples / self._settings.data.batch_size if self._in_rounds else 1.0
-        self.vectors.accrue(self._slot, not self._steps, weight)
+        self._vectors.accrue(self._slot, not self._steps, weight)
         if self._pushing.local_lr:
-            self.vectors.descend(self._pushing.local_lr)
+            self._vectors.descend(self._pushing.local_lr)
         self._steps += 1
         self._accrued_samples += computed.samples
-        self._work.seconds += computed.seconds
+        self.work.seconds += computed.seconds
 
     def _push(self) -> Steps:
         """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made."""
         while self._holding:
-            yield from self._wait()
+            yield from self.wait()
         slot = self._slot
-        self.vectors.carry_buffers(slot)
+        self._vectors.carry_buffers(slot)
         clock, sent = self._pushes.clock + 1, {}
-        for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True):
+        for (role, part), payload in zip(self._parts, self.server.outgoing[slot], strict=True):
             push = pushing.Push(
-                slot, part.start, part.stop, self.incarnation, clock, self._based[role], self._steps,
-                self._accrued_samples, self._tick, self._partition, (part,)
+                slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], self._steps,
+                self._accrued_samples, self._tick, self._replica.partition, (part,)
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
         yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent)
         self._tick += self._attends
-        self._work.pushed += sum(part.size for _, part in self._parts)
+        self.work.pushed += sum(part.size for _, part in self._parts)
         self._steps = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
@@ -261,7 +173,7 @@ class DownpourReplica:
             yield from self._push()
         yield from self._sit_out()
         while self._pushes.waiting or self._links.missing:
-            yield from self._wait()
+            yield from self.wait()
         self._in_flight = False  # what was asked for may be old by the time of the next step
         yield self._progress(wants=False)
 
@@ -274,35 +186,30 @@ class DownpourReplica:
         if self._pushing.read_in_place:
             return
         if not self._pushing.prefetch:
-            yield from self._request(0, [part for _, part in self._parts], self._tick)
+            yield from self._request(0, self.server.moving, self._tick)
             yield from self._landed()
-            self.vectors.swap(0)
+            self._vectors.swap(0)
             return
         if not self._in_flight:
-            yield from self._request(1 - self._landing, [part for _, part in self._parts], self._tick)
+            yield from self._request(1 - self._landing, self.server.moving, self._tick)
         yield from self._landed()
         self._landing, self._in_flight = 1 - self._landing, False
-        self.vectors.swap(self._landing)
+        self._vectors.swap(self._landing)
 
     def _ask_ahead(self) -> Steps:
         """Ask for the next step's parameters; they land in the other vector while this step computes."""
         if self._pushing.read_in_place:
             return
         self._in_flight = True
-        yield from self._request(1 - self._landing, [part for _, part in self._parts], self._next_tick)
+        yield from self._request(1 - self._landing, self.server.moving, self._next_tick)
 
-    def _request(self, landing: int, parts: list[Range], tick: int = 0) -> Steps:
-        for part in parts:
-            if part.size:
-                self._work.fetched += part.size
-                yield self._links.ask(
-                    self._holders[part.start, part.stop],
-                    pushing.Fetch(landing, part.start, part.stop, tick, self.incarnation),
-                )
+    def _request(self, landing: int, parts: list[Range], tick: int = 0) -> list[Send]:
+        self.work.fetched += sum(part.size for part in parts)
+        return self.server.fetch(landing, parts, tick)
 
     def _landed(self) -> Steps:
         while self._links.missing:
-            yield from self._wait()
+            yield from self.wait()
         if self._in_rounds:
             yield from self._same_round()
         self._held.land()
@@ -316,7 +223,7 @@ class DownpourReplica:
                 self._landing, [part for role, part in self._parts if role in behind], self._held.newest
             )
             while self._links.missing:
-                yield from self._wait()
+                yield from self.wait()
         self._tick = self._held.newest
 
     def _too_old(self, step: int, tick: int) -> bool:
@@ -337,13 +244,13 @@ class DownpourReplica:
     def _attend(self) -> Steps:
         """Take part, from the furthest tick at which a shard would have this replica begin."""
         for role, _ in self._parts:
-            yield self._links.ask(role, attendance.Attend(self.incarnation, -1))
+            yield self._links.ask(role, attendance.Attend(self._replica.incarnation, -1))
         while any(self._links.asks(role, attendance.Attend) for role, _ in self._parts):
-            yield from self._wait()
+            yield from self.wait()
         self._attending, self._expected = True, False
         if self._bound < math.inf:
             for role, _ in self._parts:
-                yield Send(role, attendance.Attend(self.incarnation, self._tick))
+                yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
     def _sit_out(self) -> Steps:
         """Be waited for by nobody; what was pushed before counts."""
@@ -354,47 +261,44 @@ class DownpourReplica:
 
     # what arrives
 
-    def _wait(self) -> Steps:
+    def wait(self) -> Steps:
         """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
-        self._take((yield RECEIVE))
+        self.take((yield RECEIVE))
         if self._hold is not None and not self._pushes.waiting:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
             yield Send(roles.COORDINATOR, checkpointing.Held(number))
-        if self._welcome is not None:
-            yield from self._reunite(self._welcome)
+        if self._replica.welcome is not None:
+            yield from self._replica.reunite(self, self._replica.welcome)
         yield from self._links.seek()
 
-    def _reunite(self, welcome: membership.Welcome) -> Steps:
-        """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone
-        back.
-        """
-        if welcome.initialise or welcome.generation > self._generation:
-            raise AllBack
-        self._welcome = None
-        for shard in (yield from self._links.reach(welcome)):
-            unanswered = self._links.again(shard)
-            if shard in self._pushes.acknowledged:
-                yield from self._return(shard)
-            yield from unanswered
-
-    def _return(self, shard: str) -> Steps:
+    def owed(self, shard: str) -> Steps:
         """Tell a shard that has come again how far the one before was, and push again what that had not
         acknowledged.
         """
-        pushes = self._pushes.owed(shard)
-        yield Send(shard, attendance.Return(self.incarnation, self._pushes.acknowledged[shard], self._partition))
+        if shard not in self._pushes.acknowledged:
+            return
+        pushes, life = self._pushes.owed(shard), self._replica.incarnation
+        yield Send(shard, attendance.Return(life, self._pushes.acknowledged[shard], self._replica.partition))
         if self._attending:
             first: Any = pushes[0].message if pushes else None
-            yield Send(shard, attendance.Attend(self.incarnation, first.tick if first else self._tick))
+            yield Send(shard, attendance.Attend(life, first.tick if first else self._tick))
         elif self._attends and not self._links.asks(shard, attendance.SitOut):
             yield self._links.ask(shard, attendance.SitOut())
         yield from pushes
 
-    def _progress(self, wants: bool) -> Send:
-        return Send(roles.COORDINATOR, self._work.report(self._pushes, wants))
+    def waits(self) -> str:
+        """What it waits for: one sentence."""
+        if self._holding and self._steps == self._pushing.push_every:
+            return "for a checkpoint to be made"
+        if answers := self._links.waits_for_answers():
+            return answers
+        return "for the shards to apply its push" if self._pushes.waiting else "for work from the coordinator"
 
-    def _take(self, arrival: Arrival) -> None:
+    def _progress(self, wants: bool) -> Send:
+        return Send(roles.COORDINATOR, self.work.report(self._pushes, wants))
+
+    def take(self, arrival: Arrival) -> None:
         """Note what arrived."""
         event = arrival.event
         kind = type(event)
@@ -412,28 +316,19 @@ class DownpourReplica:
         elif isinstance(event, attendance.Admitted):
             self._links.answered(arrival.sender, event)
             self._tick = max(self._tick, event.tick)
-        elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
-            self._links.lose(arrival.sender, event)
         else:
-            self._take_word(arrival)
+            self._told(arrival)
 
-    def _take_word(self, arrival: Arrival) -> None:
-        """Note what the coordinator tells, or the supervisor."""
+    def _told(self, arrival: Arrival) -> None:
+        """Note what the coordinator tells."""
         match arrival.event:
             case dealing.Deal() as deal:
-                self._work.deal(deal.portion)
+                self.work.deal(deal.portion)
             case dealing.Drain():
                 self._draining = True
-            case membership.Finish():
-                self._ending = True
-                self._wanted_away |= arrival.sender == roles.SUPERVISOR
-            case membership.Farewell():
-                self._excused = True
             case checkpointing.Hold() as hold:
                 self._holding, self._hold = True, hold.number
             case checkpointing.Go():
                 self._holding, self._hold = False, None
-            case membership.Welcome() as welcome:
-                self._welcome = welcome
             case _:
-                unwanted(self.role, arrival)
+                self._replica.take(arrival)

@@ -14,7 +14,7 @@ from distbelief.runtime.player import Part
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers
 from distbelief.strategies.sandblaster.batch_work import BatchWork
-from distbelief.strategies.sandblaster.replica import SandblasterReplica as WorkUnitStory
+from distbelief.strategies.sandblaster.replica import WorkUnitReplica
 from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.strategies.served import served
@@ -28,7 +28,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples = context.role, context.vectors, context.samples
-    return served(context, WorkUnitStory(role, vectors, samples, incarnation=context.incarnation))
+    return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation))
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Generator
 from typing import Any
 
-from distbelief.core.conversations import membership, operations
-from distbelief.core.effects import GLANCE, Arrival, Batch, Compute, Computed, Effect, Send
+from distbelief.core.conversations import initialising, operations, pushing
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.roles import COORDINATOR
-from distbelief.core.settings import Plan
-from distbelief.replica.downpour import DownpourReplica, Steps
+from distbelief.replica.served_replica import ServedReplica, ServerView, Steps
+from distbelief.replica.vectors import Vectors
+from distbelief.replica.work import Work
+from distbelief.sharding.layout import Range
 
 
 class _Sent:
@@ -27,57 +29,74 @@ class _Sent:
         self.assigned, self.loss, self.owing = assigned, loss, owing
 
 
-class SandblasterReplica(DownpourReplica):
-    """One replica; it joins, reaches the shards and leaves as Downpour's does."""
+class WorkUnitReplica(ServedReplica):
+    """One replica; its arguments are those of Downpour's."""
 
-    _newest = 0
-    """The evaluation of which it has heard last."""
+    def __init__(self, role: str, vectors: Vectors, samples: int, incarnation: int = 0) -> None:
+        super().__init__(WorkUnitTraining, role, vectors, samples, incarnation=incarnation)
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+
+class WorkUnitTraining:
+    """ProcessPortion, work unit after work unit, and what it knows since the replica was welcomed, or all went back.
+
+    Args:
+        replica: that trains.
+        server: the shards, as it sees them.
+    """
+
+    def __init__(self, replica: ServedReplica, server: ServerView) -> None:
+        self.server, self.work = server, Work()
+        self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
         self._assigned: deque[operations.Assign] = deque()
-
-    def _start(self, plan: Plan) -> None:
-        super()._start(plan)
+        self._newest = 0
+        """The evaluation of which it has heard last."""
         self._computing: operations.Assign | None = None
         """What it computes, as long as anybody wants it."""
         self._evaluation = 0
         """Of which it holds the parameters."""
+        self._settings = server.plan.settings
+        self._slot = 0
         self._sent: list[_Sent | None] = [None] * self._settings.slots
 
-    def _train(self) -> Steps:
-        """ProcessPortion, work unit after work unit; while one is on its way to the shards, the next is computed in the
-        other slot.
-        """
+    @property
+    def clock(self) -> int:
+        """The evaluation that it computes for."""
+        return self._evaluation
+
+    def train(self) -> Steps:
+        """While one work unit is on its way to the shards, the next is computed in the other slot."""
+        yield from self._fetch(self.server.whole)
+        self._vectors.swap(0)
         while (assigned := (yield from self._next_assigned())) is not None:
             if self._evaluation != assigned.evaluation and not (yield from self._fetched_for(assigned.evaluation)):
                 continue
             while self._sent[self._slot]:
-                yield from self._wait()
+                yield from self.wait()
             loss = yield from self._gradient(assigned)
             if loss is not None:
                 yield from self._contribute(assigned, loss)
 
     def _next_assigned(self) -> Generator[Effect, Any, operations.Assign | None]:
-        while not (self._ending or self._wanted_away):
+        while not (self._replica.ending or self._replica.wanted_away):
             if self._assigned:
                 return self._assigned.popleft()
-            yield from self._wait()
+            yield from self.wait()
         return None
 
     def _fetched_for(self, evaluation: int) -> Generator[Effect, Any, bool]:
         """Fetch the parameters of an evaluation; whether it is not over yet."""
-        yield from self._request(0, [part for _, part in self._parts], evaluation)
-        yield from self._landed()
-        if any(self._held.arrived(role).updates != evaluation for role, _ in self._parts):
+        yield from self._fetch(self.server.moving, evaluation)
+        if any(self.server.held.arrived(role).updates != evaluation for role, _ in self.server.parts):
             return False
         self._evaluation = evaluation
-        self.vectors.swap(0)
+        self._vectors.swap(0)
         return True
 
-    def _landed(self) -> Steps:
+    def _fetch(self, parts: list[Range], evaluation: int = 0) -> Steps:
+        self.work.fetched += sum(part.size for part in parts)
+        yield from self.server.fetch(0, parts, evaluation)
         while self._links.missing:
-            yield from self._wait()
+            yield from self.wait()
 
     def _gradient(self, assigned: operations.Assign) -> Generator[Effect, Any, float | None]:
         """The sum of a work unit's gradients, left in the slot, each weighted by its samples' share of a portion;
@@ -92,18 +111,18 @@ class SandblasterReplica(DownpourReplica):
             yield from self._look()
             if self._computing is None:
                 return None
-            self.vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.data.batch_size)
+            self._vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.data.batch_size)
             losses.append((computed.loss or 0.0) * computed.samples)
-        self.vectors.carry_buffers(self._slot)
+        self._vectors.carry_buffers(self._slot)
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def _contribute(self, assigned: operations.Assign, loss: float) -> Steps:
         """Send a work unit to all shards; does not wait."""
         slot = self._slot
-        named = self.incarnation, assigned.evaluation, assigned.number, assigned.work_unit.part
+        named = self._replica.incarnation, assigned.evaluation, assigned.number, assigned.work_unit.part
         sends = {
             role: Send(role, operations.Contribute(slot, part.start, part.stop, *named), payload)
-            for (role, part), payload in zip(self._parts, self._outgoing[slot], strict=True)
+            for (role, part), payload in zip(self.server.parts, self.server.outgoing[slot], strict=True)
         }
         self._sent[slot] = _Sent(assigned, loss, sends)
         yield from list(sends.values())
@@ -111,22 +130,27 @@ class SandblasterReplica(DownpourReplica):
 
     # what arrives
 
-    def _wait(self) -> Steps:
-        yield from super()._wait()
-        yield from self._report()
+    def wait(self) -> Steps:
+        """Wait for the next word, and do what it asks for."""
+        self.take((yield RECEIVE))
+        yield from self._answer()
 
     def _look(self) -> Steps:
         """Take what has arrived, and go on."""
         while (
-            self._welcome is None and (arrival := (yield GLANCE)) is not None
+            self._replica.welcome is None and (arrival := (yield GLANCE)) is not None
         ):  # what comes behind a welcome is for whom it makes of this
-            self._take(arrival)
-        if self._welcome is not None:
-            yield from self._reunite(self._welcome)
+            self.take(arrival)
+        yield from self._answer()
+
+    def _answer(self) -> Steps:
+        """Do what the words that were taken ask for."""
+        if self._replica.welcome is not None:
+            yield from self._replica.reunite(self, self._replica.welcome)
         yield from self._links.seek()
         yield from self._report()
 
-    def _return(self, shard: str) -> Steps:
+    def owed(self, shard: str) -> Steps:
         """Send a shard that has come again what the one before had not acknowledged."""
         yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
@@ -135,13 +159,14 @@ class SandblasterReplica(DownpourReplica):
         for slot, sent in enumerate(self._sent):
             if sent is not None and not sent.owing:
                 self._sent[slot] = None
-                pushed, fetched, self._work.fetched = sum(part.size for _, part in self._parts), self._work.fetched, 0
+                pushed, fetched, self.work.fetched = sum(part.size for part in self.server.moving), self.work.fetched, 0
                 yield Send(
                     COORDINATOR,
                     operations.Done(sent.assigned.evaluation, sent.assigned.number, sent.loss, pushed, fetched),
                 )
 
-    def _take(self, arrival: Arrival) -> None:
+    def take(self, arrival: Arrival) -> None:
+        """Note what arrived."""
         event = arrival.event
         if isinstance(event, operations.Assign):
             if event.evaluation > self._newest:
@@ -155,20 +180,19 @@ class SandblasterReplica(DownpourReplica):
                 self._computing = None
         elif isinstance(event, operations.Contributed):
             named = event.evaluation, event.number
-            for sent in self._sent if event.incarnation == self.incarnation else ():
+            for sent in self._sent if event.incarnation == self._replica.incarnation else ():
                 if sent and (sent.assigned.evaluation, sent.assigned.number) == named:
                     sent.owing.pop(arrival.sender, None)
+        elif isinstance(event, pushing.Fetched | initialising.Initialised):
+            if not self._links.stale(arrival):
+                self._links.answered(arrival.sender, event)
+                if isinstance(event, pushing.Fetched):
+                    self.server.held.arrive(arrival.sender, event)
         else:
-            if isinstance(event, membership.Welcome) and event.generation > self._generation:
-                self._assigned.clear()  # what it is dealt from here on is of the new generation
-            super()._take(arrival)
+            self._replica.take(arrival)
 
     def waits(self) -> str:
-        """What it waits for, where it does: one sentence."""
-        if self._plan is not None and not self._links.lost and any(self._sent):
+        """What it waits for: one sentence."""
+        if any(self._sent):
             return "for the shards to take its work unit"
-        return super().waits()
-
-    def standing(self) -> dict[str, Any]:
-        """Which evaluation it computes for."""
-        return {} if self._plan is None else {"clock": self._evaluation}
+        return self._links.waits_for_answers() or "for work from the coordinator"

@@ -208,13 +208,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
-        "            yield from self._request(0, [part for _, part in self._parts], self._tick)\n"
+        "            yield from self._request(0, self.server.moving, self._tick)\n"
         "            yield from self._landed()\n"
-        "            self.vectors.swap(0)\n"
+        "            self._vectors.swap(0)\n"
         "            return\n",
         "            yield from self._landed()\n"
-        "            self.vectors.swap(0)\n"
-        "            yield from self._request(0, [part for _, part in self._parts], self._tick)\n"
+        "            self._vectors.swap(0)\n"
+        "            yield from self._request(0, self.server.moving, self._tick)\n"
         "            return\n",
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",),
     ),
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-gradient-is-written-where-shards-still-read", FROZEN, "replica/downpour.py",
-        "        while self._pushes.busy[self._slot]:\n            yield from self._wait()\n", "",
+        "        while self._pushes.busy[self._slot]:\n            yield from self.wait()\n", "",
         (DOWNPOUR_SWEEP,), seconds=15,
     ),
     Mutant(

@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
-        "        while self._holding:\n            yield from self._wait()\n", "",
+        "        while self._holding:\n            yield from self.wait()\n", "",
         (SWEEP,), seconds=15,
     ),
     Mutant(

@@ -1,0 +1,251 @@
+"""The story that all replicas on a parameter server share: they join, reach the shards, train, each in its way, and
+leave; where all go back to a checkpoint, they begin anew.
+
+A shard that dies comes again: a replica asks the coordinator where, and sends it again what the one before had not
+acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Protocol
+
+from distbelief.core import events, roles
+from distbelief.core.conversations import initialising, membership, pushing
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Payload, Send, Story
+from distbelief.core.settings import Plan
+from distbelief.replica.links import Links, unwanted
+from distbelief.replica.parameters import Parameters
+from distbelief.replica.vectors import Vectors
+from distbelief.replica.work import Work, check_loss
+from distbelief.sharding.layout import Range
+
+Steps = Generator[Effect, Any, None]
+
+
+class AllBack(Exception):
+    """The whole job has gone back to a checkpoint."""
+
+
+class ServerView:
+    """The shards of a plan as a replica that was welcomed sees them: who holds what, and which parameters it has.
+
+    Args:
+        plan: of the job.
+        vectors: of the replica's model.
+        links: to the shards.
+        incarnation: of the replica.
+    """
+
+    def __init__(self, plan: Plan, vectors: Vectors, links: Links, incarnation: int) -> None:
+        self.plan, self.vectors = plan, vectors
+        shards = [(roles.shard(i), own) for i, own in enumerate(plan.assignments)]
+        self.parts: list[tuple[str, Range]] = [(role, own.moving) for role, own in shards if own.moving.size]
+        """What moves, and at which shard."""
+        self.moving = [part for _, part in self.parts]
+        self.whole = [part for _, own in shards for part in (own.moving, own.frozen) if part.size]
+        self.outgoing: list[list[Payload]] = [
+            [vectors.outgoing(slot, part) for part in self.moving] for slot in range(plan.settings.slots)
+        ]
+        """What leaves of each slot, to each shard."""
+        self.held = Parameters(role for role, _ in self.parts)
+        self._links, self._incarnation = links, incarnation
+        self._holders = {
+            (part.start, part.stop): role for role, own in shards for part in (own.moving, own.frozen) if part.size
+        }
+
+    def fetch(self, landing: int, parts: Iterable[Range], tick: int = 0) -> list[Send]:
+        """Ask for ranges, which land in a vector."""
+        return [
+            self._links.ask(
+                self._holders[part.start, part.stop],
+                pushing.Fetch(landing, part.start, part.stop, tick, self._incarnation),
+            )
+            for part in parts
+        ]
+
+    def initial(self) -> list[Send]:
+        """Give all shards the parameters that the model has."""
+        self.vectors.initial(0)
+        return [
+            self._links.ask(role, initialising.Initialise(0, start, stop), self.vectors.outgoing(0, Range(start, stop)))
+            for (start, stop), role in self._holders.items()
+        ]
+
+
+class Training(Protocol):
+    """How a replica trains: an algorithm, and what it knows since it was welcomed, or since all went back."""
+
+    server: ServerView
+    work: Work
+
+    def train(self) -> Steps:
+        """All of it, from the first parameters on."""
+        ...
+
+    def wait(self) -> Steps:
+        """Wait for the next word, and do what it asks for."""
+        ...
+
+    def take(self, arrival: Arrival) -> None:
+        """Note what arrived."""
+        ...
+
+    def owed(self, shard: str) -> Steps:
+        """Send a shard that has come again what the one before had not acknowledged."""
+        ...
+
+    def waits(self) -> str:
+        """What it waits for, beside lost shards: one sentence, or ""."""
+        ...
+
+    @property
+    def clock(self) -> int:
+        """How far it is."""
+        ...
+
+
+class ServedReplica:
+    """One replica.
+
+    Args:
+        training: makes how it trains, from the replica and the shards as it sees them.
+        role: its name.
+        vectors: of its model.
+        samples: in its training set.
+        batch_size: that the user's own loop names; 0 where the job's is taken.
+        keeps: whether the model is used after the story: then it ends with the server's parameters.
+        incarnation: of this replica; a restarted one has a higher.
+    """
+
+    def __init__(
+        self,
+        training: Callable[[Any, ServerView], Training],
+        role: str,
+        vectors: Vectors,
+        samples: int,
+        batch_size: int = 0,
+        keeps: bool = False,
+        incarnation: int = 0,
+    ) -> None:
+        self.role, self.vectors, self.incarnation, self.keeps = role, vectors, incarnation, keeps
+        self.partition = roles.partition_of(role)
+        self.step = 0
+        """Steps that were computed, in all."""
+        self.links = Links(role)
+        self.welcome: membership.Welcome | None = None
+        """The newest, until it is obeyed."""
+        self.generation = 0
+        """Of the job, since all went back last."""
+        self.ending = self.wanted_away = self.left = False
+        """Whether the job ends; whether this replica is to leave it; whether it has."""
+        self._excused = False
+        self._samples, self._batch_size = samples, batch_size
+        self._make = training
+        self._training: Training | None = None
+
+    def story(self) -> Story:
+        """All of it, from joining to leaving."""
+        yield Send(
+            roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size)
+        )
+        while self.welcome is None and not self.ending:
+            self._take((yield RECEIVE))
+        if self.welcome is None:
+            yield Send(roles.COORDINATOR, membership.Leave(for_good=True))
+            return
+        plan = self.welcome.plan
+        yield Attach(plan, plan.settings.slots, plan.settings.landings)
+        while not self._excused:
+            try:
+                if not self.left:
+                    training = yield from self._enter(plan)
+                    yield from training.train()
+                yield from self._leave()
+            except AllBack:
+                continue
+
+    def _enter(self, plan: Plan) -> Generator[Effect, Any, Training]:
+        """Reach the shards, and know nothing yet of what they hold; give them the first parameters, where asked to."""
+        training: Training | None = None
+        initialise = False
+        while self.welcome is not None or (plan.settings.strategy.one_moment and self.links.lost):
+            while self.welcome is None:
+                yield from self.links.seek()
+                self._take((yield RECEIVE))
+            welcome, self.welcome = self.welcome, None
+            initialise |= welcome.initialise
+            if welcome.generation > self.generation:
+                self.generation, training = welcome.generation, None
+                yield Send(roles.COORDINATOR, membership.Anew(self.generation))
+            if training is None:
+                server = ServerView(plan, self.vectors, self.links, self.incarnation)
+                training = self._training = self._make(self, server)
+            for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
+                self.links.forget(shard)
+        assert training is not None
+        self.ending = False
+        if initialise:
+            yield from server.initial()
+            while self.links.missing:
+                yield from training.wait()
+            yield Send(roles.COORDINATOR, initialising.Ready(self.links.lives()))
+        return training
+
+    def _leave(self) -> Steps:
+        """Leave, once the coordinator says so: should all go back before it does, there is work again."""
+        yield Send(roles.COORDINATOR, membership.Leave(for_good=self.left))
+        while not self._excused:
+            self._take((yield RECEIVE))
+            if self.welcome is not None and self.welcome.generation > self.generation:
+                raise AllBack
+
+    def reunite(self, training: Training, welcome: membership.Welcome) -> Steps:
+        """Reach the shards that have come again; begin anew where these have nothing to go on from, or all have gone
+        back.
+        """
+        if welcome.initialise or welcome.generation > self.generation:
+            raise AllBack
+        self.welcome = None
+        for shard in (yield from self.links.reach(welcome)):
+            unanswered = self.links.again(shard)
+            yield from training.owed(shard)
+            yield from unanswered
+
+    def _take(self, arrival: Arrival) -> None:
+        (self._training or self).take(arrival)
+
+    def take(self, arrival: Arrival) -> None:
+        """Note what the coordinator tells, or the supervisor, and who is gone."""
+        match arrival.event:
+            case membership.Welcome() as welcome:
+                self.welcome = welcome
+            case membership.Finish():
+                self.ending = True
+                self.wanted_away |= arrival.sender == roles.SUPERVISOR
+            case membership.Farewell():
+                self._excused = True
+            case events.Lost() as lost if arrival.sender != roles.COORDINATOR:
+                self.links.lose(arrival.sender, lost)
+            case _:
+                unwanted(self.role, arrival)
+
+    def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
+        """Count the loss of a step on a minibatch into the next report.
+
+        Raises:
+            LossNotFinite: it is not a finite number.
+        """
+        assert self._training is not None
+        check_loss(self.role, loss, batch, step, what, self._training.server.plan.settings.optimizer.lr)
+        self._training.work.count(loss)
+
+    def waits(self) -> str:
+        """What it waits for, where it does: one sentence."""
+        if self._training is None:
+            return "to be welcomed by the coordinator"
+        return self.links.waits_for_lives() or self._training.waits()
+
+    def standing(self) -> dict[str, Any]:
+        """How far it is."""
+        return {} if self._training is None else {"clock": self._training.clock}
