@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distbelief.job import Job
     from distbelief.places.simulated.simulated import Simulated
 
-TASKS = ("digits", "mnist", "mnist-lenet", "alexnet", "sparse-svm", "dense-svm")
+TASKS = ("digits", "mnist", "mnist-lenet", "alexnet", "vgg16", "inception-v1", "squeezenet", "sparse-svm", "dense-svm")
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
 
 

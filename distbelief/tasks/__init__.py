@@ -1,6 +1,7 @@
 """Tasks: model, data, loss and metric, by name or by a user's own function."""
 
 from distbelief.tasks.alexnet import alexnet
+from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
 from distbelief.tasks.registry import BUILTINS, available, resolve
@@ -17,8 +18,11 @@ __all__ = [
     "available",
     "dense_svm",
     "digits",
+    "inception_v1",
     "mnist",
     "mnist_lenet",
     "resolve",
     "sparse_svm",
+    "squeezenet",
+    "vgg16",
 ]

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from distbelief.tasks.task import Task, TensorData
-
-CLASSES, SIDE = 1_000, 224
-SAMPLES, TEST_SAMPLES = 1_024, 256
-COARSE, FINE = 7, 28
-"""Blocks on a side of what a class looks like, and of what an image is kept as."""
-NOISE = 32.0
-"""Deviation of an image's blocks from its class's, of 255."""
+from distbelief.tasks.images import CLASSES, draw
+from distbelief.tasks.task import Task
 
 
 def alexnet() -> Task:
@@ -25,13 +18,14 @@ def alexnet() -> Task:
     connected layers (Krizhevsky, Sutskever, Hinton 2012, figure 2): `groups=2` in the second, fourth and fifth. Dropout
     and the normalisation over neighbouring maps, which have no parameters, are left out.
 
-    Inputs are float32 of shape (n, 3, 224, 224), targets int64 of shape (n,): 1,024 samples to train on, 256 to test.
-    They follow from a seed, without a file: a class is a pattern of 7x7 colours, and each sample has noise of its own.
+    Inputs are float32 of shape (n, 3, 224, 224), targets int64 of shape (n,): 1,024 samples to train on, 256 to test,
+    which follow from a seed (`images.draw`).
 
+    >>> import torch
     >>> [part().batch(torch.tensor([3]))[0].shape for part in (alexnet().train, alexnet().test)]
     [torch.Size([1, 3, 224, 224]), torch.Size([1, 3, 224, 224])]
     """
-    return Task(model=_alexnet, train=partial(_draw, test=False), test=partial(_draw, test=True)).named("alexnet")
+    return Task(model=_alexnet, train=partial(draw, test=False), test=partial(draw, test=True)).named("alexnet")
 
 
 def _alexnet() -> nn.Module:
@@ -58,22 +52,3 @@ def _alexnet() -> nn.Module:
             fc3=nn.Linear(4096, CLASSES),
         )
     )
-
-
-def _draw(test: bool) -> TensorData:
-    patterns = torch.randint(256, (CLASSES, 3, COARSE, COARSE), generator=torch.Generator().manual_seed(0))
-    chance, samples = torch.Generator().manual_seed(1 + test), TEST_SAMPLES if test else SAMPLES
-    labels = torch.randint(CLASSES, (samples,), generator=chance)
-    noise = NOISE * torch.randn(samples, 3, FINE, FINE, generator=chance)
-    images = (_enlarge(patterns[labels], FINE) + noise).clamp(0, 255).byte()
-    return TensorData(images, labels, _prepare)
-
-
-def _prepare(images: Tensor) -> Tensor:
-    """Blocks as bytes to pixels as float32 of about mean 0 and deviation 1."""
-    return _enlarge(images.float().sub_(127.5).div_(74.0), SIDE)
-
-
-def _enlarge(images: Tensor, side: int) -> Tensor:
-    times = side // images.shape[-1]
-    return images.repeat_interleave(times, -1).repeat_interleave(times, -2)

@@ -9,6 +9,7 @@ from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.references import find
 from distbelief.tasks.alexnet import alexnet
+from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
 from distbelief.tasks.svm import dense_svm, sparse_svm
@@ -19,6 +20,9 @@ BUILTINS: Mapping[str, Callable[..., Task]] = {
     "mnist": mnist,
     "mnist-lenet": mnist_lenet,
     "alexnet": alexnet,
+    "vgg16": vgg16,
+    "inception-v1": inception_v1,
+    "squeezenet": squeezenet,
     "sparse-svm": sparse_svm,
     "dense-svm": dense_svm,
 }

@@ -30,7 +30,24 @@ def tracer_of(task: Task) -> Tracer:
     return Tracer(task, task.train().batch(torch.arange(2)))
 
 
-IMAGES = {"mnist": (784,), "mnist-lenet": (1, 28, 28), "alexnet": (3, 224, 224)}
+IMAGES = {"mnist": (784,), "mnist-lenet": (1, 28, 28)}
+VGG = {224: (3, 64, 64), 112: (64, 128, 128), 56: (128, 256, 256, 256), 28: (256, 512, 512, 512), 14: (512,) * 4}
+"""Of the sides of its maps: how many there are, one convolution after the other."""
+INCEPTION = {
+    28: ((192, 64, 96, 128, 16, 32, 32), (256, 128, 128, 192, 32, 96, 64)),
+    14: (
+        (480, 192, 96, 208, 16, 48, 64),
+        (512, 160, 112, 224, 24, 64, 64),
+        (512, 128, 128, 256, 24, 64, 64),
+        (512, 112, 144, 288, 32, 64, 64),
+        (528, 256, 160, 320, 32, 128, 128),
+    ),
+    7: ((832, 256, 160, 320, 32, 128, 128), (832, 384, 192, 384, 48, 128, 128)),
+}
+"""Table 1 of the paper, by the sides of maps: each module's given, 1x1, 3x3 reduced, 3x3, 5x5 reduced, 5x5, pool."""
+FIRE = {54: ((96, 16, 64), (128, 16, 64), (128, 32, 128)),
+        27: ((256, 32, 128), (256, 48, 192), (384, 48, 192), (384, 64, 256)), 13: ((512, 64, 256),)}  # fmt: skip
+"""Of the sides of the maps: each module's given, squeezed and expanded twice."""
 
 
 @pytest.mark.parametrize(
@@ -45,8 +62,9 @@ IMAGES = {"mnist": (784,), "mnist-lenet": (1, 28, 28), "alexnet": (3, 224, 224)}
         (
             "alexnet",
             60_965_224,
+            # in each of two columns, half of the maps see half
             55 * 55 * 96 * 3 * 121
-            + 27 * 27 * 256 * 48 * 25  # in each of two columns, half of the maps see half
+            + 27 * 27 * 256 * 48 * 25
             + 13 * 13 * 9 * (384 * 256 + 384 * 192 + 256 * 192)
             + 9216 * 4096
             + 4096 * 4096
@@ -55,7 +73,7 @@ IMAGES = {"mnist": (784,), "mnist-lenet": (1, 28, 28), "alexnet": (3, 224, 224)}
     ],
 )
 def test_parameters_and_multiply_adds_are_those_counted_by_hand(name: str, parameters: int, multiply_adds: int) -> None:
-    sample = torch.zeros(2, *IMAGES[name]), torch.zeros(2, dtype=torch.int64)
+    sample = torch.zeros(2, *IMAGES.get(name, (3, 224, 224))), torch.zeros(2, dtype=torch.int64)
     layers = Tracer(BUILTINS[name](), sample).layers
     assert sum(layer.parameters for layer in layers) == parameters
     assert sum(layer.multiply_adds for layer in layers) == multiply_adds

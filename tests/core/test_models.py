@@ -1,10 +1,12 @@
 """The built-in models: their layers and parameters as they are counted by hand, and data that follow from a seed."""
 
+import itertools
+
 import pytest
 import torch
 
 from distbelief.tasks import as_data, resolve
-from distbelief.tasks.alexnet import CLASSES
+from distbelief.tasks.images import CLASSES
 
 PARAMETERS = {
     "alexnet": {
@@ -17,10 +19,23 @@ PARAMETERS = {
         "fc2": 4096 * (4096 + 1),
         "fc3": 1000 * (4096 + 1),
     },
+    "vgg16": {
+        **{
+            f"conv{block}_{number}": made * (9 * given + 1)
+            for block, widths in enumerate(
+                ([3, 64, 64], [64, 128, 128], [128, 256, 256, 256], [256, 512, 512, 512], [512, 512, 512, 512]), 1
+            )
+            for number, (given, made) in enumerate(itertools.pairwise(widths), 1)
+        },
+        "fc6": 4096 * (512 * 7 * 7 + 1),
+        "fc7": 4096 * (4096 + 1),
+        "fc8": 1000 * (4096 + 1),
+    },
 }
 """Of each task's model: the parameters of each of its modules that has some of its own."""
-TOTAL = {"alexnet": 60_965_224}
-SHAPES = {"alexnet": ((3, 224, 224), torch.float32)}
+TOTAL = {"alexnet": 60_965_224, "vgg16": 138_357_544, "inception-v1": 6_998_552, "squeezenet": 1_248_424}
+"""As they are published, of the last two with biases and without side classifiers."""
+SHAPES = dict.fromkeys(TOTAL, ((3, 224, 224), torch.float32))
 """What a sample is."""
 CROSSING = {"alexnet": {"pool2": 2 * 21_632, "pool5": 2 * 4_608, "fc1": 2 * 2_048, "fc2": 2 * 2_048, "fc3": 2 * 500}}
 """Numbers that a layer gives for a sample, where its two columns meet."""
@@ -32,7 +47,18 @@ def test_a_model_has_the_layers_and_parameters_that_are_counted_by_hand(name: st
         model = resolve(name).model()
     found = {layer: sum(p.numel() for p in module.parameters(recurse=False)) for layer, module in model.named_modules()}
     assert {layer: count for layer, count in found.items() if count} == PARAMETERS[name]
-    assert sum(PARAMETERS[name].values()) == TOTAL[name] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", TOTAL)
+def test_a_model_has_as_many_parameters_as_are_published_and_tells_its_classes_apart(name: str) -> None:
+    with torch.device("meta"):
+        model = resolve(name).model()
+        assert model(torch.zeros(2, *SHAPES[name][0])).shape == (2, CLASSES)
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == TOTAL[name]
+        == sum(PARAMETERS.get(name, {"": TOTAL[name]}).values())
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES)

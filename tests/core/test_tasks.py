@@ -286,7 +286,8 @@ def test_a_users_mistake_is_named(source: str, says: str) -> None:
         (
             "",
             None,
-            "unknown task ''; Known: alexnet, dense-svm, digits, mnist, mnist-lenet, module:function, sparse-svm",
+            "unknown task ''; Known: alexnet, dense-svm, digits, inception-v1, mnist, mnist-lenet, module:function, "
+            "sparse-svm, squeezenet, vgg16",
         ),
         ("absent_module:make", None, "No module named 'absent_module'"),
         (":make", None, "ValueError"),
