@@ -180,13 +180,20 @@ class Rewriter:
         flows = list(node.all_input_nodes)
         value = Value(node, cut=Cut(divided.gives, divided.edges) if divided.gives is not None else None)
         for home, part in enumerate(divided.parts):
-            if part is None:
-                continue
+            self._claim(node, home, part)
+        for home, part in enumerate(divided.parts):
             needs = dict(zip(flows, part.needs, strict=True)) if part.needs else {}
 
-            def bring(one: fx.Node, home: int = home, needs: Mapping[fx.Node, Indices | None] = needs) -> fx.Node:
+            def bring(
+                one: fx.Node,
+                home: int = home,
+                part: HomePart = part,
+                needs: Mapping[fx.Node, Indices | None] = needs,
+            ) -> fx.Node:
                 need = needs.get(one)
-                return self.range(self._values[one], home, need) if need else self.whole(self._values[one], home)
+                if need is None:
+                    return self.whole(self._values[one], home)
+                return self._padded(self._values[one], home, need, part.fill)
 
             args, kwargs = fx.map_arg((node.args, node.kwargs), bring)
             value.parts[home] = self._call(node, home, part, args, kwargs)
@@ -256,6 +263,17 @@ class Rewriter:
         kind = TransferKind.GATHER if value.cut else TransferKind.SUM
         brought = [self._transfer(part, home, kind) for part in value.parts.values()]
         return self._together(brought, home, value.cut, shape, kind, node.meta["path"])
+
+    def _padded(self, value: Value, home: int, need: Indices, fill: float) -> fx.Node:
+        shape = self._traced.shapes[value.node]
+        there = need.clipped(shape)
+        made = self.range(value, home, there)
+        if there == need:
+            return made
+        behind = len(shape.fixed) - 1 - need.dimension
+        pads = (*(0, 0) * behind, there.start - need.start, need.stop - there.stop)
+        added = self.split.graph.call_function(torch.nn.functional.pad, (made, pads, "constant", fill))
+        return self._known(added, home, value.node.meta["path"], need.of(shape))
 
     def range(self, value: Value, home: int, need: Indices) -> fx.Node:
         """Some indices of one dimension of a value, at a home."""
@@ -383,6 +401,14 @@ class Rewriter:
         self.split.holdings.setdefault(key, holding)
         names = dict(_tensors(layer, remove_duplicate=False))
         return key, [self._borrow(self._names[id(names[name])], home) for name in borrowed]
+
+    def _claim(self, node: fx.Node, home: int, part: HomePart) -> None:
+        """Give a home the tensors that a part is to hold there, before another borrows them."""
+        for name, indices in part.holds.items():
+            tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
+            if tensor is not None and self._is_held(first := self._names[id(tensor)]):
+                own = indices or Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
+                self._owns(first, Piece(own.dimension, own.start, own.stop, home))
 
     def _owns(self, name: str, piece: Piece) -> bool:
         """Whether a home has a piece of a tensor: it does if nobody else has any of it."""

@@ -39,6 +39,10 @@ class Indices:
         fixed = (*shape.fixed[:at], self.stop - self.start, *shape.fixed[at + 1 :])
         return replace(shape, fixed=fixed, growth=(*shape.growth[:at], 0, *shape.growth[at + 1 :]))
 
+    def clipped(self, shape: Shape) -> Indices:
+        """Those that a tensor of a shape has."""
+        return replace(self, start=max(self.start, 0), stop=min(self.stop, shape.fixed[self.dimension]))
+
     def common(self, other: Indices) -> Indices | None:
         """Those of both, if any; of the same dimension."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
@@ -79,7 +83,9 @@ class HomePart:
     """
 
     needs: tuple[Indices | None, ...] = ()
-    """Of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each."""
+    """Of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each. Indices
+    before the first or behind the last are padding.
+    """
     gives: Indices | None = None
     """Which indices of the whole result it gives; None where it gives a summand of it."""
     layer: nn.Module | None = None
@@ -88,6 +94,8 @@ class HomePart:
     """The tensors of the layer of which this home has some indices, or (None) the whole, by their names in it."""
     borrows: tuple[str, ...] = ()
     """Tensors of the layer that another home has, and that this one needs whole."""
+    fill: float = 0.0
+    """What stands where it needs indices before the first or behind the last."""
     call: Callable[..., Any] | None = None
     """The function that computes it, where it is not the node's own."""
 

@@ -21,7 +21,7 @@ class Split:
         UsageError: a way that is unknown; a home that is not there; fewer than two partitions.
 
     >>> Split("stages", partitions=2)
-    Split(ways='stages', partitions=2, modules=())
+    Split(ways='stages', partitions=2, chunks=0, modules=())
     >>> Split.parse("conv*=filters,fc*=neurons", 4).ways
     {'conv*': 'filters', 'fc*': 'neurons'}
     >>> Split({"encoder": 0, "decoder": 1}).of("encoder.layers.3")
@@ -34,13 +34,20 @@ class Split:
     """
     partitions: int = 2
     """2 or more."""
+    chunks: int = 0
+    """For `time`: in how many runs of steps a sequence is cut; 0 is four for each partition, or as many as there are
+    steps.
+    """
     modules: tuple[str, ...] = ()
     """For a model that cannot be traced: the modules that follow each other."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:
             raise UsageError(f"partitions={self.partitions}: a model is split over 2 to {MOST}")
-        for way in [self.ways] if isinstance(self.ways, str) else self.ways.values():
+        given = [self.ways] if isinstance(self.ways, str) else list(self.ways.values())
+        if self.chunks < 0 or (self.chunks and "time" not in given):
+            raise UsageError(f"chunks={self.chunks}: cuts the sequence of a split by time, in 1 chunk or more")
+        for way in given:
             if isinstance(way, str):
                 check_way(way)
             elif not 0 <= way < self.partitions:

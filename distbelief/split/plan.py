@@ -15,16 +15,20 @@ from distbelief.split.layers import Divided
 from distbelief.split.options import Split, fits
 from distbelief.split.registry import DIVIDING, LayerCall, rule_of, ways_of
 from distbelief.split.tracing import Traced
-from distbelief.split.ways import filters
+from distbelief.split.ways import filters, regions
+from distbelief.split.ways.branches import branches
 from distbelief.split.ways.following import follow
 from distbelief.split.ways.neurons import pairs
 from distbelief.split.ways.stages import stages
+from distbelief.split.ways.time import unrolled
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Placed = dict[fx.Node, int | Divided]
 
-RULES = (filters,)
-"""The files whose rules are known when one of them is asked for."""
+PLACERS = {"stages": stages, "branches": branches}
+"""The ways that say at which home each node is."""
+RULES = (filters, regions)
+"""Files whose layers are registered when they are imported."""
 
 
 def apply(
@@ -42,9 +46,10 @@ def apply(
     Raises:
         UsageError: the model cannot be split so: with the reason.
     """
-    rewriter = Rewriter(traced, split.partitions)
     _check_patterns(split, traced)
-    placed = _placed(split, traced, rewriter.nodes, work)
+    traced, placed = _unrolled(split, traced)
+    rewriter = Rewriter(traced, split.partitions)
+    placed |= _placed(split, traced, [node for node in rewriter.nodes if node not in placed], work)
     for node in rewriter.nodes:
         where = placed.get(node)
         if node.target is operator.getitem and node.args[0] not in traced.shapes:
@@ -67,6 +72,15 @@ def _check_patterns(split: Split, traced: Traced) -> None:
             raise unknown("module in the split, no name fits", pattern, known)
 
 
+def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
+    """The model with its recurrent stacks unrolled, where they are split by time."""
+    nodes = [node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "time"]
+    if not nodes:
+        return traced, {}
+    made, homes = unrolled(traced, nodes, split.partitions, split.chunks)
+    return made, {**homes}
+
+
 def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[str, float] | None) -> Placed:
     """Where what the user named is computed."""
     placed: Placed = {}
@@ -78,9 +92,9 @@ def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[st
         elif way is not None:
             named.setdefault(way, []).append(node)
     for way, own in named.items():
-        if way == "stages":
-            placed |= stages(traced, own, split.partitions, work)
-        else:
+        if way in PLACERS:
+            placed |= PLACERS[way](traced, own, split.partitions, work)
+        elif way != "time":
             placed |= _divided(split, traced, way, own)
     return placed
 
@@ -92,6 +106,7 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
     if way == "neurons":
         own = pairs(traced, [node for node in layers if rule_of(traced.layer(node), "columns")])
     found: Placed = {}
+    held = [0] * split.partitions
     for node in layers:
         chosen = own.get(node, way)
         if isinstance(chosen, int):
@@ -100,9 +115,12 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
         layer = traced.layer(node)
         rule = rule_of(layer, chosen)
         if rule is not None:
+            owner = min(range(split.partitions), key=lambda home: (held[home], home))
             takes = tuple(traced.shapes[one] for one in node.all_input_nodes)
-            call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions)
-            found[node] = rule(call)
+            call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions, owner)
+            divided = found[node] = rule(call)
+            if any(part.borrows for part in divided.parts):
+                held[owner] += sum(parameter.numel() for parameter in layer.parameters())
     if not found:
         paths = [str(node.target) for node in layers if any(True for _ in traced.layer(node).parameters())]
         able = {one for node in layers for one in ways_of(traced.layer(node))}

@@ -248,9 +248,7 @@ class _Builder:
 
 def _assign(layer: nn.Module, name: str, tensor: torch.Tensor) -> None:
     path, _, own = name.rpartition(".")
-    parent = layer.get_submodule(path)
-    held = parent._parameters if own in parent._parameters else parent._buffers
-    held[own] = tensor  # type: ignore[assignment]  # of the same kind as what was there
+    setattr(layer.get_submodule(path), own, tensor)
 
 
 def plain(layer: nn.Module) -> nn.Module:

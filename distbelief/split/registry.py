@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from distbelief.split.layers import Divided
     from distbelief.split.tidying import Shape
 
-PLACING = {"stages": "runs of consecutive layers, balanced by work"}
+PLACING = {
+    "stages": "runs of consecutive layers, balanced by work",
+    "branches": "the paths between a fork and where they join",
+    "time": "the layers of a recurrent stack, over chunks of the sequence",
+}
 """The ways that say at which home each node is."""
 DIVIDING = {
     "neurons": "fully connected layers by neurons, two at a time: columns, then rows",
     "columns": "fully connected layers by what they give",
     "rows": "fully connected layers by what they take",
     "filters": "convolutions by filters",
+    "regions": "convolutions and pooling by rows of the image",
     "groups": "convolutions by groups, or filters where they have none; fully connected layers by columns",
 }
 """The ways that divide each layer over all homes."""
@@ -36,6 +41,8 @@ class LayerCall:
     """Of each tensor that it takes."""
     gives: Shape
     homes: int
+    owner: int
+    """The home to which tensors go that are not divided: the one that has the least."""
 
     def refuse(self, what: str, most: int) -> UsageError:
         """The error of a layer that has fewer of something than there are homes."""

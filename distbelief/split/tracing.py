@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError, unknown
 from distbelief.split.observing import observe
+from distbelief.split.registry import ways_of
 from distbelief.split.tidying import Shape, tidy
 
 
@@ -116,7 +117,11 @@ class _Tracer(fx.Tracer):
         self.within: list[str] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self._leaves or super().is_leaf_module(m, module_qualified_name)
+        return (
+            module_qualified_name in self._leaves
+            or bool(ways_of(m))
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

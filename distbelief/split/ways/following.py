@@ -13,8 +13,10 @@ import torch
 from torch import fx, nn
 
 from distbelief.split.layers import Cut, Divided, HomePart, Indices, draws
+from distbelief.split.registry import LayerCall
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
+from distbelief.split.ways.regions import ROWS, pooled
 
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
@@ -73,6 +75,9 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
     gives = traced.shapes[node]
     if is_elementwise(traced, node):
         return _elementwise(traced, node, cut, takes, gives)
+    if len(takes) == 1 and cut.dimension == ROWS and node.op == "call_module":
+        homes = len(cut.edges) - 1
+        return pooled(LayerCall(traced.layer(node), node.meta["path"], (takes[0],), gives, homes, 0))
     if len(takes) != 1 or cut.dimension != 1:
         return None
     if _is(traced, node, _POOLING, _POOLING_FUNCTIONS):

@@ -43,7 +43,7 @@ def stages(
             f"--partitions {partitions}: there are {len(units)} layers with parameters to make stages of; name at most "
             f"{len(units)}"
         )
-    cost = [sum(_work(traced, node, work) for node in unit) for unit in units]
+    cost = [sum(work_of(traced, node, work) for node in unit) for unit in units]
     bounds = _balanced(cost, _crossing(traced, units), partitions)
     return {
         node: home for home, (start, stop) in enumerate(pairwise(bounds)) for unit in units[start:stop] for node in unit
@@ -58,7 +58,8 @@ def _has_parameters(traced: Traced, node: fx.Node) -> bool:
     return any(one.op == "get_attr" for one in node.all_input_nodes)
 
 
-def _work(traced: Traced, node: fx.Node, work: Mapping[str, float] | None) -> float:
+def work_of(traced: Traced, node: fx.Node, work: Mapping[str, float] | None) -> float:
+    """What a node costs: as it is given, or its operations and what it touches, for one sample more or less."""
     if work is not None:
         return work.get(node.meta["path"], 0.0) if node.op == "call_module" else 0.0
     shape = traced.shapes.get(node)

@@ -1,0 +1,96 @@
+"""Branches: what lies side by side between a fork and a join, shared out among the homes by work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from distbelief.errors import UsageError
+from distbelief.split.tracing import Traced
+from distbelief.split.ways.stages import work_of
+
+
+def branches(
+    traced: Traced, nodes: Sequence[fx.Node], partitions: int, work: Mapping[str, float] | None = None
+) -> dict[fx.Node, int]:
+    """The home of each node: of each fork, the largest branch goes to the home with the least work, and so on.
+
+    What lies on no branch is at home 0. Two calls of one module may be at two homes: one has its tensors and sends
+    them.
+
+    Args:
+        traced: the model.
+        nodes: those to place, in order.
+        partitions: how many homes.
+        work: by a module's path, what it costs; floating-point operations where it is None.
+
+    Raises:
+        UsageError: no fork has as many branches with work as there are partitions.
+    """
+    inside = set(nodes)
+    found: dict[fx.Node, int] = dict.fromkeys(nodes, 0)
+    widest = 1
+    for paths in _forks(nodes, inside):
+        cost = [sum(work_of(traced, node, work) for node in path) for path in paths]
+        load = [0.0] * partitions
+        for number in sorted(range(len(paths)), key=lambda one: (-cost[one], one)):
+            home = min(range(partitions), key=lambda one: (load[one], one))
+            load[home] += cost[number]
+            found |= dict.fromkeys(paths[number], home)
+        widest = max(widest, sum(one > 0 for one in cost))
+    if widest < partitions:
+        raise UsageError(
+            f"--partitions {partitions}: the widest fork has {widest} branch{'es' * (widest > 1)}; split over "
+            "fewer, or another way"
+        )
+    return found
+
+
+def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:
+    """Of each fork on the way through, the paths between it and where they have all joined."""
+    order = {node: number for number, node in enumerate(nodes)}
+    last = len(nodes)
+    joins: dict[int, int] = {last: last}  # by a node's number, the next node that every path from it goes through
+    for number in reversed(range(last)):
+        after = {order.get(user, last) for user in nodes[number].users} or {last}
+        joins[number] = _common(after, joins)
+    starts = {number for number, node in enumerate(nodes) if not inside & set(node.all_input_nodes)}
+    at, end = -1, _common(starts, joins)
+    found: list[list[list[fx.Node]]] = []
+    while at < last:
+        paths = _components(list(nodes[at + 1 : end]), inside)
+        if len(paths) > 1:
+            found.append(paths)
+        if end >= last:
+            break
+        at, end = end, joins[end]
+    return found
+
+
+def _common(numbers: set[int], joins: Mapping[int, int]) -> int:
+    """The first node that every path from some nodes goes through; the nodes themselves count."""
+    open_yet = set(numbers)
+    while len(open_yet) > 1:
+        first = min(open_yet)
+        open_yet.remove(first)
+        open_yet.add(joins[first])
+    return open_yet.pop()
+
+
+def _components(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[fx.Node]]:
+    """Nodes that hang together, in order."""
+    group: dict[fx.Node, list[fx.Node]] = {}
+    among = set(nodes) & inside
+    for node in nodes:
+        joined = [node]
+        for one in node.all_input_nodes:
+            if one in among and group[one] is not joined:
+                joined = _merged(group[one], joined)
+        for one in joined:
+            group[one] = joined
+    return list({id(one): one for one in group.values()}.values())
+
+
+def _merged(one: list[fx.Node], other: list[fx.Node]) -> list[fx.Node]:
+    return [*one, *(node for node in other if node not in one)]

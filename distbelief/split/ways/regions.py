@@ -1,0 +1,89 @@
+"""Regions: convolutions and pooling by the rows of what they give; a region takes a border from its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from distbelief.errors import UsageError
+from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+from distbelief.split.registry import LayerCall, register
+
+ROWS = 2
+"""The dimension of the rows of images: samples, channels, rows, columns."""
+
+
+def regions(call: LayerCall) -> Divided:
+    """Each home has some rows of what a convolution gives; its filters are one home's, and sent to the others.
+
+    Raises:
+        UsageError: there are fewer rows than homes, or a padding that is not of zeros.
+    """
+    layer = call.layer
+    assert isinstance(layer, nn.Conv2d)
+    if layer.padding_mode != "zeros":
+        raise UsageError(f"{call.path}: padding_mode={layer.padding_mode!r} looks around the image; regions need zeros")
+    before, aside = _padding(layer, call.path)
+    parts = []
+    names = [name for name, _ in layer.named_parameters()]
+    for home, bounds, need in _windows(call, layer.kernel_size[0], layer.stride[0], before, layer.dilation[0]):
+        holds: dict[str, Indices | None] = dict.fromkeys(names)
+        made = part_of(layer, holds, padding=(0, aside))
+        own = home == call.owner
+        parts.append(HomePart((need,), bounds, made, holds if own else {}, borrows=() if own else tuple(names)))
+    return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.homes))
+
+
+def pooled(call: LayerCall) -> Divided | None:
+    """Each home has some rows of what pooling gives; None where windows are not all alike."""
+    layer = call.layer
+    if not isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
+        return None
+    size, step, before = (_first(one) for one in (layer.kernel_size, layer.stride, layer.padding))
+    spread = _first(layer.dilation) if isinstance(layer, nn.MaxPool2d) else 1
+    aside = layer.padding if isinstance(layer.padding, int) else layer.padding[1]
+    if isinstance(layer, nn.AvgPool2d) and (before and not layer.count_include_pad):
+        return None
+    if layer.ceil_mode or call.gives.fixed[ROWS] < call.homes:
+        return None
+    fill = float("-inf") if isinstance(layer, nn.MaxPool2d) else 0.0
+    parts = [
+        HomePart((need,), bounds, part_of(layer, {}, padding=(0, aside)), fill=fill)
+        for _, bounds, need in _windows(call, size, step, before, spread)
+    ]
+    return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.homes))
+
+
+def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) -> Sequence[tuple[int, Indices, Indices]]:
+    """Of each home, the rows that it gives, and those that it needs: rows outside the image are padding."""
+    rows = call.gives.fixed[ROWS]
+    if rows < call.homes:
+        raise call.refuse("rows", rows)
+    found = []
+    for home, (start, stop) in enumerate(pairwise(edges(rows, call.homes))):
+        need = Indices(ROWS, start * step - before, (stop - 1) * step - before + (size - 1) * spread + 1)
+        found.append((home, Indices(ROWS, start, stop), need))
+    return found
+
+
+def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:
+    """Rows of padding above, and columns on either side."""
+    if layer.padding == "valid":
+        return 0, 0
+    if isinstance(layer.padding, str):
+        above, aside = ((size - 1) * spread for size, spread in zip(layer.kernel_size, layer.dilation, strict=True))
+        if aside % 2:
+            raise UsageError(f"{path}: padding='same' of an even kernel is not alike on both sides; name the padding")
+        return above // 2, aside // 2
+    above, aside = layer.padding[0], layer.padding[1]
+    return above, aside
+
+
+def _first(value: Any) -> int:
+    return int(value if isinstance(value, int) else value[0])
+
+
+register(nn.Conv2d, "regions", regions)

@@ -1,0 +1,193 @@
+"""Time: a stack of recurrent layers, each at a home, over chunks of the sequence: while one layer computes a chunk, the
+layer below it computes the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from distbelief.errors import UsageError
+from distbelief.split.layers import Indices, edges
+from distbelief.split.tidying import Shape
+from distbelief.split.tracing import Traced
+
+RECURRENT = (nn.GRU, nn.LSTM, nn.RNN)
+CHUNKS = 4
+"""Chunks for each partition, where none are named."""
+
+
+def unrolled(
+    traced: Traced, nodes: Sequence[fx.Node], partitions: int, chunks: int
+) -> tuple[Traced, dict[fx.Node, int]]:
+    """The model with a node for each recurrent layer and chunk, and the homes of those nodes.
+
+    Args:
+        traced: the model.
+        nodes: in which to look for recurrent stacks.
+        partitions: how many homes; each has some layers of a stack, one after the other.
+        chunks: in how many runs of steps a sequence is cut; 0 for `CHUNKS` for each home.
+
+    Raises:
+        UsageError: there is no such stack, one that runs both ways, or one of fewer layers than homes, or a sequence of
+            fewer steps than chunks.
+    """
+    stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
+    if not stacks:
+        raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
+    made = _Unrolling(traced, partitions, chunks)
+    for node in traced.graph.nodes:
+        made.take(node, node in stacks)
+    made.drop_unused()
+    return replace(traced, model=made.model, graph=made.graph, shapes=made.shapes), made.homes
+
+
+class _Unrolling:
+    def __init__(self, traced: Traced, partitions: int, chunks: int) -> None:
+        self.graph = fx.Graph()
+        self.shapes: dict[fx.Node, Shape] = {}
+        self.homes: dict[fx.Node, int] = {}
+        self.model = copy.copy(traced.model)
+        vars(self.model)["_modules"] = dict(traced.model._modules)
+        self._traced, self._partitions, self._chunks = traced, partitions, chunks
+        self._new: dict[fx.Node, Any] = {}
+
+    def take(self, node: fx.Node, unroll: bool) -> None:
+        """Copy a node, or unroll it."""
+        parent = node.args[0] if node.target is operator.getitem and node.args else None
+        if isinstance(parent, fx.Node) and isinstance(held := self._new.get(parent), tuple):
+            number = node.args[1]
+            assert isinstance(number, int)
+            self._new[node] = held[number]
+        elif unroll:
+            self._new[node] = self._unrolled(node)
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._new.__getitem__)
+            made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+            made.meta = dict(node.meta)
+            self._new[node] = made
+            if node in self._traced.shapes:
+                self.shapes[made] = self._traced.shapes[node]
+
+    def drop_unused(self) -> None:
+        """Leave out what was put together and nobody takes: states, mostly."""
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and node.target in (torch.cat, torch.narrow, operator.getitem):
+                self.graph.erase_node(node)
+
+    def _unrolled(self, node: fx.Node) -> Any:
+        stack, path = self._traced.layer(node), str(node.target)
+        assert isinstance(stack, nn.RNNBase)
+        self._check(stack, path)
+        args: Any = fx.map_arg(node.args, self._new.__getitem__)
+        sequence, state = args[0], args[1] if len(args) > 1 else None
+        dimension = 1 if stack.batch_first and len(self.shapes[sequence].fixed) == 3 else 0
+        steps = self.shapes[sequence].fixed[dimension]
+        chunks = self._chunks or min(steps, CHUNKS * self._partitions)
+        if steps < chunks or self.shapes[sequence].growth[dimension]:
+            raise UsageError(f"--chunks {self._chunks}: a sequence of {path} has {steps} steps; name at most {steps}")
+        bounds = edges(steps, chunks)
+        homes = self._homes_of(stack.num_layers, path)
+        layers = [self._layer(stack, path, number) for number in range(stack.num_layers)]
+        states = [self._first(state, number, path) for number in range(stack.num_layers)]
+        outputs: list[fx.Node] = []
+        for start, stop in pairwise(bounds):
+            flow = self._call(
+                torch.narrow, (sequence, dimension, start, stop - start), path,
+                Indices(dimension, start, stop).of(self.shapes[sequence]),
+            )  # fmt: skip
+            for number, name in enumerate(layers):
+                flow, states[number] = self._step(node, name, flow, states[number], stack, homes[number])
+            outputs.append(flow)
+        whole = replace(self.shapes[outputs[0]], fixed=self._side(outputs[0], dimension, steps))
+        output = self._call(torch.cat, (outputs, dimension), path, whole, homes[-1])
+        return output, self._last(states, path, homes[-1])
+
+    def _side(self, node: fx.Node, dimension: int, to: int) -> tuple[int, ...]:
+        fixed = self.shapes[node].fixed
+        return (*fixed[:dimension], to, *fixed[dimension + 1 :])
+
+    def _check(self, stack: nn.RNNBase, path: str) -> None:
+        if stack.bidirectional:
+            raise UsageError(f"{path} runs both ways through its sequence: it cannot be pipelined over time")
+        if stack.dropout and stack.training:
+            raise UsageError(f"{path} has dropout={stack.dropout} inside: put nn.Dropout between stacks instead")
+        if stack.proj_size:
+            raise UsageError(f"{path} has proj_size={stack.proj_size}: it cannot be pipelined over time")
+
+    def _homes_of(self, count: int, path: str) -> list[int]:
+        if count < self._partitions:
+            raise UsageError(
+                f"--partitions {self._partitions}: {path} has {count} layers; split it over at most {count}, or "
+                "another way"
+            )
+        return [home for home, (a, b) in enumerate(pairwise(edges(count, self._partitions))) for _ in range(a, b)]
+
+    def _layer(self, stack: nn.RNNBase, path: str, number: int) -> str:
+        """One layer of a stack, on the stack's own tensors, as a module of the model."""
+        assert isinstance(stack, RECURRENT)
+        takes = stack.input_size if number == 0 else stack.hidden_size
+        kind = {"nonlinearity": stack.nonlinearity} if isinstance(stack, nn.RNN) else {}
+        make: Any = type(stack)
+        made = make(
+            takes, stack.hidden_size, bias=stack.bias, batch_first=stack.batch_first, device="meta", **kind
+        ).train(stack.training)
+        for name in list(made._parameters):
+            setattr(made, name, getattr(stack, f"{name.removesuffix('0')}{number}"))
+        target = f"{path.replace('.', '_')}_layer_{number}"
+        self.model._modules[target] = made
+        return target
+
+    def _first(self, state: Any, number: int, path: str) -> Any:
+        """A layer's own part of the state that the whole stack begins with."""
+        if isinstance(state, tuple):
+            return tuple(self._first(one, number, path) for one in state)
+        if state is None:
+            return None
+        shape = Indices(0, number, number + 1).of(self.shapes[state])
+        return self._call(torch.narrow, (state, 0, number, 1), path, shape)
+
+    def _step(
+        self, node: fx.Node, name: str, flow: fx.Node, state: Any, stack: nn.RNNBase, home: int
+    ) -> tuple[fx.Node, Any]:
+        """One layer over one chunk."""
+        made = self.graph.call_module(name, (flow,) if state is None else (flow, state))
+        made.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers)
+        self.homes[made] = home
+        taken = self.shapes[flow]
+        gives = replace(taken, fixed=(*taken.fixed[:-1], stack.hidden_size), differentiable=True)
+        output = self._call(operator.getitem, (made, 0), made.meta["path"], gives, home)
+        batch = [(taken.fixed[at], taken.growth[at]) for at in range(len(taken.fixed) - 1)]
+        if len(batch) == 2:
+            batch = [(1, 0), batch[0] if stack.batch_first else batch[1], (stack.hidden_size, 0)]
+        else:
+            batch = [(1, 0), (stack.hidden_size, 0)]
+        held = replace(gives, fixed=tuple(one for one, _ in batch), growth=tuple(more for _, more in batch))
+        if not isinstance(stack, nn.LSTM):
+            return output, self._call(operator.getitem, (made, 1), made.meta["path"], held, home)
+        both = self._call(operator.getitem, (made, 1), made.meta["path"], None, home)
+        return output, tuple(self._call(operator.getitem, (both, one), made.meta["path"], held, home) for one in (0, 1))
+
+    def _last(self, states: Sequence[Any], path: str, home: int) -> Any:
+        if isinstance(states[0], tuple):
+            return tuple(self._last([one[number] for one in states], path, home) for number in (0, 1))
+        shape = replace(self.shapes[states[0]], fixed=self._side(states[0], 0, len(states)))
+        return self._call(torch.cat, (list(states), 0), path, shape)
+
+    def _call(
+        self, function: Any, args: tuple[Any, ...], path: str, shape: Shape | None, home: int | None = None
+    ) -> fx.Node:
+        made = self.graph.call_function(function, args)
+        made.meta.update(path=path, flops=0)
+        if shape is not None:
+            self.shapes[made] = shape
+        if home is not None:
+            self.homes[made] = home
+        return made

@@ -1,0 +1,199 @@
+"""Branches, regions and time: equal to the whole model, and only what must cross does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from splitting import check_equal, play_split
+from torch import nn
+
+from distbelief.errors import UsageError
+from distbelief.split.options import Split
+from distbelief.split.play import Pass
+
+
+class Inception(nn.Module):
+    """Two modules of four paths each, one with a fork inside, and a pool between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3)
+        self.blocks = nn.ModuleList([Block(6), Block(16)])
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.stem(x))
+        for block in self.blocks:
+            h = F.max_pool2d(block(h), 2)
+        return self.head(h.mean((2, 3)))
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(channels, 4, 1)
+        self.three = nn.Sequential(nn.Conv2d(channels, 3, 1), nn.ReLU(inplace=True), nn.Conv2d(3, 4, 3, padding=1))
+        self.five = nn.Sequential(nn.Conv2d(channels, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 5, padding=2))
+        self.pooled = nn.Conv2d(channels, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = self.one(x)
+        aside = torch.sigmoid(one) + one
+        return torch.cat([aside, self.three(x), self.five(x), self.pooled(F.max_pool2d(x, 3, 1, 1))], 1)
+
+
+class Siamese(nn.Module):
+    """Two calls of one tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        one, other = pair
+        return self.tower(one), self.tower(other)
+
+
+class Towers(Siamese):
+    """The same with a head of its own on one side, so that both homes have something to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        one, other = super().forward(pair)
+        return (one - self.head(other)).pow(2).sum(1)
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+def test_branches_are_the_whole_model(homes):
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 1, 14, 14, dtype=torch.float64), torch.randint(0, 10, (3,))
+    played = check_equal(Inception().double(), (x,), y, Split("branches", homes))
+    assert all(list(program.module.parameters()) for program in played.programs)
+
+
+def test_towers_with_shared_weights_have_one_owner_and_a_message_each_way():
+    torch.manual_seed(0)
+    pair = torch.randn(5, 12, dtype=torch.float64), torch.randn(5, 12, dtype=torch.float64)
+    model, targets = Towers().double(), torch.rand(5, dtype=torch.float64)
+    played = check_equal(model, (pair,), targets, Split("branches", 2), loss=F.mse_loss)
+    tensors = [one for one in played.gave if one.transfer.kind.value == "tensor"]
+    assert sorted(one.direction.value for one in tensors) == ["backward"] * 4 + ["forward"] * 4
+    owners = {program.home for program in played.programs for name in program.pieces if name.startswith("tower")}
+    assert len(owners) == 1
+
+
+def test_more_partitions_than_branches_are_refused():
+    x = torch.zeros(2, 1, 14, 14)
+    with pytest.raises(UsageError, match="--partitions 5: the widest fork has 4 branches"):
+        play_split(Inception(), (x,), torch.zeros(2, dtype=torch.int64), Split("branches", 5))
+
+
+class Images(nn.Module):
+    """Convolutions of many shapes on one another, a skip over cut rows, pooling, and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 5, padding=2)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding="same", dilation=2)
+        self.pool = nn.MaxPool2d(3, 2, padding=1)
+        self.conv3 = nn.Conv2d(4, 6, 7, stride=2, padding=3, groups=2, bias=False)
+        self.mean = nn.AvgPool2d(2)
+        self.fc = nn.Linear(6 * 5 * 5, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.conv1(x))
+        h = self.pool(torch.tanh(self.conv2(h)) + h)
+        return self.fc(torch.flatten(self.mean(self.conv3(h)), 1))
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+def test_regions_are_the_whole_model(homes):
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 1, 40, 33, dtype=torch.float64), torch.randint(0, 10, (3,))
+    model = Images().double()
+    model.fc = nn.Linear(6 * 5 * 4, 10).double()
+    check_equal(model, (x,), y, Split({"conv*": "regions", "fc": homes - 1}, homes), traced_with=(x[:1],))
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize(("kernel", "stride", "rows"), [(3, 1, 2), (5, 1, 4), (7, 2, 5), (11, 4, 7)])
+def test_the_halo_of_a_convolution_is_what_was_counted(kernel, stride, rows, homes):
+    """The rows that cross a cut, where the input lies in equal parts and regions follow what is given."""
+    size = stride * 12 * homes
+    before = [nn.Conv2d(1 if number == 0 else 2, 2, 1) for number in range(homes - 1)]
+    last = nn.Conv2d(2, 3, kernel, stride, padding=(kernel - stride + 1) // 2)
+    model = nn.Sequential(*before, last).double()
+    x = torch.randn(2, 1, size, 9, dtype=torch.float64)
+    targets = torch.zeros_like(model(x))
+    played = check_equal(model, (x,), targets, Split("regions", homes), loss=F.mse_loss)
+    halos = [
+        one.tensor.numel() // (2 * 2 * 9)
+        for one in played.gave
+        if one.transfer.kind.value == "halo" and one.direction is Pass.FORWARD
+    ]
+    assert sum(halos) == rows * (homes - 1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], layers: int, batch_first: bool, state: bool = False) -> None:
+        super().__init__()
+        self.rnn = kind(5, 6, layers, batch_first=batch_first)
+        self.head = nn.Linear(6, 10)
+        self.batch_first, self.state = batch_first, state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if self.batch_first else x.transpose(0, 1)
+        if not self.state:
+            output, _ = self.rnn(x)
+            return self.head(output[:, -1] if self.batch_first else output[-1])
+        begin = torch.zeros(self.rnn.num_layers, x.size(0 if self.batch_first else 1), 6, dtype=x.dtype)
+        _, last = self.rnn(x, begin)
+        return self.head(last.sum(0))
+
+
+@pytest.mark.parametrize("homes", [2, 3])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_time_is_the_whole_model(kind, homes, batch_first):
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))
+    model = Recurrent(kind, 3, batch_first).double()
+    played = check_equal(model, (x,), y, Split("time", homes, chunks=4), traced_with=(x[:2],))
+    forward = [one.transfer for one in played.gave if one.direction is Pass.FORWARD]
+    assert len(forward) == 4 * (homes - 1)  # each chunk goes up once, and no state crosses
+    assert all(one.target == one.source + 1 for one in forward)
+
+
+def test_a_state_that_is_given_and_one_that_is_used():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))
+    check_equal(Recurrent(nn.GRU, 2, True, state=True).double(), (x,), y, Split("time", 2))
+
+
+def test_while_one_layer_computes_a_chunk_the_one_below_computes_the_next():
+    x, y = torch.zeros(4, 8, 5), torch.zeros(4, dtype=torch.int64)
+    played = play_split(Recurrent(nn.GRU, 2, True), (x,), y, Split("time", 2, chunks=4))
+    first, second = played.programs
+    assert [len(segment.gives[0].transfers) for segment in first.segments] == [1, 1, 1, 1]
+    assert len(second.segments) >= 4
+
+
+REFUSED = [
+    (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 3), "--partitions 3: rnn has 2 layers"),
+    (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 2, chunks=9), "a sequence of rnn has 8 steps"),
+    (nn.Sequential(nn.Linear(5, 5)), (4, 5), Split("time", 2), "there is no nn.GRU, nn.LSTM or nn.RNN"),
+    (Images(), (2, 1, 40, 40), Split({"conv*": "regions", "fc": 1}, 11), "conv3 has 10 rows; split it over at most 10"),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "split", "told"), REFUSED)
+def test_a_split_that_cannot_be_is_refused(model, shape, split, told):
+    with pytest.raises(UsageError, match=told):
+        play_split(model, (torch.zeros(shape),), torch.zeros(shape[0], dtype=torch.int64), split)
+
+
+def test_chunks_are_of_a_split_by_time():
+    with pytest.raises(UsageError, match="chunks=3: cuts the sequence of a split by time"):
+        Split("stages", 2, chunks=3)
