@@ -10,6 +10,7 @@ TLS = "Between machines every link is TLS 1.3"
 KEYS = "The job's keys are in memory only"
 STRANGERS = "A slow or silent stranger is dropped after 5 s"
 TICKET = "Who joins a job has shown its ticket"
+IMPORTS = "Nothing that is sent or read has a module imported"
 LOCK = "A lock whose holder dies is free at once"
 HOOK = "A script with DDP and `comm_hook`"
 
@@ -20,6 +21,7 @@ SILENCES = (
 TLS_TESTS = "tests/processes/test_tls.py::"
 LINKS = "tests/processes/test_transports.py::"
 VIRTUAL = "tests/machines/test_virtual.py::"
+JOIN = "tests/processes/test_join.py::"
 JOIN_SERVER = "tests/processes/test_join_server.py::"
 ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
@@ -283,6 +285,20 @@ MUTANTS = [
             TLS_TESTS + "test_of_strangers_in_their_handshakes_there_are_at_most_64",
         ),
         seconds=70,
+    ),
+    Mutant(
+        "a-ticket-has-the-jobs-strategy-imported",
+        IMPORTS,
+        "places/join/join_server.py",
+        "    if strategy == named or (strategy in STRATEGIES and not named):\n",
+        "    if not named:\n"
+        "        from distbelief.strategies import find\n\n"
+        "        find(strategy)\n"
+        "    if strategy == named or not named:\n",
+        (
+            JOIN + "test_a_guest_names_the_jobs_strategy_where_it_is_of_nobody_here",
+            JOIN + "test_a_guest_names_a_strategy_from_outside_the_package_and_a_ticket_imports_nothing",
+        ),
     ),
     Mutant(
         "any-secret-lets-a-guest-in",
