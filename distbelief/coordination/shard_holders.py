@@ -30,7 +30,7 @@ class ShardHolders:
             initialising.Ready: partial(self._ready, job),
             mirroring.Stands: lambda sender, event: job.standbys.stands(sender, event.life),
             mirroring.Mirrored: lambda sender, event: job.standbys.mirrored(sender, event.life),
-            mirroring.Bereft: lambda sender, event: job.standbys.bereft(sender, event.life),
+            mirroring.StandbyLost: lambda sender, event: job.standbys.unreachable(sender, event.life),
         }
 
     def roles(self, job: Coordinator) -> list[str]:

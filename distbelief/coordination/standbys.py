@@ -114,7 +114,7 @@ class Standbys:
             *self._vacant(role, self._places[role].incarnation),
         ]
 
-    def bereft(self, shard: str, life: int) -> list[Effect]:
+    def unreachable(self, shard: str, life: int) -> list[Effect]:
         """A shard's link to a life of its standby is gone."""
         return self.lost(roles.standby_of(shard), life, f"{shard} cannot reach it") or [
             Send(shard, mirroring.Unmirrored(life))

@@ -255,11 +255,3 @@ class BoundedPolicy(_Members):
     def _rise(self) -> None:
         if self.members:
             self.floor = max(self.floor, min(self.members.values()))
-
-
-class Stage(Policy):
-    """In batches: parameters are fetched for an evaluation, once it has begun; `floor` is its number."""
-
-    def fetch(self, who: str, tick: int) -> Verdict:
-        """Hold the fetch for an evaluation that is still to come."""
-        return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")

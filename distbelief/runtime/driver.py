@@ -119,11 +119,11 @@ class Driver:
         """Have a role say something that no story or machine of its says."""
         self._players[role].send(to, message)
 
-    def despair(self, role: str) -> None:
+    def end_wait(self, role: str) -> None:
         """Have a role wait no longer for a coordinator that does not come again."""
         player = self._players.get(role)
         if player is not None and player.caller is not None:
-            player.caller.despair()
+            player.caller.end_wait()
 
     def away_since(self, role: str) -> float | None:
         """Since when a role waits for the coordinator to come again; None where it does not."""

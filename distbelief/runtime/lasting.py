@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
-from distbelief.core import memory, wire
+from distbelief.core import wire
 from distbelief.core.conversations.linking import Resume, Resumed
 from distbelief.core.effects import Arrival, Machine, Payload, Wake
 from distbelief.core.events import Event, Lost, Woke
 from distbelief.core.messages import Message
 from distbelief.core.roles import COORDINATOR, STORE
-from distbelief.core.session import Session
 from distbelief.errors import JobFailed, RemoteProtocolError
 from distbelief.record.journal import Journal, JournalEntry
 from distbelief.runtime.clock import Clock
+from distbelief.runtime.machine_memory import recall, remember
+from distbelief.runtime.session import Session
 from distbelief.transport.base import Endpoint
 
 SEEK_SECONDS = 0.1
@@ -98,7 +99,7 @@ class Caller:
         self._session.heard += 1
         return True
 
-    def despair(self) -> None:
+    def end_wait(self) -> None:
         """It does not come again."""
         self._last = True
         if self.waits:
@@ -238,12 +239,12 @@ class LastingHost:
             for role, (life, one) in self._sessions.items()
         ]
         return msgspec.msgpack.encode(
-            [memory.remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes]
+            [remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes]
         )
 
     def _recall(self, held: bytes) -> None:
         machine, sessions, self._over, self.records, wakes = msgspec.msgpack.decode(held)
-        memory.recall(machine, self._kinds, self._machine)
+        recall(machine, self._kinds, self._machine)
         for role, life, heard, said, kept in sessions:
             session = self._session(role, life)
             session.heard, session.said = heard, said

@@ -474,7 +474,7 @@ class Shard:
             and self._mirror.place is not None
             and event.incarnation in (-1, self._mirror.place.incarnation)
         ):
-            return [Send(roles.COORDINATOR, mirroring.Bereft(self._mirror.place.incarnation))]
+            return [Send(roles.COORDINATOR, mirroring.StandbyLost(self._mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     def _description(self) -> checkpointing.Description:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from distbelief.core.conversations.checkpointing import Go
 from distbelief.core.events import Lost, Saved, Woke
-from distbelief.core.memory import recall, remember
 from distbelief.core.messages import Address, Version
 from distbelief.core.outcomes import Cause
-from distbelief.core.session import Session
 from distbelief.core.timers import DoubtOver, HoldOver
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
 from distbelief.record.journal import Journal, JournalEntry
+from distbelief.runtime.machine_memory import recall, remember
+from distbelief.runtime.session import Session
 
 
 class Part:

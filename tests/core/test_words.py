@@ -8,11 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GIVEN_UP = {
-    "bundle", "bundles", "conductor", "course", "gate", "knock", "knocking", "lie", "pace", "ration", "rations",
-    "sitting", "sorry", "muster", "reception", "stroke", "weather", "witness",
+    "bereft", "bundle", "bundles", "conductor", "course", "despair", "errand", "errands", "gate", "knock", "knocking",
+    "lie", "pace", "ration", "rations", "sitting", "sorry", "muster", "reception", "stroke", "weather", "witness",
 }  # fmt: skip
-"""Work units, a strategy's coordinator, generation or workload; join server, request and refusal; a mapping's layout,
-compute model, round batches, attempt, locked step, network model, accounting."""
+"""Standby lost, work units, a strategy's coordinator, generation or workload, end of a wait, requests; join
+server, request and refusal; a mapping's layout, compute model, round batches, attempt, locked step, network model,
+accounting."""
 SOURCES = {path: path.read_text() for path in sorted((ROOT / "distbelief").rglob("*.py"))}
 
 

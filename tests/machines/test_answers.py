@@ -43,7 +43,7 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
 }
 DEAF = {
     "sandblaster": {dealing.Progress},
-    "of a mapping": {membership.Here, initialising.Ready, mirroring.Stands, mirroring.Mirrored, mirroring.Bereft},
+    "of a mapping": {membership.Here, initialising.Ready, mirroring.Stands, mirroring.Mirrored, mirroring.StandbyLost},
     "shard in batches": {pushing.Push},
 }
 """What a table lets a machine hear that is for others of its kind."""

@@ -159,9 +159,9 @@ def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleN
 def test_a_round_waits_for_the_slowest_and_not_for_the_dead(plain: SimpleNamespace) -> None:
     slow = ComputeModel(spread="constant", slow={1: 50.0})
     waiting, _ = play(plain, Synchronous(3, 2), Simulated(compute=slow))
-    bereft, accounting = play(plain, Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
-    assert waiting.outcome == bereft.outcome == "done"
-    assert bereft.simulation.clock.now() < waiting.simulation.clock.now() / 2
+    without_it, accounting = play(plain, Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
+    assert waiting.outcome == without_it.outcome == "done"
+    assert without_it.simulation.clock.now() < waiting.simulation.clock.now() / 2
     assert any(len(group) == 2 for group in accounting.groups["shard 0"].values())
 
 

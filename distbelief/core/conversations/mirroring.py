@@ -72,7 +72,7 @@ class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
     life: int
 
 
-class Bereft(Message, frozen=True, array_like=True, tag=True, gc=False):
+class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
     """The link to that life of its standby is gone; the shard acknowledges nothing until it is told that it is
     alone.
     """
@@ -211,6 +211,7 @@ class StandbyStanding(TextEnum):
 
 
 _FOLLOWS = (StandbyStanding.TOLD, StandbyStanding.SENT, StandbyStanding.MIRRORS)
+_THERE = (StandbyStanding.HERE, *_FOLLOWS)
 
 STANDBY = States(
     "a standby",
@@ -227,7 +228,10 @@ STANDBY = States(
         Transition(StandbyStanding.TOLD, StandbyStanding.SENT, (Stands,)),
         Transition(StandbyStanding.SENT, StandbyStanding.MIRRORS, (Mirrored,)),
         *(Transition(before, StandbyStanding.HERE, (Lost, Here)) for before in _FOLLOWS),
-        *(Transition(before, StandbyStanding.AWAY, (Lost, Bereft)) for before in (StandbyStanding.HERE, *_FOLLOWS)),
+        *(
+            Transition(before, StandbyStanding.AWAY, (Lost, StandbyLost))
+            for before in (StandbyStanding.HERE, *_FOLLOWS)
+        ),
     ),
 )
 
@@ -240,7 +244,7 @@ MIRRORING = Conversation(
         *(Says(numbered, by=(Kind.SHARD,), to=(Kind.STANDBY,)) for numbered in get_args(Numbered)),
         Says(Confirmed, by=(Kind.STANDBY,), to=(Kind.SHARD,)),
         Says(Mirrored, by=(Kind.SHARD,), to=(Kind.COORDINATOR,), answers=BeginMirroring),
-        Says(Bereft, by=(Kind.SHARD,), to=(Kind.COORDINATOR,)),
+        Says(StandbyLost, by=(Kind.SHARD,), to=(Kind.COORDINATOR,)),
         Says(Unmirrored, by=(Kind.COORDINATOR,), to=(Kind.SHARD,)),
         Says(Succeed, by=(Kind.COORDINATOR,), to=(Kind.STANDBY,)),
     ),

@@ -218,7 +218,7 @@ class _Process:
             )
             self.driver.tell(self.role, roles.SUPERVISOR, word_of)
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
-            self.driver.despair(self.role)
+            self.driver.end_wait(self.role)
         elif isinstance(word, Died):
             self.driver.tell(self.role, word.role, word.event)
         elif isinstance(word, Explain) and self.player is not None:

@@ -399,7 +399,7 @@ class Simulation:
         if isinstance(word, Interrupt):
             self.driver.tell(role, roles.SUPERVISOR, membership.Stop(word.reason))
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
-            self.driver.despair(role)
+            self.driver.end_wait(role)
         elif isinstance(word, Died) and not self._is_heard(word):
             lost = events.Lost(word.reason or f"{word.role} ended before it joined", word.incarnation)
             self.driver.tell(role, word.role, word.event if word.left else lost)

@@ -102,7 +102,7 @@ class AllreduceReplica:
         """What it, or its worker, may be waiting for now, and from whom of its group."""
         self._round_batches: deque[tuple[Portion, int]] = deque()
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
-        self._errands: deque[Any] = deque()
+        self._requests: deque[Any] = deque()
         self._hailed: dict[str, int] = {}
         self._linked: dict[str, int] = {}
         self._arrays: dict[str, list[Any]] = {}
@@ -122,7 +122,7 @@ class AllreduceReplica:
                     yield from self._form(self._assemble)
                     yield from self._train()
             except _Halted:
-                self._errands.clear()
+                self._requests.clear()
                 self._early.clear()
                 self._awaits = ""
                 halt, self._halt = self._halt, None
@@ -270,8 +270,8 @@ class AllreduceReplica:
                 portion, group = self._round_batches.popleft()
                 if group == self._group:
                     yield from self._make(portion)
-            elif self._errands:
-                yield from self._run_errand(self._errands.popleft())
+            elif self._requests:
+                yield from self._answer_request(self._requests.popleft())
             else:
                 yield from self._wait()
 
@@ -375,7 +375,7 @@ class AllreduceReplica:
 
     # what the first member does for all
 
-    def _run_errand(self, asked: Any) -> Steps:
+    def _answer_request(self, asked: Any) -> Steps:
         if isinstance(asked, evaluating.Evaluate):
             measured: Measured = yield Measure()
             yield Send(roles.COORDINATOR, evaluating.Evaluated(asked.number, measured.loss, measured.accuracy))
@@ -411,7 +411,7 @@ class AllreduceReplica:
             self._halt = event.group
             raise _Halted
         elif isinstance(event, grouping.Keep | evaluating.Evaluate):
-            self._errands.append(event)
+            self._requests.append(event)
         elif isinstance(event, membership.Finish):
             self._ending = True
         elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from distbelief.core.consistency import Policy, Stage
+from distbelief.core.consistency import ANSWER, Action, Policy, Verdict
 from distbelief.core.settings import Settings, StrategySettings
 from distbelief.errors import UsageError, unknown
 
@@ -16,6 +16,14 @@ PARTS = ("g",)
 """The vector that a whole batch's gradient is summed into."""
 OVERLAPPING = ("g.head", "g.middle", "g.tail")
 """Those of a batch that shares its head with the batch before and its tail with the next."""
+
+
+class EvaluationPolicy(Policy):
+    """Parameters are fetched for an evaluation, once it has begun; `floor` is its number."""
+
+    def fetch(self, who: str, tick: int) -> Verdict:
+        """Hold the fetch for an evaluation that is still to come."""
+        return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")
 
 
 class Descent(StrategySettings, frozen=True, kw_only=True):
@@ -43,7 +51,7 @@ class Descent(StrategySettings, frozen=True, kw_only=True):
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Parameters are fetched for an evaluation."""
-        return Stage()
+        return EvaluationPolicy()
 
     def check(self, settings: Settings) -> None:
         """Refuse what no job can have.

@@ -67,7 +67,7 @@ class SharedMemoryReplica:
             self._left
         ) = self._over = False
         self._hold: int | None = None
-        self._errands: deque[events.Event] = deque()
+        self._requests: deque[events.Event] = deque()
         self._unheard = 0.0
 
     def story(self) -> Story:
@@ -186,8 +186,8 @@ class SharedMemoryReplica:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
             yield Send(roles.COORDINATOR, checkpointing.Held(number))
-        while self._errands:
-            yield from self._run(self._errands.popleft())
+        while self._requests:
+            yield from self._run(self._requests.popleft())
 
     def _take(self, arrival: Arrival) -> None:
         """Note what arrived."""
@@ -200,7 +200,7 @@ class SharedMemoryReplica:
             self._welcomed = True
             self._plan = self._plan or event.plan
         elif isinstance(event, initialising.Restore | checkpointing.Snapshot | checkpointing.Describe):
-            self._errands.append(event)
+            self._requests.append(event)
         elif isinstance(event, checkpointing.Hold):
             self._holding, self._hold = True, event.number
         elif isinstance(event, checkpointing.Go):
