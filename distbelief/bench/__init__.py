@@ -55,6 +55,11 @@ BENCHES: Mapping[str, Bench] = {
     ),
     "start": Bench("seconds from starting a job to its first step", "distbelief.bench.start", "StartOptions"),
     "memory": Bench("flat vectors that a replica and a shard hold", "distbelief.bench.memory", "MemoryOptions"),
+    "cost": Bench(
+        "steps at unseen batch sizes and the memory of processes, beside what `cost` predicts",
+        "distbelief.bench.cost",
+        "CostBenchOptions",
+    ),
     "simulator": Bench(
         "messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"
     ),

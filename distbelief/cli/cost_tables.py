@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 from distbelief.bench.parts.timing import number, show
-from distbelief.costs.cost import MARGIN, Cost
+from distbelief.costs.cost import MARGIN, SPARE, Cost
 from distbelief.costs.trace import KINDS, REST
 
 
@@ -115,7 +115,7 @@ def _words(cost: Cost) -> Iterator[str]:
     if cost.largest_batch is not None:
         yield (
             f"{(cost.max_memory or 0) / 1e9:g} GB hold a batch of {cost.largest_batch}, with a margin of "
-            f"{MARGIN - 1:.0%} of what is allocated; start the process with MALLOC_MMAP_THRESHOLD_=65536, or glibc "
+            f"{MARGIN - 1:.0%} and {SPARE / 1e6:g} MB; start the process with MALLOC_MMAP_THRESHOLD_=65536, or glibc "
             "keeps what is freed and the margin is 60 %"
         )
     yield from (f"note: {note}" for note in cost.notes)

@@ -13,9 +13,10 @@ import pytest
 
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
-from distbelief.cli import commands, main, options
+from distbelief.cli import commands, cost_tables, main, options
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
+from distbelief.costs import cost
 from distbelief.places import evaluate, status
 from distbelief.places.join import guest
 from distbelief.places.processes import forkserver
@@ -58,6 +59,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(commands, "_run", lambda run_job, *_: [run_job(), 0][1])
     monkeypatch.setattr(Bench, "run", lambda *_: {})
+    monkeypatch.setattr(cost, "measure", lambda *_, **__: None)
+    monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
     monkeypatch.setattr(
         evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0}
     )

@@ -24,6 +24,7 @@ KEYS = {
     "standby": {"with_of_without", "take_overs"},
     "start": {"seconds", "runs"},
     "memory": {"vectors", "vector_bytes"},
+    "cost": {"steps", "memory"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
     "allreduce": {"one_host", "namespaces"},
