@@ -113,9 +113,11 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
                 names = [tensor.name, *(alias for alias, name in layout.aliases.items() if name == tensor.name)]
                 found = next((name for name in names if name in present), None)
                 if found is None:
+                    known = {e.tensor.name for e in layout.entries} | set(layout.aliases)
+                    foreign = "".join(f", but {name!r}, which it lacks" for name in sorted(present - known)[:1])
                     raise CheckpointError(
-                        f"{source} has no tensor {tensor.name!r}, which the model has; name a checkpoint of the same "
-                        "model"
+                        f"{source} has no tensor {tensor.name!r}, which the model has{foreign}; name a checkpoint of "
+                        "the same model"
                     )
                 values = file.get_tensor(found).clone()
                 if tuple(values.shape) != tensor.shape or values.dtype != getattr(torch, tensor.dtype):

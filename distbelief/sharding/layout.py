@@ -316,7 +316,7 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
     for name, tensor in ours.items():
         other = theirs.get(name)
         if other is None:
-            difference = f"it lacks {tensor.kind} {name!r}, which the server has with shape {tensor.shape}"
+            difference = _lacks(server, joining, tensor)
         elif other != tensor:
             difference = f"its {name!r} is {_describe(other)}, the server's is {_describe(tensor)}"
         else:
@@ -327,6 +327,18 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
         if extra:
             difference = f"its {theirs[extra[0]].kind} {extra[0]!r} is unknown to the server"
     raise LayoutError(f"{who} does not fit the server's model: {difference}; build the same model in every replica")
+
+
+def _lacks(server: Layout, joining: Layout, tensor: Tensor) -> str:
+    """What a model has in the place of a tensor whose name it lacks."""
+
+    def nameless(layout: Layout) -> list[Entry]:
+        return [msgspec.structs.replace(e, tensor=msgspec.structs.replace(e.tensor, name="")) for e in layout.entries]
+
+    if nameless(server) != nameless(joining):
+        return f"it lacks {tensor.kind} {tensor.name!r}, which the server has with shape {tensor.shape}"
+    at = [entry.tensor for entry in server.entries].index(tensor)
+    return f"it calls {joining.entries[at].tensor.name!r} what the server calls {tensor.name!r}"
 
 
 def _describe(t: Tensor) -> str:

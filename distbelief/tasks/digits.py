@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def digits() -> Task:
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(OrderedDict(fc1=nn.Linear(64, 64), relu1=nn.ReLU(), fc2=nn.Linear(64, 10)))
 
 
 def _load(test: bool) -> TensorData:

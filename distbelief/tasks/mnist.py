@@ -11,11 +11,12 @@ import threading
 import time
 import urllib.request
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from torch import Tensor, nn
 
@@ -41,6 +42,7 @@ FILE_LIMIT = 64 << 20
 """Most bytes of one unpacked file."""
 
 CLASSES = 10
+IMAGE = (1, 28, 28)
 
 
 def mnist(data_dir: str | None = None) -> Task:
@@ -54,7 +56,7 @@ def mnist(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist().model().parameters())
     266610
     """
-    return _task("mnist", _mlp, data_dir, (784,))
+    return mnist_task("mnist", _mlp, data_dir, (784,))
 
 
 def mnist_lenet(data_dir: str | None = None) -> Task:
@@ -66,23 +68,43 @@ def mnist_lenet(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_lenet().model().parameters())
     431080
     """
-    return _task("mnist-lenet", _lenet, data_dir, (1, 28, 28))
+    return mnist_task("mnist-lenet", lenet, data_dir, IMAGE)
 
 
-def _task(reference: str, model: Callable[[], nn.Module], data_dir: str | None, shape: tuple[int, ...]) -> Task:
-    load = partial(_load, data_dir, shape)
+def mnist_task(reference: str, model: Callable[[], nn.Module], data_dir: str | None, shape: tuple[int, ...]) -> Task:
+    """The classification of MNIST by a model that takes images of a shape."""
+    load = partial(load_mnist, data_dir, shape)
     return Task(data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k")).named(
         reference
     )
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, CLASSES))
+    return nn.Sequential(
+        OrderedDict(
+            fc1=nn.Linear(784, 300),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(300, 100),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(100, CLASSES),
+        )
+    )
 
 
-def _lenet() -> nn.Module:
-    features = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten())
-    return nn.Sequential(*features, nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, CLASSES))
+def lenet() -> nn.Module:
+    """Caffe's LeNet-5; input float32 (n, 1, 28, 28), output (n, 10)."""
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(1, 20, 5),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(20, 50, 5),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(800, 500),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(500, CLASSES),
+        )
+    )
 
 
 def _standardised(images: Tensor) -> Tensor:
@@ -90,7 +112,12 @@ def _standardised(images: Tensor) -> Tensor:
     return images.float().mul_(1 / (0.3081 * 255)).sub_(0.1307 / 0.3081)
 
 
-def _load(data_dir: str | None, shape: tuple[int, ...], part: str) -> TensorData:
+def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["train", "t10k"]) -> TensorData:
+    """The images, in a shape of 784 numbers, and their digits.
+
+    Raises:
+        DataError: the files are not there and cannot be had, or do not hold MNIST.
+    """
     folder = _folder(data_dir)
     paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
     images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())

@@ -158,11 +158,16 @@ MODEL = [Tensor("w", (3, 4), "float32"), Tensor("b", (4,), "float32"), Tensor("m
         ([Tensor("w", (3, 4), "float64"), *MODEL[1:]], {}, "float64 in group 0, the server's is parameter .* float32"),
         ([Tensor("w", (3, 4), "float32", "frozen"), *MODEL[1:]], {}, "its 'w' is frozen"),
         ([*MODEL, Tensor("more", (), "int64", "buffer")], {}, "its buffer 'more' is unknown to the server"),
+        (
+            [Tensor("layer.w", (3, 4), "float32"), *MODEL[1:]],
+            {},
+            "it calls 'layer.w' what the server calls 'w'",
+        ),
         ([MODEL[1], MODEL[0], MODEL[2]], {}, "the order of its parameters differ"),
         (MODEL, {"groups": ({"lr": 0.1},)}, "parameter groups, their options"),
         (MODEL, {"aliases": {"tied": "w"}}, "parameter groups, their options or the order"),
     ],
-    ids=["lacks", "shape", "dtype", "kind", "extra", "order", "groups", "tied"],
+    ids=["lacks", "shape", "dtype", "kind", "extra", "renamed", "order", "groups", "tied"],
 )
 def test_a_model_that_differs_is_refused_with_its_first_difference(
     joining: list[Tensor], options: dict[str, Any], says: str

@@ -283,7 +283,11 @@ def test_another_optimizer_or_model_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ((*TENSORS, Tensor("new", (1,), "float32")), "has no tensor 'new'"),
+        ((*TENSORS, Tensor("new", (1,), "float32")), "has no tensor 'new', which the model has; name"),
+        (
+            (Tensor("layer.weight", (33, 7), "float32"), *TENSORS[1:]),
+            "has no tensor 'layer.weight', which the model has, but 'a.weight', which it lacks",
+        ),
         (TENSORS[1:], "has a tensor 'a.weight', which the model lacks"),
         (
             (Tensor("a.weight", (7, 33), "float32"), *TENSORS[1:]),
