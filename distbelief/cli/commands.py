@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from distbelief.job import Job
     from distbelief.places.simulated.simulated import Simulated
 
-TASKS = ("digits", "mnist", "mnist-lenet", "alexnet", "vgg16", "inception-v1", "squeezenet", "sparse-svm", "dense-svm")
+TASKS = (
+    "digits", "mnist", "mnist-lenet", "mnist-alexnet", "mnist-inception", "mnist-siamese", "mnist-gru", "mnist-local",
+    "alexnet", "vgg16", "inception-v1", "squeezenet", "gpt-tiny", "sparse-svm", "dense-svm",
+)  # fmt: skip
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
 
 

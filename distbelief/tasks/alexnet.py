@@ -1,4 +1,4 @@
-"""The task `alexnet`: the two columns of 2012, in their real shapes, on images that are made here."""
+"""The tasks `alexnet`, the two columns of 2012 on images that are made here, and `mnist-alexnet`, a small one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from torch import nn
 
 from distbelief.tasks.images import CLASSES, draw
+from distbelief.tasks.mnist import IMAGE, mnist_task
 from distbelief.tasks.task import Task
 
 
@@ -26,6 +27,20 @@ def alexnet() -> Task:
     [torch.Size([1, 3, 224, 224]), torch.Size([1, 3, 224, 224])]
     """
     return Task(model=_alexnet, train=partial(draw, test=False), test=partial(draw, test=True)).named("alexnet")
+
+
+def mnist_alexnet(data_dir: str | None = None) -> Task:
+    """A small AlexNet on MNIST (418,580 parameters): columns of 10 and 25 filters each, then of 250 neurons.
+
+    They meet before the first fully connected layer. Inputs are float32 (n, 1, 28, 28), targets int64 (n,).
+
+    Args:
+        data_dir: As for `mnist`.
+
+    >>> sum(p.numel() for p in mnist_alexnet().model().parameters())
+    418580
+    """
+    return mnist_task("mnist-alexnet", _small, data_dir, IMAGE)
 
 
 def _alexnet() -> nn.Module:
@@ -50,5 +65,22 @@ def _alexnet() -> nn.Module:
             fc2=nn.Linear(4096, 4096),
             relu7=nn.ReLU(),
             fc3=nn.Linear(4096, CLASSES),
+        )
+    )
+
+
+def _small() -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(1, 20, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(20, 50, 5, groups=2),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(50 * 4 * 4, 500),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(500, 10),
         )
     )

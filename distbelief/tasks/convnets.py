@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distbelief.tasks.images import CLASSES, draw
+from distbelief.tasks.inception import Inception
 from distbelief.tasks.task import Task
 
 
@@ -57,34 +58,16 @@ def _vgg16() -> nn.Module:
     return nn.Sequential(layers)
 
 
-class _Inception(nn.Module):
-    """Four branches on the same maps, whose own are put together: 1x1; 1x1 and 3x3; 1x1 and 5x5; a pool and 1x1."""
-
-    def __init__(self, given: int, one: int, reduced: int, three: int, narrow: int, five: int, pooled: int) -> None:
-        super().__init__()
-        self.one = nn.Sequential(nn.Conv2d(given, one, 1), nn.ReLU())
-        self.three = nn.Sequential(
-            nn.Conv2d(given, reduced, 1), nn.ReLU(), nn.Conv2d(reduced, three, 3, padding=1), nn.ReLU()
-        )
-        self.five = nn.Sequential(
-            nn.Conv2d(given, narrow, 1), nn.ReLU(), nn.Conv2d(narrow, five, 5, padding=2), nn.ReLU()
-        )
-        self.pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), nn.Conv2d(given, pooled, 1), nn.ReLU())
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return torch.cat([self.one(maps), self.three(maps), self.five(maps), self.pool(maps)], 1)
-
-
 INCEPTIONS = {
-    "3a": (192, 64, 96, 128, 16, 32, 32),
-    "3b": (256, 128, 128, 192, 32, 96, 64),
-    "4a": (480, 192, 96, 208, 16, 48, 64),
-    "4b": (512, 160, 112, 224, 24, 64, 64),
-    "4c": (512, 128, 128, 256, 24, 64, 64),
-    "4d": (512, 112, 144, 288, 32, 64, 64),
-    "4e": (528, 256, 160, 320, 32, 128, 128),
-    "5a": (832, 256, 160, 320, 32, 128, 128),
-    "5b": (832, 384, 192, 384, 48, 128, 128),
+    "3a": (192, 64, (96, 128), (16, 32), 32),
+    "3b": (256, 128, (128, 192), (32, 96), 64),
+    "4a": (480, 192, (96, 208), (16, 48), 64),
+    "4b": (512, 160, (112, 224), (24, 64), 64),
+    "4c": (512, 128, (128, 256), (24, 64), 64),
+    "4d": (512, 112, (144, 288), (32, 64), 64),
+    "4e": (528, 256, (160, 320), (32, 128), 128),
+    "5a": (832, 256, (160, 320), (32, 128), 128),
+    "5b": (832, 384, (192, 384), (48, 128), 128),
 }
 """Of each module: the maps it is given, those of 1x1, of the 1x1 before 3x3 and of 3x3, of the 1x1 before 5x5 and of
 5x5, and of the 1x1 after the pool (table 1 of the paper).
@@ -103,7 +86,7 @@ def _inception_v1() -> nn.Module:
         pool2=nn.MaxPool2d(3, stride=2, ceil_mode=True),
     )
     for name, widths in INCEPTIONS.items():
-        layers[f"inception{name}"] = _Inception(*widths)
+        layers[f"inception{name}"] = Inception(*widths)
         if name in ("3b", "4e"):
             layers[f"pool{name[0]}"] = nn.MaxPool2d(3, stride=2, ceil_mode=True)
     layers |= {"average": nn.AvgPool2d(7), "flatten": nn.Flatten(), "fc": nn.Linear(1024, CLASSES)}

@@ -8,10 +8,15 @@ from collections.abc import Callable, Mapping
 from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.references import find
-from distbelief.tasks.alexnet import alexnet
+from distbelief.tasks.alexnet import alexnet, mnist_alexnet
 from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
 from distbelief.tasks.digits import digits
+from distbelief.tasks.gpt import gpt_tiny
+from distbelief.tasks.gru import mnist_gru
+from distbelief.tasks.inception import mnist_inception
+from distbelief.tasks.local import mnist_local
 from distbelief.tasks.mnist import mnist, mnist_lenet
+from distbelief.tasks.siamese import mnist_siamese
 from distbelief.tasks.svm import dense_svm, sparse_svm
 from distbelief.tasks.task import Task
 
@@ -19,10 +24,16 @@ BUILTINS: Mapping[str, Callable[..., Task]] = {
     "digits": digits,
     "mnist": mnist,
     "mnist-lenet": mnist_lenet,
+    "mnist-alexnet": mnist_alexnet,
+    "mnist-inception": mnist_inception,
+    "mnist-siamese": mnist_siamese,
+    "mnist-gru": mnist_gru,
+    "mnist-local": mnist_local,
     "alexnet": alexnet,
     "vgg16": vgg16,
     "inception-v1": inception_v1,
     "squeezenet": squeezenet,
+    "gpt-tiny": gpt_tiny,
     "sparse-svm": sparse_svm,
     "dense-svm": dense_svm,
 }

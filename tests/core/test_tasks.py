@@ -286,8 +286,9 @@ def test_a_users_mistake_is_named(source: str, says: str) -> None:
         (
             "",
             None,
-            "unknown task ''; Known: alexnet, dense-svm, digits, inception-v1, mnist, mnist-lenet, module:function, "
-            "sparse-svm, squeezenet, vgg16",
+            "unknown task ''; Known: alexnet, dense-svm, digits, gpt-tiny, inception-v1, mnist, mnist-alexnet, "
+            "mnist-gru, mnist-inception, mnist-lenet, mnist-local, mnist-siamese, module:function, sparse-svm, "
+            "squeezenet, vgg16",
         ),
         ("absent_module:make", None, "No module named 'absent_module'"),
         (":make", None, "ValueError"),
