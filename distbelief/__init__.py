@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distbelief import tasks
+    from distbelief.compression.compressing import compress
+    from distbelief.compression.expanding import expand
+    from distbelief.compression.options import Compression
     from distbelief.core.optimizer import optim
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.fabric.hook import Reduce, comm_hook
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         Synchronous,
     )
     from distbelief.tasks import Task, TensorData
+    from distbelief.tasks.model_files import load
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import NetworkModel, Outage
 
@@ -57,6 +61,10 @@ _PLACES = {
     "NetworkModel": "transport.virtual",
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "places.evaluate",
+    "compress": "compression.compressing",
+    "expand": "compression.expanding",
+    "Compression": "compression.options",
+    "load": "tasks.model_files",
     "Job": "job",
     **dict.fromkeys(
         ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),
@@ -75,10 +83,11 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 """The places that have a name."""
 
 __all__ = [
-    "Allreduce", "Bounded", "CheckpointError", "Crash", "DataError", "DistbeliefError", "Downpour", "Handling",
-    "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel", "Reduce",
-    "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
-    "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "evaluate", "join", "optim", "run", "tasks",
+    "Allreduce", "Bounded", "CheckpointError", "Compression", "Crash", "DataError", "DistbeliefError", "Downpour",
+    "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel",
+    "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
+    "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate", "expand",
+    "join", "load", "optim", "run", "tasks",
 ]  # fmt: skip
 
 

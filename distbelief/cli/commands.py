@@ -15,6 +15,7 @@ import msgspec
 
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
+from distbelief.cli.compress import compress, expand
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
@@ -136,8 +137,10 @@ def replay_command(args: Sequence[str], seed: int) -> str:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Measure the model of a run folder on its task's test set."""
+    """Measure the model of a run folder, or of a compressed file, on its task's test set."""
 
+    task: str = ""
+    """Of a compressed file whose task is no built-in one: that task, module:function."""
     data_dir: str | None = None
     """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
     device: str = "cpu"
@@ -147,11 +150,11 @@ class EvaluateOptions:
 
 
 def evaluate(args: list[str]) -> int:
-    """`distbelief evaluate RUN [options]`."""
+    """`distbelief evaluate RUN [options]`; a compressed file may stand in the place of a run."""
     run, asked = _of_a_run("evaluate", EvaluateOptions, args)
     from distbelief.places.evaluate import evaluate as measure
 
-    result = measure(run, asked.data_dir, asked.device)
+    result = measure(run, asked.data_dir, asked.device, asked.task or None)
     if asked.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -399,7 +402,7 @@ def draw(args: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
-    f.__name__: f for f in (train, launch, simulate, evaluate, join, leave, status, cost, bench, draw)
+    f.__name__: f for f in (train, launch, simulate, evaluate, compress, expand, join, leave, status, cost, bench, draw)
 }
 """Every command, by name."""
 
@@ -452,9 +455,10 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
 
 def _check_task(task: str) -> None:
     """Refuse what is no task's name."""
-    check_no_path("task", task, "function")
-    if task not in TASKS and ":" not in task:
-        raise unknown("task", task, [*TASKS, "module:function"])
+    named = task.partition("@")[0]
+    check_no_path("task", named, "function")
+    if named not in TASKS and ":" not in named:
+        raise unknown("task", named, [*TASKS, "module:function"])
 
 
 def _strategy(command: str, name: str, args: Sequence[str]) -> str:

@@ -21,7 +21,9 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   train TASK STRATEGY [options]                    train a task on this machine
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
-  evaluate RUN [options]                           measure the model of a run folder on its task's test set
+  evaluate RUN|FILE [options]                      measure the model of a run, or of a compressed file, on a test set
+  compress RUN [options]                           make the model of a run smaller: one file
+  expand FILE [options]                            write the model of a compressed file as safetensors
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
   leave TICKET                                     let the replicas that joined from this machine finish, and go
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
@@ -29,7 +31,8 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   draw ALGORITHM [options]                         what an all-reduce sends, step by step, and its price
   bench NAME [options]                             measure: {benches}
 
-tasks:       {tasks}, or module:function of your own
+tasks:       {tasks}, or module:function of your own; TASK@FILE begins with the
+             model of a compressed file, and keeps what is pruned and shared in it
 strategies:  {strategies},
              or module:Class of your own
 

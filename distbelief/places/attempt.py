@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 from typing import Any
 
@@ -84,7 +85,8 @@ class Attempt:
             if job.resume:
                 self._resume(str(job.out))
             elif kept:
-                self.folder = RunFolder.create(job.out, f"{job.reference.replace(':', '.')}-{job.strategy.name}")
+                named = re.sub(r"[^\w.-]+", ".", job.reference)
+                self.folder = RunFolder.create(job.out, f"{named}-{job.strategy.name}")
                 self.folder.lock()
                 self.folder.write_job(self._description)
             self.live = Live(

@@ -6,34 +6,50 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from distbelief.codecs.file import read
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_weights
-from distbelief.tasks import as_data, available, resolve
+from distbelief.tasks import Task, as_data, available, resolve
+from distbelief.tasks.compressed import fill
 from distbelief.tasks.flat import layout_of
+from distbelief.tasks.model_files import task_of
 from distbelief.tasks.worker import build_model, measure
 
 
-def evaluate(run: str | Path, data_dir: str | None = None, device: str = "cpu") -> dict[str, Any]:
-    """Accuracy and loss of a run's `model.safetensors` on its task's test set.
+def evaluate(
+    run: str | Path, data_dir: str | None = None, device: str = "cpu", task: str | None = None
+) -> dict[str, Any]:
+    """Accuracy and loss of a run's `model.safetensors`, or of a compressed file, on its task's test set.
 
     Args:
-        run: the run folder.
+        run: the run folder, or the file.
         data_dir: folder of the data; None for the one that the run was given.
         device: where to compute.
+        task: of a file whose task is no built-in one.
 
     Returns:
-        run, task, samples, test_accuracy (0 to 1) and test_loss.
+        run (or file), task, samples, test_accuracy (0 to 1) and test_loss.
 
     Raises:
-        UsageError: no such run, or its task has no name or no test set.
+        UsageError: no such run, or its task has no name or no test set; or a file's is no built-in one and none is
+            named.
+        LayoutError: the task's model does not fit the file.
         CheckpointError: the run has no model yet, or another one.
-        DataError: the data cannot be had.
+        DataError: the data cannot be had, or the file is truncated, foreign or spoilt.
     """
-    folder = RunFolder.open(admit(run, str | os.PathLike, f"evaluate({shown(run)})"))
+    path = Path(admit(run, str | os.PathLike, f"evaluate({shown(run)})"))
+    admit(task, str | None, f"evaluate(task={shown(task)})")
     admit(data_dir, str | os.PathLike | None, f"evaluate(data_dir={shown(data_dir)})")
     device_number(admit(device, str, f"evaluate(device={shown(device)})"))
+    if path.is_file():
+        return _of_file(path, data_dir, device, task)
+    folder = RunFolder.open(path)
+    if task:
+        raise UsageError(f"--task {task}: is of a compressed file, and a run knows its own: leave it off")
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
     data_dir = data_dir or options.get("data_dir")
@@ -49,14 +65,26 @@ def evaluate(run: str | Path, data_dir: str | None = None, device: str = "cpu") 
         )
     if why := available(reference, data_dir):
         raise DataError(why)
-    task = resolve(reference, data_dir)
-    model = build_model(task, int(job.get("seed", 0)), device)
+    resolved = resolve(reference, data_dir)
+    model = build_model(resolved, int(job.get("seed", 0)), device)
     model.load_state_dict(load_weights(folder.model, layout_of(model)))
+    return {"run": str(run), **_figures(resolved, model)}
+
+
+def _of_file(path: Path, data_dir: str | None, device: str, task: str | None) -> dict[str, Any]:
+    """The figures of the model in a compressed file."""
+    file = read(path)
+    found = task_of(file, task, data_dir)
+    if why := available(found.reference, data_dir):
+        raise DataError(why)
+    return {"file": str(path), **_figures(found, fill(build_model(found, 0, device), file))}
+
+
+def _figures(task: Task, model: nn.Module) -> dict[str, Any]:
     measured = measure(task, model)
     assert task.test is not None
     return {
-        "run": str(run),
-        "task": reference,
+        "task": task.reference,
         "samples": len(as_data(task.test())),
         "test_accuracy": measured.accuracy,
         "test_loss": measured.loss,

@@ -9,6 +9,7 @@ from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.references import find
 from distbelief.tasks.alexnet import alexnet, mnist_alexnet
+from distbelief.tasks.compressed import MARK, constrained
 from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
 from distbelief.tasks.digits import digits
 from distbelief.tasks.gpt import gpt_tiny
@@ -45,7 +46,8 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
 
     Args:
         reference: A built-in name, or `module:function`: a module as `import` would find it (from the current folder
-            too), and in it a function without required arguments that returns a `Task`.
+            too), and in it a function without required arguments that returns a `Task`. With `@FILE` behind it, its
+            model begins as that compressed file has it, and keeps what is pruned and shared there.
         data_dir: Folder of the data; the function must have a parameter `data_dir` to be given one.
 
     Raises:
@@ -54,7 +56,10 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
     >>> resolve("digits").reference
     'digits'
     """
-    if ":" in admit(reference, str, f"task={shown(reference)}"):
+    if MARK in admit(reference, str, f"task={shown(reference)}"):
+        whole, _, path = reference.partition(MARK)
+        return constrained(resolve(whole, data_dir), path)
+    if ":" in reference:
         function = _find(reference)
     elif reference in BUILTINS:
         function = BUILTINS[reference]

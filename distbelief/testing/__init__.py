@@ -1,5 +1,5 @@
-"""For those who write a transport, a place or a policy of their own: conformance suites, checkers, simulations under
-observation.
+"""For those who write a transport, a codec, a place or a policy of their own: conformance suites, checkers,
+simulations under observation.
 
 Nothing that is shipped imports this.
 """
@@ -7,6 +7,7 @@ Nothing that is shipped imports this.
 from __future__ import annotations
 
 from distbelief.testing.checkers import Checker, Replay, Rules, attach
+from distbelief.testing.codecs import check_codec
 from distbelief.testing.fabrics import Side, check_fabric
 from distbelief.testing.places import Site, check_place
 from distbelief.testing.simulations import Observed, Trace
@@ -24,6 +25,7 @@ __all__ = [
     "Site",
     "Trace",
     "attach",
+    "check_codec",
     "check_fabric",
     "check_place",
     "check_strategy",

@@ -613,11 +613,12 @@ EVALUATED = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples"
 def test_the_options_of_evaluate_reach_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), EVALUATED][1])
-    assert main.run(["evaluate", "run", "--data-dir", "there", "--device", "cuda:1", "--json"]) == 0
+    options = ["--data-dir", "there", "--device", "cuda:1", "--task", "mine:task", "--json"]
+    assert main.run(["evaluate", "run", *options]) == 0
     assert json.loads(capsys.readouterr().out) == EVALUATED
     assert main.run(["evaluate", "run"]) == 0
     assert capsys.readouterr().out == "digits: test accuracy 50.00 %, loss 1.0000 (360 samples)\n"
-    assert asked == [("run", "there", "cuda:1"), ("run", None, "cpu")]
+    assert asked == [("run", "there", "cuda:1", "mine:task"), ("run", None, "cpu", None)]
 
 
 def test_evaluate_takes_the_data_and_the_device_that_it_is_told(

@@ -14,6 +14,8 @@ import pytest
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, cost_tables, main, options
+from distbelief.cli.compress import CompressOptions, ExpandOptions
+from distbelief.compression import compressing, expanding
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.costs import cost
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = [ROOT / "tests", *(path for path in (ROOT / "tests").iterdir() if path.is_dir())]
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 TEXTS = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *RECIPES]}
-SPOKEN = {"TASK": "mnist", "STRATEGY": "downpour", "RUN": "run", "NAME": "wire"}
+SPOKEN = {"TASK": "mnist", "STRATEGY": "downpour", "RUN": "run", "FILE": "model.dbz", "NAME": "wire"}
 """Words that stand for one of the reader's own."""
 LINES = [
     (name, " ".join(found.split()))
@@ -64,6 +66,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0}
     )
+    made = {"layers": [], "left_alone": {}, "file": "", "bytes": 1, "dense_bytes": 1, "ratio": 1.0}
+    monkeypatch.setattr(compressing, "compress", lambda *_, **__: made)
+    monkeypatch.setattr(expanding, "expand", lambda *_: "")
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)
@@ -100,6 +105,8 @@ def test_an_option_that_is_named_is_one() -> None:
         commands.EvaluateOptions,
         commands.StatusOptions,
         commands.JoinOptions,
+        CompressOptions,
+        ExpandOptions,
         *(bench.options for bench in BENCHES.values()),
     ]
     known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}

@@ -118,7 +118,7 @@ def test_no_word_of_a_command_is_dead(
 
 
 SMALL: dict[str, dict[str, str]] = {
-    "evaluate": {"data_dir": "there", "device": "cuda:1", "json": ""},
+    "evaluate": {"data_dir": "there", "device": "cuda:1", "task": "mine:task", "json": ""},
     "status": {"watch": "", "json": ""},
     "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},

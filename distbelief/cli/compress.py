@@ -1,0 +1,98 @@
+"""The commands `compress` and `expand`: a run's model made smaller, in a file, and whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from distbelief.cli import options
+from distbelief.compression.options import Compression
+from distbelief.core.settings import option
+from distbelief.errors import UsageError
+from distbelief.places.processes import forkserver
+
+
+@dataclass(frozen=True)
+class CompressOptions(Compression):
+    """Make the model of a run smaller: prune it (--keep), have its weights share a few values (--bits), code what is
+    left (--huffman), and train it on in between. The size of the file is the ratio that is told.
+    """
+
+    out: str = "model.dbz"
+    """The file to write."""
+    quiet: bool = False
+    """Show nothing but errors."""
+    json: bool = False
+    """Show what came of it as JSON."""
+
+
+def compress(args: list[str]) -> int:
+    """`distbelief compress RUN [options]`."""
+    run, asked = _first("compress", "RUN", CompressOptions, args)
+    forkserver.start()
+    from distbelief.compression.compressing import compress as make
+
+    chosen = Compression(**{field.name: getattr(asked, field.name) for field in fields(Compression)})
+    result = make(run, asked.out, chosen, tell=_nothing if asked.quiet or asked.json else _tell)
+    if asked.json:
+        print(msgspec.json.encode(result).decode())
+    elif not asked.quiet:
+        print("\n".join(summary(result)))
+    return 0
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """What came of a compression, in lines."""
+    lines = [f"{'layer':20} {'values':>11} {'kept':>7} {'bits':>5} {'bytes':>11} {'of them gaps':>13}"]
+    for layer in result["layers"]:
+        size = layer["gap_bytes"] + layer["value_bytes"]
+        kept = 100 * layer["kept"] / layer["values"]
+        lines.append(
+            f"{layer['name']:20} {layer['values']:>11,} {kept:>5.1f} % {layer['bits'] or 32:>5} {size:>11,} "
+            f"{layer['gap_bytes']:>13,}"
+        )
+    lines += [f"{name} shares nothing: {why}" for name, why in result["left_alone"].items()]
+    sizes = f"{result['bytes']:,} bytes of {result['dense_bytes']:,}"
+    lines.append(f"{result['file']}: {sizes}, {result['ratio']:.1f} times fewer")
+    if "test_error" in result:
+        lines.append(f"test error {result['test_error']:.2f} %, before it {result['dense_error']:.2f} %")
+    return lines
+
+
+@dataclass(frozen=True)
+class ExpandOptions:
+    """Write the model of a compressed file as a safetensors file, which plain PyTorch loads."""
+
+    out: str = ""
+    """The file to write; else that of the compressed one, with the ending .safetensors."""
+
+
+def expand(args: list[str]) -> int:
+    """`distbelief expand FILE [options]`."""
+    file, asked = _first("expand", "FILE", ExpandOptions, args)
+    from distbelief.compression.expanding import expand as write
+
+    print(write(file, asked.out or None))
+    return 0
+
+
+def _first(command: str, what: str, kind: type[Any], args: Sequence[str]) -> tuple[str, Any]:
+    """The word that comes first, and the options of a command."""
+    prog = f"distbelief {command} {what}"
+    if args and args[0] in ("--help", "-h"):
+        options.call_tyro(kind, prog, str(kind.__doc__), ["--help"])
+    if not args or args[0].startswith("-"):
+        raise UsageError(f"{args[0] if args else prog}: write the {what.lower()} first: {prog} [options]")
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(kind)])
+    return args[0], options.call_tyro(kind, prog, str(kind.__doc__), args[1:])
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _nothing(_: str) -> None:
+    pass

@@ -1,0 +1,80 @@
+"""How a model is made smaller: what is chosen, checked before anything is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distbelief.core.settings import option
+from distbelief.core.values import check_fields
+from distbelief.errors import UsageError, unknown
+from distbelief.strategies import find
+
+STARTS = ("linear", "density", "random")
+PRECISIONS = ("float32", "bf16", "fp16", "int8")
+MOST_BITS = 12
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Make the model of a run smaller: prune it (--keep), have its weights share a few values (--bits), code what is
+    left (--huffman), and train it on in between.
+    """
+
+    keep: tuple[float, ...] = ()
+    """Weights of a layer that are kept, above 0 and at most 1: one number for all layers, or one for each in its order.
+    None are pruned where there is no number."""
+    bits: int = 0
+    """Bits of a weight: those of a layer share 2**bits values, 1 to 12; 0 shares none."""
+    huffman: bool = False
+    """Write frequent values and gaps in fewer bits."""
+    start: str = "linear"
+    """From where k-means begins: linear, density or random."""
+    rest: str = "float32"
+    """How values are written that are not shared: float32, bf16, fp16 or int8."""
+    fine_tune: int = 3
+    """Epochs after each pruning, twice as many after the last, and so many with shared values; 0 trains nothing, and
+    prunes at once."""
+    lr: float = 0.001
+    """Learning rate of these, of Adam, down to none by a cosine."""
+    batch_size: int = 128
+    """Samples in a minibatch of one replica."""
+    strategy: str = "single"
+    """How these epochs are trained: a strategy, or module:Class of your own."""
+    replicas: int = 1
+    """Replicas, where the strategy has some."""
+    seed: int = 0
+    """Of the order of the data, and of random starts."""
+    data_dir: str | None = None
+    """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for one in self.keep:
+            if not 0 < one <= 1:
+                raise UsageError(f"--keep {one:g}: must be above 0, and at most 1, which keeps all")
+        if self.bits and not 1 <= self.bits <= MOST_BITS:
+            raise UsageError(f"--bits {self.bits}: must be 1 or more and at most {MOST_BITS}, or 0 to share nothing")
+        if self.start not in STARTS:
+            raise unknown("start", self.start, STARTS)
+        if self.rest not in PRECISIONS:
+            raise unknown("precision", self.rest, PRECISIONS)
+        for name, least in (("fine_tune", 0), ("batch_size", 1), ("replicas", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{option(name)} {getattr(self, name)}: must be {least} or more")
+        if not 0 < self.lr < float("inf"):
+            raise UsageError(f"--lr {self.lr:g}: must be above 0")
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        """Refuse what would change nothing."""
+        fields = getattr(find(self.strategy), "__dataclass_fields__", {})
+        if "optimizer" not in fields:
+            raise UsageError(f"--strategy {self.strategy}: steps by no optimizer; name another, such as downpour")
+        if self.replicas > 1 and "replicas" not in fields:
+            raise UsageError(f"--replicas {self.replicas}: strategy {self.strategy} has none; name one with --strategy")
+        if not self.bits and self.start != "linear":
+            raise UsageError(f"--start {self.start}: is of k-means, and nothing is shared: set --bits")
+        if self.huffman and not (self.bits or any(one < 1 for one in self.keep)):
+            raise UsageError("--huffman codes ids and gaps, and there are none: set --bits or --keep")
+        if not (self.bits or self.keep or self.rest != "float32"):
+            raise UsageError("nothing would be smaller: set --keep, --bits or --rest")

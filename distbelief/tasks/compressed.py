@@ -1,0 +1,145 @@
+"""The task `TASK@FILE`: a task whose model begins as a compressed file has it, and keeps what was pruned and shared.
+
+What is pruned and shared are torch parametrizations of the model, so that whoever trains it (servers, replicas, other
+strategies) need not know of them: the parameters of a layer are its kept values, or its codebook, whose gradient is the
+sum of its members' (Han et al. 2016, section 3.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from distbelief.codecs.file import ModelFile, read
+from distbelief.codecs.stored import Stored
+from distbelief.errors import LayoutError, UsageError
+from distbelief.tasks.task import Task
+
+MARK = "@"
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Modules whose weights can be pruned and shared."""
+
+
+class Constrained(nn.Module):
+    """The parametrization of a weight that was pruned or shared.
+
+    Args:
+        stored: as a file has it.
+
+    >>> some = Stored((2, 2), torch.tensor([0.5, 2.0]), np.array([0, 3]), np.array([1, 0], dtype=np.uint16), 1)
+    >>> layer = nn.Linear(2, 2)
+    >>> _ = parametrize.register_parametrization(layer, "weight", Constrained(some))
+    >>> layer.weight.sum().backward()
+    >>> layer.parametrizations.weight.original, layer.parametrizations.weight.original.grad
+    (Parameter containing: tensor([0.5000, 2.0000], requires_grad=True), tensor([1., 1.]))
+    """
+
+    positions: torch.Tensor | None
+    ids: torch.Tensor | None
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__()
+        self._shape, self._size, self._values = stored.shape, stored.size, stored.values
+        places = None if stored.positions is None else torch.from_numpy(stored.positions)
+        ids = None if stored.ids is None else torch.from_numpy(stored.ids.astype(np.int64))
+        # not of the state: they are the file's, and never change
+        self.register_buffer("positions", places, persistent=False)
+        self.register_buffer("ids", ids, persistent=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The weight, of the kept values or of the codebook."""
+        kept = values if self.ids is None else values.index_select(0, self.ids)
+        if self.positions is not None:
+            kept = kept.new_zeros(self._size).index_copy(0, self.positions, kept)
+        return kept.view(self._shape)
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        """What the file has in the place of the weight."""
+        return self._values.to(weight)
+
+
+def layers(model: nn.Module) -> list[str]:
+    """The names of the weights that can be pruned and shared, in the order of the model; not those that are tied."""
+    tied = {id(p) for p in model.parameters() if sum(p is other for other in _by_every_name(model).values()) > 1}
+    return [
+        f"{name}.weight" if name else "weight"
+        for name, module in model.named_modules()
+        if isinstance(module, LAYERS) and id(module.weight) not in tied and not parametrize.is_parametrized(module)
+    ]
+
+
+def _by_every_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def fill(model: nn.Module, file: ModelFile) -> nn.Module:
+    """The model with the values of a file.
+
+    Raises:
+        LayoutError: they do not fit each other; the first difference is named.
+    """
+    state, own = file.state(), model.state_dict()
+    for name, tensor in own.items():
+        if name not in state:
+            raise LayoutError(f"{file.name} has no tensor {name!r}, which the model has; name the model it was made of")
+        theirs, ours = ((list(one.shape), str(one.dtype).removeprefix("torch.")) for one in (state[name], tensor))
+        if theirs != ours:
+            raise LayoutError(
+                f"{name!r} is {theirs[0]} {theirs[1]} in {file.name}, the model's is {ours[0]} {ours[1]}; name the "
+                "model that it was made of"
+            )
+    if more := [name for name in state if name not in own]:
+        raise LayoutError(
+            f"{file.name} has a tensor {more[0]!r}, which the model has not; name the model it was made of"
+        )
+    model.load_state_dict(state)
+    return model
+
+
+def constrain(model: nn.Module, file: ModelFile) -> nn.Module:
+    """The model with the values of a file, whose pruned weights stay zero and whose shared ones stay shared.
+
+    Raises:
+        LayoutError: they do not fit each other.
+    """
+    able = layers(fill(model, file))
+    for name, stored in file.tensors.items():
+        if not stored.constrained:
+            continue
+        if name not in able:
+            raise LayoutError(f"{file.name} has {name!r} pruned or shared, which is no weight of a layer that can be")
+        module, _, attribute = name.rpartition(".")
+        parametrize.register_parametrization(model.get_submodule(module), attribute, Constrained(stored))
+    return model
+
+
+def trained_name(name: str, stored: Stored) -> str:
+    """The name that a tensor of a file has in the state of the model that `constrain` made."""
+    module, _, attribute = name.rpartition(".")
+    return ".".join(filter(None, [module, "parametrizations", attribute, "original"])) if stored.constrained else name
+
+
+def constrained(task: Task, path: str) -> Task:
+    """The task whose model begins as a file has it, and keeps what was pruned and shared.
+
+    Args:
+        task: of the model that the file was made of.
+        path: of the file.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise UsageError(
+            f"task {task.reference}{MARK}{path}: there is no file {path}; write one with distbelief compress"
+        )
+
+    def model() -> nn.Module:
+        return constrain(task.model(), read(Path(path)))
+
+    return replace(task, model=model).named(f"{task.reference}{MARK}{path}", task.data_dir)

@@ -1,0 +1,51 @@
+"""Models from compressed files: plain modules, without what compressed them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from distbelief.codecs.file import ModelFile, read
+from distbelief.core.values import admit, shown
+from distbelief.errors import UsageError
+from distbelief.tasks.compressed import fill
+from distbelief.tasks.registry import BUILTINS, resolve
+from distbelief.tasks.task import Task
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | str | None = None) -> nn.Module:
+    """The model of a file that `distbelief compress` wrote, as a plain module in evaluation mode.
+
+    Args:
+        path: of the file.
+        model: a module to take the values, or the task that builds it, by its name or `module:function`; None for the
+            built-in task that the file names. What a file names is never imported.
+
+    Returns:
+        The module, its parameters dense float32 (or as they were).
+
+    Raises:
+        DataError: there is no such file, or it is truncated, foreign or spoilt.
+        LayoutError: the model does not fit it; the first difference is named.
+        UsageError: it names no built-in task, and no model was given.
+    """
+    file = read(Path(admit(path, str | os.PathLike, f"load({shown(path)})")))
+    admit(model, nn.Module | str | None, f"load(model={shown(model)})")
+    made = model if isinstance(model, nn.Module) else task_of(file, model).model()
+    return fill(made, file).eval()
+
+
+def task_of(file: ModelFile, task: str | None = None, data_dir: str | None = None) -> Task:
+    """The task of a file's model: the one that is named here, else the built-in one that the file names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not task and file.task not in BUILTINS:
+        raise UsageError(
+            f"{file.name} is of task {file.task!r}, which is no built-in one, and nothing is imported because a file "
+            f"names it: name it yourself, --task {file.task} or load(..., {file.task!r})"
+        )
+    return resolve(task or file.task, data_dir)

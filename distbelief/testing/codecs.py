@@ -1,0 +1,88 @@
+"""The conformance suite of codecs: what `distbelief.codecs.codec` promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distbelief.codecs.codec import Codec
+from distbelief.errors import DataError
+
+CUTS = 20
+"""Places at which the bytes of an example are cut, at most."""
+SPOILT = 50
+"""Times that the bytes of an example are spoilt."""
+MOST = 1 << 44
+"""Values that no example has bytes for."""
+
+
+def check_codec(codec: Codec[Any], examples: Sequence[npt.NDArray[Any]], seed: int = 0) -> None:
+    """Hold a codec to every promise of `distbelief.codecs.codec`.
+
+    Args:
+        codec: of values of the examples' dtype.
+        examples: 1-D arrays that it can hold; the empty one is tried with them.
+        seed: of what is spoilt.
+
+    Raises:
+        AssertionError: a promise is not kept; the text says which, of which example.
+    """
+    chance = np.random.default_rng(seed)
+    for number, values in enumerate([*examples, examples[0][:0]]):
+        told = f"example {number} ({len(values)} values)"
+        data = _check_back(codec, values, told)
+        _check_refused(codec, data, len(values), values.dtype, told)
+        for _ in range(SPOILT if data else 0):
+            spoilt = bytearray(data)
+            for at in chance.integers(0, len(data), chance.integers(1, 4)):
+                spoilt[at] ^= int(chance.integers(1, 256))
+            _check_any(codec, bytes(spoilt), len(values), values.dtype, f"{told}, spoilt")
+        noise = chance.bytes(int(chance.integers(0, 2 * len(data) + 64)))
+        _check_any(codec, noise, len(values), values.dtype, f"{told}, foreign bytes")
+
+
+def _check_back(codec: Codec[Any], values: npt.NDArray[Any], told: str) -> bytes:
+    before = values.copy()
+    data = codec.encode(values)
+    assert np.array_equal(before, values), f"{told}: encode wrote to the values"
+    assert codec.encode(values.copy()) == data, f"{told}: the same values give other bytes"
+    most = codec.longest(len(values))
+    assert len(data) <= most, f"{told}: {len(data)} bytes, and longest() says {most}"
+    back = codec.decode(data, len(values))
+    assert back.shape == values.shape, f"{told}: came back as {back.shape}"
+    assert back.dtype == values.dtype, f"{told}: came back as {back.dtype}"
+    wide = np.float64 if values.dtype.kind == "f" else np.int64
+    distance = np.abs(back.astype(wide) - values.astype(wide))
+    far = np.flatnonzero(distance > codec.bound(values))
+    assert not len(far), f"{told}: value {far[0]} is {values[far[0]]}, and came back as {back[far[0]]}"
+    return data
+
+
+def _check_refused(codec: Codec[Any], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
+    cuts = range(len(data)) if len(data) <= CUTS else np.linspace(0, len(data) - 1, CUTS).astype(int).tolist()
+    for at in cuts:
+        _must_refuse(codec, data[:at], count, f"{told}, cut to {at} of {len(data)} bytes")
+    _must_refuse(codec, data + b"\0", count, f"{told}, with a byte more")
+    _must_refuse(codec, data, MOST, f"{told}, asked for {MOST} values")
+    _check_any(codec, data, count + 1, dtype, f"{told}, asked for one more")
+
+
+def _must_refuse(codec: Codec[Any], data: bytes, count: int, told: str) -> None:
+    try:
+        codec.decode(data, count)
+    except DataError:
+        return
+    raise AssertionError(f"{told}: was not refused with a DataError")
+
+
+def _check_any(codec: Codec[Any], data: bytes, count: int, dtype: npt.DTypeLike, told: str) -> None:
+    """What is no DataError is as many values as were asked for."""
+    try:
+        values = codec.decode(data, count)
+    except DataError:
+        return
+    assert len(values) == count, f"{told}: gave {len(values)} values"
+    assert values.dtype == dtype, f"{told}: gave values of {values.dtype}"

@@ -1,0 +1,180 @@
+"""Codecs: their conformance suite, and what each is worth, by oracles of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distbelief.codecs.clusters import STARTS, Clusters, cluster
+from distbelief.codecs.gaps import Gaps
+from distbelief.codecs.huffman import CHUNK, Huffman, canonical, code_lengths
+from distbelief.codecs.low_precision import PRECISIONS, LowPrecision
+from distbelief.codecs.packed import Packed
+from distbelief.errors import DataError, UsageError
+from distbelief.testing import check_codec
+
+CHANCE = np.random.default_rng(7)
+NORMAL = CHANCE.normal(size=9001).astype(np.float32)
+NUMBERS = [
+    NORMAL,
+    NORMAL[:1],
+    np.zeros(1030, np.float32),
+    np.array([1e-40, 3e38, -1e-45], np.float32),
+    np.repeat(np.float32([1, 2]), 9),
+]
+SMALL = [values for values in NUMBERS if np.abs(values).max() < 6e4]
+SYMBOLS = [
+    CHANCE.geometric(0.3, 2 * CHUNK + 5).clip(0, 15).astype(np.uint16),
+    CHANCE.integers(0, 16, CHUNK).astype(np.uint16),
+    np.full(CHUNK + 1, 3, np.uint16),
+    np.array([15], np.uint16),
+    np.repeat(np.arange(15, dtype=np.uint16), np.array([2**one for one in range(12)] + [1, 1, 1])),
+]
+PLACES = [
+    np.flatnonzero(CHANCE.random(50_000) < 0.08),
+    np.array([0]),
+    np.array([49_999]),
+    np.arange(50_000),
+    np.array([7, 8, 40_000]),
+]
+CODECS: dict[str, tuple[Any, list[Any]]] = {
+    "bf16": (LowPrecision("bf16"), NUMBERS),
+    "fp16": (LowPrecision("fp16"), SMALL),
+    "int8": (LowPrecision("int8"), NUMBERS),
+    "packed": (Packed(4), SYMBOLS),
+    "packed, 12 bits": (Packed(12), SYMBOLS),
+    "huffman": (Huffman(4), SYMBOLS),
+    "huffman, 12 bits": (Huffman(12), SYMBOLS),
+    "gaps": (Gaps(50_000), PLACES),
+    "gaps, packed": (Gaps(50_000, huffman=False), PLACES),
+    "gaps of 3 bits": (Gaps(50_000, bits=3), PLACES),
+    **{f"clusters from {start}": (Clusters(4, start), NUMBERS) for start in STARTS},
+    "clusters, huffman": (Clusters(3, huffman=True), NUMBERS),
+}
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_keeps_its_promises(name: str) -> None:
+    check_codec(*CODECS[name])
+
+
+def entropy(symbols: Any) -> float:
+    """Bytes that symbols have by Shannon's bound."""
+    _, counts = np.unique(symbols, return_counts=True)
+    return float(-(counts * np.log2(counts / len(symbols))).sum() / 8)
+
+
+TABLE = {2: 32, 3: 32, 4: 8, 5: 16, 8: 128}
+"""Bytes of the lengths of codes, by the bits of a symbol."""
+
+
+@pytest.mark.parametrize("bits", TABLE)
+def test_a_huffman_code_is_within_3_percent_of_the_entropy(bits: int) -> None:
+    """Of symbols as they occur: ids of normal numbers, and gaps of a twelfth."""
+    spread = CHANCE.normal(size=60_000) * 2**bits / 6 + 2**bits / 2
+    gaps = np.diff(np.flatnonzero(CHANCE.random(700_000) < 1 / 12))
+    for symbols in (spread.clip(0, 2**bits - 1).astype(np.uint16), gaps.clip(0, 2**bits - 1).astype(np.uint16)):
+        assert len(Huffman(bits).encode(symbols)) < 1.03 * entropy(symbols) + TABLE[bits]
+
+
+def test_codes_are_as_short_as_any_prefix_code() -> None:
+    """By all lengths that Kraft's inequality allows, of a small alphabet."""
+    counts = np.array([11, 5, 3, 1])
+    possible = [
+        sum(int(n) * length for n, length in zip(counts, lengths, strict=True))
+        for lengths in np.ndindex(5, 5, 5, 5)
+        if min(lengths) and sum(2.0**-length for length in lengths) <= 1
+    ]
+    assert int((code_lengths(counts) * counts).sum()) == min(possible)
+
+
+def test_no_code_begins_another() -> None:
+    lengths = code_lengths(np.array([2**one for one in range(15)]))
+    words = [f"{code:0{length}b}" for code, length in zip(canonical(lengths), lengths, strict=True)]
+    assert not [(a, b) for a in words for b in words if a != b and b.startswith(a)]
+
+
+def test_a_code_has_15_bits_at_most_and_its_size_is_known_before() -> None:
+    fibonacci = [1, 1]
+    while len(fibonacci) < 24:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    counts = np.array([*fibonacci, *[0] * 8])
+    assert code_lengths(counts).max() <= 15
+    symbols = np.repeat(np.arange(32, dtype=np.uint16), counts)
+    for bits in (5, 12):
+        assert len(Huffman(bits).encode(symbols)) == Huffman(bits).size(symbols)
+
+
+def test_the_bits_of_a_gap_are_those_that_need_the_fewest_bytes() -> None:
+    positions = PLACES[0]
+    for huffman in (True, False):
+        sizes = [len(Gaps(50_000, huffman, bits).encode(positions)) for bits in range(2, 11)]
+        assert len(Gaps(50_000, huffman).encode(positions)) == min(sizes) < max(sizes)
+
+
+def within(values: Any, codebook: Any, ids: Any) -> float:
+    """The squared distances within clusters."""
+    return float(((values.astype(np.float64) - codebook.astype(np.float64)[ids]) ** 2).sum())
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_k_means_comes_to_rest_where_plain_lloyd_does(start: str) -> None:
+    values = NORMAL[:500]
+    codebook, ids = cluster(values, 8, start, seed=3)
+    distances = np.abs(values[:, None].astype(np.float64) - codebook)
+    assert (distances[np.arange(500), ids] <= distances.min(1) + 1e-7).all()
+    for one in range(8):
+        assert codebook[one] == pytest.approx(values[ids == one].mean(dtype=np.float64), abs=1e-5)
+
+
+def test_k_means_of_few_numbers_is_the_best_there_is() -> None:
+    """Of all ways to cut sorted numbers in three; one start of the three finds it here."""
+    values = np.sort(NORMAL[:30])
+    best = min(
+        within(values, np.array([part.mean() for part in parts]), np.repeat([0, 1, 2], [len(part) for part in parts]))
+        for a in range(1, 29)
+        for b in range(a + 1, 30)
+        if (parts := np.split(values, [a, b]))
+    )
+    assert min(within(values, *cluster(values, 3, start)) for start in STARTS) == pytest.approx(best, rel=1e-6)
+
+
+def test_starts_are_what_they_say() -> None:
+    """Before a single round: of numbers that k-means leaves where it began."""
+    ends = {start: cluster(np.float32([0, 1, 2, 3, 30]), 2, start, seed=5)[0].tolist() for start in STARTS}
+    assert ends["linear"] == [1.5, 30]
+    seeds = {tuple(cluster(NORMAL, 16, "random", seed)[0].tolist()) for seed in range(3)}
+    linear, density = (cluster(NORMAL, 16, start)[0] for start in ("linear", "density"))
+    assert len(seeds) == 3
+    assert np.abs(linear).max() > np.abs(density).max()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: cluster(np.float32([1, 1, 2]), 3), "3 clusters of 2 different values"),
+        (lambda: cluster(np.float32([1, 2]), 0), "0 clusters of 2 different values"),
+        (lambda: cluster(np.float32([1, np.nan]), 1), "value 1 of 2 is nan: only finite numbers"),
+        (lambda: cluster(np.float32([1, 2]), 1, "lineer"), "unknown start 'lineer'; did you mean 'linear'"),
+        (lambda: LowPrecision("fp16").encode(np.float32([0, 7e4])), "value 1 of 2 is 70000, which overflows fp16"),
+        (lambda: LowPrecision("int8").encode(np.float32([np.inf])), "value 0 of 1 is inf"),
+        (lambda: LowPrecision("fp8"), "unknown precision 'fp8'; did you mean 'fp16'"),
+        (lambda: Packed(3).encode(np.array([8], np.uint16)), "symbol 8 does not fit into 3 bits: it may be 7 at most"),
+        (lambda: Huffman(13), "13 bits for each symbol: must be 1 or more, and at most 12"),
+        (lambda: Gaps(9).encode(np.array([3, 3])), "positions must ascend from 0 or more, and be below 9"),
+        (lambda: Gaps(9).encode(np.array([9])), "positions must ascend from 0 or more, and be below 9"),
+        (lambda: Gaps(9, bits=13), "gaps of 13 bits: must be 1 to 12"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused_with_its_value(wrong: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        wrong()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_numbers_that_are_not_finite_are_refused_in_files_too(precision: str) -> None:
+    bytes_of = {"bf16": b"\x80\x7f", "fp16": b"\x00\x7c", "int8": b"\x00\x00\xc0\x7f\x01"}
+    with pytest.raises(DataError, match="one that is no finite number"):
+        LowPrecision(precision).decode(bytes_of[precision], 1)

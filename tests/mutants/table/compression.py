@@ -1,0 +1,127 @@
+"""Mutants of codecs, compressed files and what makes them."""
+
+from mutants import Mutant
+
+CODECS = "A codec gives back what it was given"
+ENTROPY = "Huffman codes of ids and gaps are within 3 %"
+FILE = "A compressed file is read as it was written"
+ZERO = "What was pruned stays zero"
+RATIO = "The ratio that `compress` tells"
+CHECK = "tests/core/test_codecs.py::test_every_codec_keeps_its_promises"
+NEAR = "tests/core/test_codecs.py::test_a_huffman_code_is_within_3_percent_of_the_entropy"
+SMALL = "tests/simulated/test_compress.py::test_a_run_becomes_a_small_file_that_does_as_well"
+
+MUTANTS = [
+    Mutant(
+        "bytes-behind-the-last-code-are-not-seen",
+        CODECS,
+        "codecs/huffman.py",
+        "cut(stream, (-(-int(ends[-1]) // 8),), what)",
+        "cut(stream, (-1,), what)",
+        (f"{CHECK}[huffman]",),
+    ),
+    Mutant(
+        "gaps-forget-their-fillers",
+        CODECS,
+        "codecs/gaps.py",
+        "reached = np.cumsum(symbols.astype(np.int64) + (symbols < filler))",
+        "reached = np.cumsum((symbols.astype(np.int64) + 1) * (symbols < filler))",
+        (f"{CHECK}[gaps]",),
+    ),
+    Mutant(
+        "int8-has-one-scale",
+        CODECS,
+        "codecs/low_precision.py",
+        "    return largest / np.float32(LEVELS)",
+        "    return np.full_like(largest, largest.max(initial=0)) / np.float32(4 * LEVELS)",
+        (f"{CHECK}[int8]",),
+    ),
+    Mutant(
+        "a-codebook-may-be-too-short",
+        CODECS,
+        "codecs/clusters.py",
+        "(len(ids) and int(ids.max()) >= entries) or not",
+        "not",
+        (f"{CHECK}[clusters from linear]",),
+    ),
+    Mutant(
+        "symbols-of-few-bits-are-coded-one-by-one",
+        ENTROPY,
+        "codecs/huffman.py",
+        "TOGETHER_BITS = 6\n",
+        "TOGETHER_BITS = 1\n",
+        (f"{NEAR}[2]",),
+    ),
+    Mutant(
+        "the-lightest-trees-are-joined-last",
+        ENTROPY,
+        "codecs/huffman.py",
+        "    trees = [(int(weights[symbol]), int(symbol), [int(symbol)]) for",
+        "    trees = [(1, int(symbol), [int(symbol)]) for",
+        (f"{NEAR}[4]", "tests/core/test_codecs.py::test_codes_are_as_short_as_any_prefix_code"),
+    ),
+    Mutant(
+        "a-checksum-is-not-looked-at",
+        FILE,
+        "codecs/file.py",
+        "if zlib.crc32(memoryview(data)[:-4]) != ",
+        "if len(data) < 0 and zlib.crc32(memoryview(data)[:-4]) != ",
+        ("tests/core/test_model_files.py::test_what_is_spoilt_is_refused_and_nothing_else_happens",),
+    ),
+    Mutant(
+        "a-header-may-say-anything",
+        FILE,
+        "codecs/file.py",
+        "        _check(entry)\n",
+        "",
+        ("tests/core/test_model_files.py::test_a_header_that_lies_is_refused_before_anything_is_made_of_it",),
+    ),
+    Mutant(
+        "a-file-with-more-tensors-fits",
+        FILE,
+        "tasks/compressed.py",
+        "    if more := [name for name in state if name not in own]:",
+        "    if more := [name for name in state if name not in state]:",
+        ("tests/core/test_model_files.py::test_a_model_that_does_not_fit_is_refused_with_the_first_difference",),
+    ),
+    Mutant(
+        "what-a-file-names-is-imported",
+        FILE,
+        "tasks/model_files.py",
+        "    if not task and file.task not in BUILTINS:",
+        "    if not (task or file.task):",
+        ("tests/core/test_model_files.py::test_nothing_is_imported_because_a_file_names_it",),
+    ),
+    Mutant(
+        "a-shared-gradient-is-a-mean",
+        ZERO,
+        "tasks/compressed.py",
+        "values.index_select(0, self.ids)",
+        "(values + (values - values.detach()) * (1 / self.ids.numel() - 1)).index_select(0, self.ids)",
+        ("tests/core/test_model_files.py::test_a_constrained_model_has_the_values_of_its_file_and_summed_gradients",),
+    ),
+    Mutant(
+        "what-was-pruned-comes-back",
+        ZERO,
+        "tasks/compressed.py",
+        "            kept = kept.new_zeros(self._size)",
+        "            kept = kept.new_full((self._size,), 1e-3)",
+        ("tests/core/test_model_files.py::test_a_constrained_model_has_the_values_of_its_file_and_summed_gradients",),
+    ),
+    Mutant(
+        "the-ratio-is-that-of-the-weights-alone",
+        RATIO,
+        "compression/compressing.py",
+        "    size = path.stat().st_size\n",
+        "    size = sum(len(part) for one in file.tensors.values() for part in one.encode(file.huffman))\n",
+        (SMALL,),
+    ),
+    Mutant(
+        "the-error-is-that-of-the-run",
+        RATIO,
+        "compression/compressing.py",
+        "    fill(models[1], read)\n",
+        "    models[1].load_state_dict(origin.state)\n",
+        (SMALL,),
+    ),
+]
