@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         Synchronous,
     )
     from distbelief.tasks import Task, TensorData
-    from distbelief.tasks.model_files import load
+    from distbelief.tasks.files.loading import load
     from distbelief.transport.processors import Hosts
     from distbelief.transport.virtual import NetworkModel, Outage
 
@@ -64,7 +64,7 @@ _PLACES = {
     "compress": "compression.compressing",
     "expand": "compression.expanding",
     "Compression": "compression.options",
-    "load": "tasks.model_files",
+    "load": "tasks.files.loading",
     "Job": "job",
     **dict.fromkeys(
         ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),

@@ -25,7 +25,7 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Strategy, find
 from distbelief.tasks import Task, available, resolve
-from distbelief.tasks.compressed import MARK, constrain, fill, layers
+from distbelief.tasks.files.constrained import MARK, constrain, fill, layers
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, measure
 

@@ -12,7 +12,7 @@ from distbelief.codecs.clusters import cluster
 from distbelief.codecs.file import ModelFile
 from distbelief.codecs.stored import Stored
 from distbelief.errors import UsageError
-from distbelief.tasks.compressed import trained_name
+from distbelief.tasks.files.constrained import trained_name
 
 
 def stored(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stored], dict[str, str]]:

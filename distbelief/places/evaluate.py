@@ -14,9 +14,9 @@ from distbelief.errors import CheckpointError, DataError, UsageError
 from distbelief.record.folder import RunFolder
 from distbelief.record.restore import load_weights
 from distbelief.tasks import Task, as_data, available, resolve
-from distbelief.tasks.compressed import fill
+from distbelief.tasks.files.constrained import fill
+from distbelief.tasks.files.loading import task_of
 from distbelief.tasks.flat import layout_of
-from distbelief.tasks.model_files import task_of
 from distbelief.tasks.worker import build_model, measure
 
 

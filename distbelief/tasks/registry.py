@@ -9,9 +9,9 @@ from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.references import find
 from distbelief.tasks.alexnet import alexnet, mnist_alexnet
-from distbelief.tasks.compressed import MARK, constrained
 from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
 from distbelief.tasks.digits import digits
+from distbelief.tasks.files.constrained import MARK, constrained
 from distbelief.tasks.gpt import gpt_tiny
 from distbelief.tasks.gru import mnist_gru
 from distbelief.tasks.inception import mnist_inception

@@ -20,7 +20,7 @@ from distbelief.codecs.stored import Stored
 from distbelief.compression import shrinking
 from distbelief.errors import DataError, LayoutError, UsageError
 from distbelief.places.evaluate import evaluate
-from distbelief.tasks.compressed import constrain
+from distbelief.tasks.files.constrained import constrain
 
 
 def small() -> nn.Module:

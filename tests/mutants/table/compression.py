@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "a-file-with-more-tensors-fits",
         FILE,
-        "tasks/compressed.py",
+        "tasks/files/constrained.py",
         "    if more := [name for name in state if name not in own]:",
         "    if more := [name for name in state if name not in state]:",
         ("tests/core/test_model_files.py::test_a_model_that_does_not_fit_is_refused_with_the_first_difference",),
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "what-a-file-names-is-imported",
         FILE,
-        "tasks/model_files.py",
+        "tasks/files/loading.py",
         "    if not task and file.task not in BUILTINS:",
         "    if not (task or file.task):",
         ("tests/core/test_model_files.py::test_nothing_is_imported_because_a_file_names_it",),
@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "a-shared-gradient-is-a-mean",
         ZERO,
-        "tasks/compressed.py",
+        "tasks/files/constrained.py",
         "values.index_select(0, self.ids)",
         "(values + (values - values.detach()) * (1 / self.ids.numel() - 1)).index_select(0, self.ids)",
         ("tests/core/test_model_files.py::test_a_constrained_model_has_the_values_of_its_file_and_summed_gradients",),
@@ -103,7 +103,7 @@ MUTANTS = [
     Mutant(
         "what-was-pruned-comes-back",
         ZERO,
-        "tasks/compressed.py",
+        "tasks/files/constrained.py",
         "            kept = kept.new_zeros(self._size)",
         "            kept = kept.new_full((self._size,), 1e-3)",
         ("tests/core/test_model_files.py::test_a_constrained_model_has_the_values_of_its_file_and_summed_gradients",),

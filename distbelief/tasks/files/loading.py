@@ -10,7 +10,7 @@ from torch import nn
 from distbelief.codecs.file import ModelFile, read
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError
-from distbelief.tasks.compressed import fill
+from distbelief.tasks.files.constrained import fill
 from distbelief.tasks.registry import BUILTINS, resolve
 from distbelief.tasks.task import Task
 
