@@ -13,6 +13,7 @@ nothing is lost: it is told of every update, and what the update lets the shard 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from distbelief.core import events, messages, records, roles
 from distbelief.core.consistency import Action, Drop, Key, PlannedUpdate, Policy
@@ -25,6 +26,7 @@ from distbelief.core.conversations import (
     mirroring,
     pushing,
 )
+from distbelief.core.conversations.table import Conversation
 from distbelief.core.effects import Connect, Effect, End, Load, Payload, Save, Send, WriteRecord
 from distbelief.core.events import Event
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, PushTaken, Taking
@@ -36,7 +38,7 @@ from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
-from distbelief.server.mirror import Mirror
+from distbelief.server.mirror import Make, Mirror
 from distbelief.server.pending_update import PendingUpdate, pushed, standing, taken, waiting
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
@@ -47,6 +49,55 @@ HOLD, GATHER, ANSWER = Action.HOLD, Action.GATHER, Action.ANSWER
 APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
 
 
+Handlers = Mapping[type, Callable[..., list[Effect]]]
+"""The answer to each kind of event, from its sender, itself and its payload."""
+
+
+class Holding:
+    """What a shard holds, from when its range is known."""
+
+    def __init__(self, plan: Plan, index: int, held: Slice) -> None:
+        self.plan, self.slice = plan, held
+        self.moving, self.frozen = plan.assignments[index].moving, plan.assignments[index].frozen
+        self.covers = (self.moving,)
+        """What a push must cover."""
+        self.exchange = Exchange(plan, index)
+        self.rate = plan.factor
+
+
+class Sums(Protocol):
+    """What becomes of what replicas send a shard, where that is no push: the part that a strategy gives it then."""
+
+    conversations: Iterable[Conversation]
+    """In which shard and standby take part."""
+    repeated: tuple[type, ...]
+    """What a standby is told that its shard has done, beside what every shard may do."""
+
+    def handlers(self, shard: Shard) -> Handlers:
+        """How the shard answers to those who send it gradients, and to who says what becomes of these."""
+        ...
+
+    def measured(self, shard: Shard) -> Payload:
+        """The bytes of the moving range as the evaluator is to see them."""
+        ...
+
+    def state(self, shard: Shard) -> tuple[dict[str, Any], mirroring.Summing, list[tuple[Make, Payload]]]:
+        """What its standby is sent: arrays, how far it is, and what is sent beside."""
+        ...
+
+    def repeat(self, shard: Shard, whole: bool, event: Any, payload: Payload | None) -> None:
+        """Do what another has done, of which this shard holds the whole state or not yet."""
+        ...
+
+    def state_limit(self, plan: Plan) -> int:
+        """Most bytes of a shard's state, for each byte of its slice."""
+        ...
+
+    def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
+        """Be as far as another is."""
+        ...
+
+
 class Shard:
     """One server shard.
 
@@ -54,11 +105,12 @@ class Shard:
         index: which of the plan's assignments it holds.
         make: makes the slice, once the plan is known.
         incarnation: of this shard; stands in every version it tells.
+        sums: what becomes of what replicas send; where None, pushes, with which an optimizer steps.
     """
 
-    heard = heard_by(Kind.SHARD, SERVED)
-
-    def __init__(self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0) -> None:
+    def __init__(
+        self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0, sums: Sums | None = None
+    ) -> None:
         self.index, self._make, self.role = index, make, roles.shard(index)
         self.version = Version(incarnation, 0)
         self._began = 0
@@ -66,22 +118,21 @@ class Shard:
         self.staleness: dict[int, int] = {}
         self.ledger = Ledger()
         self.policy = Policy()
-        self._asks = False
+        self.sums = sums
+        self._asks = self._succeeds = False
         self._pushes: dict[Key, tuple[pushing.Push, Payload]] = {}
         self._fetches: dict[tuple[str, int, int], pushing.Fetch] = {}
         self._others: dict[str, int] = {}
-        self._plan: Plan | None = None
-        self._slice: Slice | None = None
+        self._own: Holding | None = None
         self._blank: set[Range] = set()
-        self._covers: tuple[Range, ...] = ()
         self._latest: dict[str, tuple[int, int]] = {}
-        self._mirror = Mirror(roles.standby(index))
+        self.mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
         self._pending: PendingUpdate | None = None
         self._later: list[tuple[str, Event]] = []
         self._answers = Answers(
             "a shard",
-            self.heard,
+            heard_by(Kind.SHARD, sums.conversations if sums else SERVED),
             {
                 pushing.Fetch: self._fetch,
                 initialising.Initialise: self._initialise,
@@ -100,7 +151,7 @@ class Shard:
                 agreement.Follow: self._follow,
                 agreement.Norms: self._hear_norms,
                 agreement.Ruler: lambda _sender, event, _payload: self._meet(event.place),
-                events.Lent: self._mirror.lent,
+                events.Lent: self.mirror.lent,
                 mirroring.BeginMirroring: self._begin_mirror,
                 mirroring.Confirmed: self._kept,
                 mirroring.Unmirrored: self._alone,
@@ -114,13 +165,9 @@ class Shard:
                 ],
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
-                **self._take_gradients(),
+                **(sums.handlers(self) if sums else {pushing.Push: self._push}),
             },
         )
-
-    def _take_gradients(self) -> Mapping[type, Callable[..., list[Effect]]]:
-        """How it answers to those who send it gradients, and to who says what becomes of these."""
-        return {pushing.Push: self._push}
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; who breaks the protocol is told so by a `RemoteProtocolError`."""
@@ -132,35 +179,33 @@ class Shard:
         return self._answers.to(sender, type(event))(sender, event, payload)
 
     def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
-        if self._slice is not None and self._inherits is None:
+        if self._own is not None and self._inherits is None:
             raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
+        own = self.hold(event.plan) if self._inherits is None else self.own
         if self._inherits is None:
-            self.hold(event.plan)
-            self._blank |= {part for part in (self._range, self._frozen) if part.size}
+            self._blank |= {part for part in (own.moving, own.frozen) if part.size}
         settings = event.plan.settings
         self.policy = settings.strategy.policy(settings, rules=self.index == event.plan.ruler)
         if self._inherits is not None:
             floor, rulings, norms = self._inherits
             self.policy.resume(floor, rulings)
-            self._exchange.resume(floor, norms)
+            own.exchange.resume(floor, norms)
         for who, incarnation in event.members:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
-        self._asks, self._rate = self.policy.decides, event.plan.factor
+        self._asks = self.policy.decides
         met = self._meet(event.ruler) if settings.strategy.rounds else []
         met += [effect for follower in self._others for effect in self._recall(follower)]
         if settings.standby:
-            met.append(self._mirror.lend(max(self._range.size, self._frozen.size, self.held.sum_size)))
+            met.append(self.mirror.lend(max(own.moving.size, own.frozen.size, own.slice.sum_size)))
         if event.checkpoint and self._inherits is None:
             return [*met, Load(event.checkpoint, event.plan, self.index)]
         return [*met, Send(roles.COORDINATOR, initialising.Restored(loaded=self._inherits is not None))]
 
-    def hold(self, plan: Plan) -> Slice:
+    def hold(self, plan: Plan) -> Holding:
         """Make its slice of a plan."""
-        self._plan, self._slice, self._exchange = plan, self._make(plan, self.index), Exchange(plan, self.index)
-        self._range, self._frozen = plan.assignments[self.index].moving, plan.assignments[self.index].frozen
-        self._covers = (self._range,)
-        return self._slice
+        self._own = Holding(plan, self.index, self._make(plan, self.index))
+        return self._own
 
     def inherit(
         self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]
@@ -171,10 +216,10 @@ class Shard:
 
     def _meet(self, ruler: messages.Address) -> list[Effect]:
         """Be told of the rounds by the shard that rules them, unless it is this one."""
-        assert self._plan is not None
-        who = roles.shard(self._plan.ruler)
+        own = self.own
+        who = roles.shard(own.plan.ruler)
         follow = Send(who, agreement.Follow(self.policy.floor))
-        return [] if self.index == self._plan.ruler else [Connect(who, ruler), follow, *self._exchange.again()]
+        return [] if self.index == own.plan.ruler else [Connect(who, ruler), follow, *own.exchange.again()]
 
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
@@ -197,13 +242,14 @@ class Shard:
         return [Send(sender, initialising.Initialised(self.version))]
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
-        held, own = self.held, self._range
+        here = self.own
+        held, own = here.slice, here.moving
         if event.start != own.start or event.stop != own.stop or payload is None:
             raise RemoteProtocolError(
                 f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{own.start}, {own.stop})"
             )
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
-        if not known or event.ranges != self._covers:
+        if not known or event.ranges != here.covers:
             raise self._unread(sender, event)
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
@@ -221,7 +267,7 @@ class Shard:
                     f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
                 )
             self._latest[sender] = event.version.updates, staleness
-            floor, factor = self.policy.floor, self._rate(self.samples)
+            floor, factor = self.policy.floor, here.rate(self.samples)
             if self._asks:
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action is HOLD:
@@ -232,7 +278,7 @@ class Shard:
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
                     told = self._copy(GATHERED, sender, event, payload, staleness, verdict.scale)
-                    return [*told, *self._mirror.after([pushed(sender, event, version)]), *self._settle()]
+                    return [*told, *self.mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
@@ -240,23 +286,23 @@ class Shard:
             self.version = Version(incarnation, updates + 1)
             told = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
-                freed = self._let_go()
+                freed = self.let_go()
         elif key in self._pushes or (self._pending and self._pending.has(key)):
             return []
         else:
             self.policy.taken(sender, event.tick)
-            freed = self._let_go()
+            freed = self.let_go()
         dropped = noted.taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
-        return [*told, *self._mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
+        return [*told, *self.mirror.after([pushed(sender, event, self.version, dropped)]), *freed]
 
     def _copy(
         self, use: mirroring.CopyUse, sender: str, event: pushing.Push, payload: Payload, staleness: int, factor: float
     ) -> list[Effect]:
         """Have the standby, where there is one, do the same with a push."""
-        if self._mirror.place is None:
+        if self.mirror.place is None:
             return []
         one = taken(sender, event)
-        return self._mirror.copy(use, payload, (one,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
+        return self.mirror.copy(use, payload, (one,), (staleness,), event.samples, factor, 1.0, self.policy.floor)
 
     def _unread(self, sender: str, event: pushing.Push) -> RemoteProtocolError:
         """The error for a push whose bytes this shard cannot read."""
@@ -268,9 +314,9 @@ class Shard:
         if event.partition != roles.partition_of(sender):
             return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, which it is not")
         covered = ", ".join(f"[{part.start}, {part.stop})" for part in event.ranges[:3])
+        own = self.own.moving
         return RemoteProtocolError(
-            f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds "
-            f"[{self._range.start}, {self._range.stop})"
+            f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds [{own.start}, {own.stop})"
         )
 
     def _based(self, version: Version) -> int:
@@ -282,6 +328,8 @@ class Shard:
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
         start, stop = event.start, event.stop
         frozen = self._which(sender, start, stop)
+        if self.sums is not None and sender == roles.EVALUATOR and not frozen:
+            return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version), self.sums.measured(self))]
         if self._asks and not frozen and not self._may_fetch(sender, event.tick):
             held_back = self._fetches.get((sender, start, event.slot))
             if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
@@ -297,7 +345,7 @@ class Shard:
         """Whether a step may begin with the parameters as they are."""
         return (
             self._pending is None
-            and self._mirror.covers(self.policy.floor)
+            and self.mirror.covers(self.policy.floor)
             and self.policy.fetch(who, tick).action is ANSWER
         )
 
@@ -306,13 +354,13 @@ class Shard:
         effects: list[Effect] = []
         if isinstance(self.policy, Rounds):
             for ruling in self.policy.untold():
-                effects += self._mirror.tell(ruling=ruling)
-                effects += self._mirror.after([Send(role, ruling) for role in self._others])
+                effects += self.mirror.tell(ruling=ruling)
+                effects += self.mirror.after([Send(role, ruling) for role in self._others])
         made: list[Effect] = []
         while self._pending is None and (due := self.policy.due(short)) is not None:
             made += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        effects += self._exchange.pass_over(self._floor) if self._plan else []
-        return effects + made + self._let_go() if made else effects + self._mirror.tell_floor(self._floor)
+        effects += self._own.exchange.pass_over(self._floor) if self._own else []
+        return effects + made + self.let_go() if made else effects + self.mirror.tell_floor(self._floor)
 
     @property
     def _floor(self) -> int:
@@ -323,35 +371,35 @@ class Shard:
         """Begin an optimizer step, and make it unless norms of other shards are in it; held pushes are read where they
         lie.
         """
-        updates = self.version.updates
-        factor = self._rate(self.samples)
+        updates, own = self.version.updates, self.own
+        factor = own.rate(self.samples)
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stale = tuple(updates - self._based(push.version) for _, _, push, _ in held)
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
-            self.held.gather(key.who, push.slot, payload, weight, average=True)
+            own.slice.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
         self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stale)
-        said = self._exchange.say(self._floor, self.held.squares()) if self._exchange.takes_part else []
+        said = own.exchange.say(self._floor, own.slice.squares()) if own.exchange.takes_part else []
         return said + self._finish()
 
     def _finish(self) -> list[Effect]:
         """Make the step that was begun, once the norms that it needs are known."""
-        made = self._pending
-        norms = self._exchange.whole(self._floor) if self._exchange.takes_part else ()
+        made, own = self._pending, self.own
+        norms = own.exchange.whole(self._floor) if own.exchange.takes_part else ()
         if made is None or norms is None:
             return []
         self._pending = None
-        told = made.mirrored(self._mirror, self.held, self.policy.floor, norms)
-        self.held.step(made.factor, made.due.weight, norms)
+        told = made.mirrored(self.mirror, own.slice, self.policy.floor, norms)
+        own.slice.step(made.factor, made.due.weight, norms)
         self.samples += made.due.samples
         self.version = Version(self.version.incarnation, self.version.updates + 1)
-        return told + self._mirror.after(made.acknowledged(self.version))
+        return told + self.mirror.after(made.acknowledged(self.version))
 
     def _hear_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:
         """What a shard adds to the norms of a round, or what all of them do."""
-        told = [*self._exchange.take(sender, event), *self._finish()]
+        told = [*self.own.exchange.take(sender, event), *self._finish()]
         if self._pending is None:
-            told += self._settle() + self._let_go()
+            told += self._settle() + self.let_go()
             later, self._later = self._later, []
             told += [effect for asker, asked in later for effect in self.handle(asker, asked, None)]
         return told
@@ -359,13 +407,13 @@ class Shard:
     def _drop(self, due: Drop) -> list[Effect]:
         push, _ = self._pushes.pop(due.key)
         self.ledger.drop(*due.key)
-        return self._mirror.tell(dropped=taken(due.key.who, push)) + self._mirror.after(
+        return self.mirror.tell(dropped=taken(due.key.who, push)) + self.mirror.after(
             [pushed(due.key.who, push, self.version, dropped=True)]
         )
 
-    def _let_go(self) -> list[Effect]:
+    def let_go(self) -> list[Effect]:
         """Answer the held fetches that may be answered now."""
-        effects = self._mirror.tell_floor(self._floor)
+        effects = self.mirror.tell_floor(self._floor)
         for (who, start, slot), event in list(self._fetches.items()):
             if self._may_fetch(who, event.tick):
                 del self._fetches[who, start, slot]
@@ -376,8 +424,8 @@ class Shard:
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
         tick = self.policy.attend(sender, event.incarnation, event.tick)
-        asked = self._mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 else [])
-        return asked + self._settle() + self._let_go()
+        asked = self.mirror.after([Send(sender, attendance.Admitted(tick))] if event.tick < 0 else [])
+        return asked + self._settle() + self.let_go()
 
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
         """Learn what the life before had acknowledged; what of that is not in the checkpoint is lost."""
@@ -391,7 +439,7 @@ class Shard:
         if died:
             self._forget_fetches(who, incarnation)
         self.policy.leave(who, incarnation, died)
-        return self._settle() + self._let_go()
+        return self._settle() + self.let_go()
 
     def _forget_fetches(self, who: str, incarnation: int) -> None:
         """Answer no fetch of a life that is over, or of any before it."""
@@ -414,7 +462,7 @@ class Shard:
             before = taken(key.who, push)._replace(clock=key.clock - 1)
             applied[before[:2]] = min(applied[before[:2]], before)
         life, updates = self.version
-        norms = self._exchange.known()
+        arrays, summing, beside = self.sums.state(self) if self.sums else (self.held.arrays(), None, ())
         whole = mirroring.StateSent(
             life,
             0,
@@ -424,19 +472,20 @@ class Shard:
             tuple(applied.values()),
             self.policy.floor,
             rulings,
-            norms,
+            self.own.exchange.known(),
+            summing,
         )
-        return [*made, *self._mirror.begin(event.place, self.held.arrays(), whole)]
+        return [*made, *self.mirror.begin(event.place, arrays, whole, beside)]
 
     def _kept(self, sender: str, event: mirroring.Confirmed, payload: Payload | None) -> list[Effect]:
-        said, whole = self._mirror.kept(event)
+        said, whole = self.mirror.kept(event)
         told: list[Effect] = [Send(roles.COORDINATOR, mirroring.Mirrored(event.life))] if whole else []
-        return told + said + self._let_go()
+        return told + said + self.let_go()
 
     def _alone(self, sender: str, event: mirroring.Unmirrored, payload: Payload | None) -> list[Effect]:
-        if self._mirror.place is None or self._mirror.place.incarnation != event.life:
+        if self.mirror.place is None or self.mirror.place.incarnation != event.life:
             return []
-        return self._mirror.end() + self._let_go()
+        return self.mirror.end() + self.let_go()
 
     # rounds
 
@@ -447,14 +496,14 @@ class Shard:
     def _recall(self, follower: str) -> list[Effect]:
         """Tell a shard the rulings that it may have missed."""
         known = self.policy.history.since(self._others[follower]) if isinstance(self.policy, Rounds) else []
-        return self._mirror.after([Send(follower, ruled) for ruled in known])
+        return self.mirror.after([Send(follower, ruled) for ruled in known])
 
     def _rule(self, sender: str, event: agreement.Ruling, payload: Payload | None) -> list[Effect]:
-        if not isinstance(self.policy, Rounds) or self._plan is None or sender != roles.shard(self._plan.ruler):
+        if not isinstance(self.policy, Rounds) or self._own is None or sender != roles.shard(self._own.plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
         self.policy.rule(event)
         # a round of nobody who is left makes no update, and yet those who waited for it may go on
-        return self._settle() + self._let_go()
+        return self._settle() + self.let_go()
 
     def _snapshot(self, sender: str, event: checkpointing.Snapshot, payload: Payload | None) -> list[Effect]:
         made = self._settle(short=True)  # what was acknowledged is in the parameters that are saved
@@ -464,17 +513,17 @@ class Shard:
         return [*made, Save(event.number, f"shard-{self.index}", self.held.arrays(), facts)]
 
     def _lost(self, sender: str, event: events.Lost, payload: Payload | None) -> list[Effect]:
-        if roles.is_replica(sender) and self._plan is not None:
+        if roles.is_replica(sender) and self._own is not None:
             return self._without(sender, event.incarnation, died=True)
         if sender == roles.EVALUATOR:
             self._forget_fetches(sender, event.incarnation)
             return []
         if (
-            sender == self._mirror.standby
-            and self._mirror.place is not None
-            and event.incarnation in (-1, self._mirror.place.incarnation)
+            sender == self.mirror.standby
+            and self.mirror.place is not None
+            and event.incarnation in (-1, self.mirror.place.incarnation)
         ):
-            return [Send(roles.COORDINATOR, mirroring.StandbyLost(self._mirror.place.incarnation))]
+            return [Send(roles.COORDINATOR, mirroring.StandbyLost(self.mirror.place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     def _description(self) -> checkpointing.Description:
@@ -486,7 +535,7 @@ class Shard:
 
     def waits(self) -> str:
         """What it waits for, in one sentence."""
-        if self._slice is None:
+        if self._own is None:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
@@ -495,19 +544,24 @@ class Shard:
         return {"version": self.version.updates, "of": standing(self.ledger.taken(), self._latest, self.waiting())}
 
     @property
-    def held(self) -> Slice:
-        """Its slice.
+    def own(self) -> Holding:
+        """What it holds.
 
         Raises:
             RemoteProtocolError: nobody has told it its range.
         """
-        if self._slice is None:
+        if self._own is None:
             raise RemoteProtocolError(f"{self.role} has not been told its range yet")
-        return self._slice
+        return self._own
+
+    @property
+    def held(self) -> Slice:
+        """Its slice; as `own`."""
+        return self.own.slice
 
     def _which(self, sender: str, start: int, stop: int) -> bool:
         """Whether a range is the frozen one; it must be that or the moving one."""
-        asked = Range(start, stop)
-        if self._slice is None or asked not in (self._range, self._frozen):
+        asked, own = Range(start, stop), self._own
+        if own is None or asked not in (own.moving, own.frozen):
             raise RemoteProtocolError(f"{sender} names [{start}, {stop}), which is not what {self.role} holds")
-        return asked != self._range
+        return asked != own.moving

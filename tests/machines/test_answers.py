@@ -22,7 +22,7 @@ from distbelief.strategies.allreduce.settings import AllreduceSettings
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import Descent
-from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.sandblaster.shard import shard, standby
 from distbelief.strategies.shared_memory.players import coordinator as memory_coordinator
 from distbelief.strategies.shared_memory.settings import MappedSettings
 
@@ -37,9 +37,9 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "of a mapping": (memory_coordinator(Settings(strategy=MappedSettings()), True, ANEW), Kind.COORDINATOR, SHARED),
     "of a group": (AllreduceCoordinator(Settings(strategy=AllreduceSettings()), True, ANEW), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
-    "shard in batches": (DescentShard(0, never), Kind.SHARD, BATCHED),
+    "shard in batches": (shard(0, never), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),
-    "standby in batches": (DescentStandby(0, never), Kind.STANDBY, BATCHED),
+    "standby in batches": (standby(0, never), Kind.STANDBY, BATCHED),
 }
 DEAF = {
     "sandblaster": {dealing.Progress},

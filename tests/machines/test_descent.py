@@ -35,12 +35,14 @@ from distbelief.core.messages import Version
 from distbelief.core.portions import ANEW, Portion, WorkUnit
 from distbelief.core.settings import DataSettings, Plan, Settings
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.shard import Shard
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import OVERLAPPING, Descent
-from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.sandblaster.shard import shard as batch_shard
+from distbelief.strategies.sandblaster.shard import standby as batch_standby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
 
 LAYOUT = lay_out([
@@ -74,30 +76,30 @@ def trained(values: torch.Tensor) -> torch.Tensor:
     ])  # fmt: skip
 
 
-def shard() -> DescentShard:
-    one = DescentShard(0, TorchVectorSlice)
+def shard() -> Shard:
+    one = batch_shard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(PLAN, ""), None)
     one.handle("replica 0", initialising.Initialise(0, 0, MOVING), numbers(0))
     return one
 
 
-def do(one: DescentShard, *commands: Any) -> tuple[float, ...]:
-    effects = one.handle("coordinator", Operate(one._newest.number + 1, commands), None)
+def do(one: Shard, *commands: Any) -> tuple[float, ...]:
+    effects = one.handle("coordinator", Operate(one.sums._newest.number + 1, commands), None)
     told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Operated)]
     return told[0].scalars if told else ()
 
 
-def vector(one: DescentShard, name: str) -> torch.Tensor:
-    return torch.cat([piece.view(-1).double() for piece in one.vectors.vector(name)])  # type: ignore[attr-defined]
+def vector(one: Shard, name: str) -> torch.Tensor:
+    return torch.cat([piece.view(-1).double() for piece in one.held.vector(name)])  # type: ignore[attr-defined]
 
 
 def contribute(
-    one: DescentShard, number: int, seed: int, evaluation: int = 1, part: int = 0, who: str = "replica 0"
+    one: Shard, number: int, seed: int, evaluation: int = 1, part: int = 0, who: str = "replica 0"
 ) -> list[Effect]:
     return one.handle(who, operations.Contribute(0, 0, MOVING, 0, evaluation, number, part), numbers(seed))
 
 
-def summed(one: DescentShard, name: str, seed: int) -> None:
+def summed(one: Shard, name: str, seed: int) -> None:
     """Make a vector of random numbers, as a work unit would be."""
     do(one, Gather(one.policy.floor + 1, (name,)))
     contribute(one, 0, seed, one.policy.floor)
@@ -129,7 +131,7 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
 def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
     plan = Plan(Settings(strategy=Descent()), layout, cut(layout, Mesh(1), 1), samples=100)
-    one = DescentShard(0, TorchVectorSlice)
+    one = batch_shard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(
         3 * BLOCK + 5, generator=torch.Generator().manual_seed(1)
@@ -217,7 +219,7 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
     [saved] = one.handle("coordinator", checkpointing.Snapshot(1), None)
     assert isinstance(saved, Save)
     assert {name.split(".", 2)[2] for name in saved.arrays if name.startswith("state.")} == {"history.s0", "history.y0"}
-    other = DescentShard(0, TorchVectorSlice, 1)
+    other = batch_shard(0, TorchVectorSlice, 1)
     other.handle("coordinator", initialising.Restore(PLAN, "there"), None)
     other.handle(
         "store", events.Loaded({name: value.clone() for name, value in saved.arrays.items()}, saved.facts), None
@@ -248,7 +250,7 @@ def test_a_wrong_word_is_the_senders_error(reason: str) -> None:
 
 
 def test_a_shard_without_its_range_refuses() -> None:
-    one = DescentShard(0, TorchVectorSlice)
+    one = batch_shard(0, TorchVectorSlice)
     for sender, message in (
         ("coordinator", Operate(9, (Zero("x"),))),
         ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0)),
@@ -269,8 +271,8 @@ def test_a_phantom_answers_as_many_scalars() -> None:
 class Pair:
     """A shard and its standby, which hears of the shard when it is let."""
 
-    def __init__(self, one: DescentShard) -> None:
-        self.shard, self.standby = one, DescentStandby(0, TorchVectorSlice)
+    def __init__(self, one: Shard) -> None:
+        self.shard, self.standby = one, batch_standby(0, TorchVectorSlice)
         self.standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
         self.said: list[Any] = []
         self._ways: list[Send] = []
@@ -294,7 +296,7 @@ class Pair:
         said, self.said = self.said, []
         return [type(effect.message) for effect in said]
 
-    def succeed(self) -> DescentShard:
+    def succeed(self) -> Shard:
         [become] = self.standby.handle("coordinator", mirroring.Succeed(1), None)
         assert isinstance(become, Become)
         heir: Any = become.machine
@@ -334,7 +336,7 @@ def test_an_heir_is_as_far_as_its_shard_whenever_its_standby_has_come(ordered: b
     heir = pair.succeed()
     torch.testing.assert_close(vector(heir, "g"), vector(one, "g"), rtol=0, atol=0)
     again = heir.handle("coordinator", Operate(2, (Scale(0.5, "g"), Dots((("g", "g"),)))), None)
-    assert again == [Send("coordinator", one._newest)], "what was told again is answered again, and not done again"
+    assert again == [Send("coordinator", one.sums._newest)], "what was told again is answered again, and not done again"
     torch.testing.assert_close(vector(heir, "g"), vector(one, "g"), rtol=0, atol=0)
     assert contribute(heir, 2, 2) == [Send("replica 0", operations.Contributed(0, 1, 2))]
     torch.testing.assert_close(vector(heir, "g"), vector(one, "g"), rtol=0, atol=0)
@@ -342,14 +344,14 @@ def test_an_heir_is_as_far_as_its_shard_whenever_its_standby_has_come(ordered: b
 
 
 def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
-    standby = DescentStandby(0, TorchVectorSlice)
+    standby = batch_standby(0, TorchVectorSlice)
     standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
     with pytest.raises(RemoteProtocolError, match="operations before the state"):
         standby.handle("shard 0", mirroring.OperationsDone(0, 1, Operate(1, (Zero("g"),)), ()), None)
     with pytest.raises(RemoteProtocolError, match="does not descend"):
         standby.handle("shard 0", mirroring.StateSent(0, 1, 0, 0, {}, (), 0, ()), None)
     for part, size in ((1, MOVING), (0, 8)):
-        with pytest.raises(RemoteProtocolError, match="none of its shard's"):
+        with pytest.raises(RemoteProtocolError, match="none of its own"):
             standby.handle(
                 "shard 0", mirroring.WorkUnitTaken(0, 0, size, 0, 1, 0, part), torch.zeros(size, dtype=torch.uint8)
             )

@@ -52,7 +52,7 @@ from distbelief.sharding.layout import Range
 from distbelief.strategies.parameter_server.players import coordinator as portion_coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import Descent
-from distbelief.strategies.sandblaster.shard import DescentShard
+from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
 from distbelief.tasks.idx import read_idx
 from distbelief.transport.base import outside
@@ -113,7 +113,7 @@ DESCENT = msgspec.structs.replace(
 
 
 def descending_shard() -> Shard:
-    one = DescentShard(0, TorchVectorSlice)
+    one = batch_shard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(DESCENT, ""), None)
     for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
         one.handle(

@@ -102,7 +102,7 @@ class Accounts:
         if any(shard.waits() for shard in shards):
             return  # one has fallen, and all are about to go back
         self.evaluations += not index
-        x = [torch.cat([torch.zeros(0), *map(torch.flatten, shard.vectors.vector("x"))]) for shard in shards]
+        x = [torch.cat([torch.zeros(0), *map(torch.flatten, shard.held.vector("x"))]) for shard in shards]
         start = sum(map(len, x[:index]))
         if not self._batch:
             sums, windows = ["g"], [list(range(SAMPLES))]
@@ -114,7 +114,7 @@ class Accounts:
             sums = ["g.head", "g.middle", "g.tail"]
             assert sum(map(len, windows)) <= self._batch
         for name, numbers in zip(sums, windows, strict=True):
-            own = torch.cat([torch.zeros(0), *map(torch.flatten, shards[index].vectors.vector(name))])
+            own = torch.cat([torch.zeros(0), *map(torch.flatten, shards[index].held.vector(name))])
             expected = whole_gradient(torch.cat(x), torch.tensor(sorted(numbers)))[start : start + len(own)]
             torch.testing.assert_close(own * SIZE, expected, rtol=1e-9, atol=1e-9)
 

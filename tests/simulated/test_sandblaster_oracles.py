@@ -310,16 +310,16 @@ def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vect
         count = 0
         while True:
             count += 1
-            shares = [[scalar for command in commands for scalar in shard.vectors.operate(command)] for shard in shards]
+            shares = [[scalar for command in commands for scalar in shard.held.operate(command)] for shard in shards]
             try:
                 commands = rounds.send([sum(column) for column in zip(*shares, strict=True)])
             except StopIteration:
                 break
         assert count == 2 * pairs + 1
         for shard in shards:
-            shard.vectors.operate(operations.Combine(made[0].terms, "f"))
+            shard.held.operate(operations.Combine(made[0].terms, "f"))
         ours, theirs = (
-            torch.cat([piece for shard in shards for piece in shard.vectors.vector(name)]) for name in ("f", "e")
+            torch.cat([piece for shard in shards for piece in shard.held.vector(name)]) for name in ("f", "e")
         )
         checked.append(distance(ours, theirs))
 

@@ -93,7 +93,8 @@ class Last:
     def delivered(self, sender: str, to: str, message: Message) -> None:
         if isinstance(message, membership.Stop) and to.startswith("standby"):
             standby: Any = self.run.simulation.driver._players[to].machine
-            self.held[to] = {name: value.clone() for name, value in standby._held.everything().items()}, standby._shard
+            held, shard = standby.following.held.everything(), standby.following.shard
+            self.held[to] = {name: value.clone() for name, value in held.items()}, shard
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -106,12 +107,12 @@ def test_a_standby_holds_every_vector_of_its_shard_bit_for_bit(options: dict[str
     run.simulation.run()
     for index, shard in enumerate(run.simulation.shards):
         arrays, twin = last.held[f"standby {index}"]
-        own = shard.vectors.everything()  # type: ignore[attr-defined]
+        own = shard.held.everything()  # type: ignore[attr-defined]
         assert arrays.keys() == own.keys()
         assert len(arrays) > 5
         assert all(torch.equal(arrays[name], own[name]) for name in own)
         for name in ("_newest", "_taken", "_into", "_ordered", "_next"):
-            assert getattr(twin, name) == getattr(shard, name)
+            assert getattr(twin.sums, name) == getattr(shard.sums, name)
         assert twin.version.updates == shard.version.updates > 2
 
 

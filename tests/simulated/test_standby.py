@@ -71,7 +71,7 @@ class Last:
     def sent(self, sender: str, to: str, message: Message) -> None:
         if isinstance(message, membership.Stop) and to.startswith("standby"):
             standby: Any = self.run.simulation.driver._players[to].machine
-            self.held[to] = standby._held.arrays(), standby._shard
+            self.held[to] = standby.following.held.arrays(), standby.following.shard
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """What is delivered changes nothing here."""

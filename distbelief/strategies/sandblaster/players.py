@@ -15,7 +15,7 @@ from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers
 from distbelief.strategies.sandblaster.batch_work import BatchWork
 from distbelief.strategies.sandblaster.replica import WorkUnitReplica
-from distbelief.strategies.sandblaster.shard import DescentShard, DescentStandby
+from distbelief.strategies.sandblaster.shard import shard, standby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 from distbelief.strategies.served import served
 
@@ -51,6 +51,6 @@ PLAYERS = Players(
     coordinator,
     (),
     replica,
-    servers=Servers(DescentShard, DescentStandby, TorchVectorSlice, PhantomVectorSlice),
+    servers=Servers(shard, standby, TorchVectorSlice, PhantomVectorSlice),
     check_model=check_model,
 )

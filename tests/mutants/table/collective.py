@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-standby-steps-by-the-norms-of-its-own-part", PAPERS, "server/standby.py",
-        "self._held.step(event.factor, event.weight, event.norms)", "self._held.step(event.factor, event.weight)",
+        "self.held.step(event.factor, event.weight, event.norms)", "self.held.step(event.factor, event.weight)",
         (f"{LARGE}::test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job",), 30,
     ),
     Mutant(

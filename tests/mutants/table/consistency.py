@@ -248,8 +248,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
-        "        updates = self.version.updates\n        factor = self._rate(self.samples)\n",
-        "        updates = self.version.updates\n        factor = self._rate(self.samples + due.samples)\n",
+        "        factor = own.rate(self.samples)\n", "        factor = own.rate(self.samples + due.samples)\n",
         (CONSISTENCY_SWEEP,), seconds=15,
     ),
     Mutant(

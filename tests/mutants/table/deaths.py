@@ -106,13 +106,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-standby-does-not-note-whose-push-it-was", STANDBY, "server/standby.py",
-        "            self._shard.ledger.note(key)\n            self._shard", "            self._shard",
+        "            shard.ledger.note(key)\n            shard.stale", "            shard.stale",
         (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",),
     ),
     Mutant(
         "what-was-gathered-dies-with-the-shard", STANDBY, "server/standby.py",
         "        if self._gathered:\n"
-        "            factor = self._plan.factor(self._shard.samples)\n"
+        "            factor = self.plan.factor(self.shard.samples)\n"
         "            self._step(self._gathered_samples, factor, 1.0 / self._gathered)\n",
         "",
         (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",),
@@ -124,8 +124,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-standby-steps-at-the-base-rate", STANDBY, "server/standby.py",
-        "self._held.apply(sender, event.slot, payload, event.factor)",
-        "self._held.apply(sender, event.slot, payload, 1.0)",
+        "self.held.apply(sender, event.slot, payload, event.factor)",
+        "self.held.apply(sender, event.slot, payload, 1.0)",
         (f"{STANDBYS}::test_a_standby_holds_what_its_shard_holds_bit_for_bit",),
     ),
     Mutant(

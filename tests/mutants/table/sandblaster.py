@@ -47,13 +47,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-copy-of-a-work-unit-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
-        "if event.evaluation == self.policy.floor and event.number not in self._taken:",
-        "if event.evaluation == self.policy.floor:",
+        "if event.evaluation == floor and event.number not in self._taken:",
+        "if event.evaluation == floor:",
         (f"{MACHINE}::test_a_work_unit_is_summed_once_whoever_sends_it_again",),
     ),
     Mutant(
         "a-work-unit-of-the-last-evaluation-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
-        "if event.evaluation == self.policy.floor and event.number not in self._taken:",
+        "if event.evaluation == floor and event.number not in self._taken:",
         "if event.number not in self._taken:",
         (f"{MACHINE}::test_what_comes_after_its_evaluation_is_acknowledged_and_ignored",),
     ),
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-work-unit-is-of-one-part-only", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
-        "self.vectors.contribute(payload, self._into[part])", "self.vectors.contribute(payload, self._into[0])",
+        "vectors.contribute(payload, self._into[part])", "vectors.contribute(payload, self._into[0])",
         (f"{MACHINE}::test_parts_of_a_batch_are_summed_apart",),
     ),
     Mutant(
@@ -96,13 +96,13 @@ MUTANTS = [
     ),
     Mutant(
         "a-work-unit-is-acknowledged-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
-        "return told + self._mirror.after(\n            [Send(sender, operations.Contributed(",
+        "return told + shard.mirror.after(\n            [Send(sender, operations.Contributed(",
         "return told + list(\n            [Send(sender, operations.Contributed(",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
     ),
     Mutant(
         "an-answer-is-given-before-the-standby-has-it", STANDBY, "strategies/sandblaster/shard.py",
-        "told += self._mirror.after([Send(sender, answer)] if asks else [])",
+        "told += mirror.after([Send(sender, answer)] if asks else [])",
         "told += [Send(sender, answer)] if asks else []",
         (f"{MACHINE}::test_a_shard_says_nothing_that_its_standby_does_not_hold",),
     ),
@@ -124,8 +124,8 @@ MUTANTS = [
     ),
     Mutant(
         "a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "strategies/sandblaster/shard.py",
-        "told += self._mirror.after([Send(sender, answer)] if asks else [])",
-        "told += self._mirror.after([Send(sender, answer, self.vectors.accepted())] if asks else [])",
+        "told += mirror.after([Send(sender, answer)] if asks else [])",
+        "told += mirror.after([Send(sender, answer, self.measured(shard))] if asks else [])",
         (BYTES, f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them"),
     ),
 ]  # fmt: skip

@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     Mutant(
         "whatever-a-push-covers-is-applied", READ, "server/shard.py",
-        "if not known or event.ranges != self._covers:", "if not known:",
+        "if not known or event.ranges != here.covers:", "if not known:",
         ("tests/machines/test_shard.py::test_what_breaks_the_protocol_changes_nothing[other ranges]",),
     ),
     Mutant(
