@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeTask, Pass, cut_minibatch, step
+from distbelief.split.play import Give, cut_minibatch, step
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import trace
 

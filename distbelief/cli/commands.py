@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -25,6 +26,10 @@ from distbelief.references import check_no_path
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
+from distbelief.schedules.pipeline import chain
+from distbelief.schedules.pipeline_drawing import draw_pipeline, draw_svg
+from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
+from distbelief.schedules.pipelines import PIPELINES, pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.strategies import STRATEGIES, find
 
@@ -37,6 +42,8 @@ TASKS = (
     "alexnet", "vgg16", "inception-v1", "squeezenet", "gpt-tiny", "sparse-svm", "dense-svm",
 )  # fmt: skip
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
+MOST_DRAWN = 64
+"""Partitions, and microbatches, of a drawing."""
 
 
 def train(args: list[str]) -> int:
@@ -368,16 +375,35 @@ class DrawOptions:
     """
 
 
+@dataclass(frozen=True)
+class DrawPipelineOptions:
+    """Which microbatches the partitions of a split model take forward and back, and when: a chain of equal stages."""
+
+    partitions: int = 4
+    """Stages, each at a partition of its own."""
+    microbatches: int = 0
+    """Parts of a minibatch; 8 where 0, and 1 for sequential."""
+    weight_gradients: str = "each"
+    """Made with each backward pass, or once for all microbatches."""
+    svg: str = ""
+    """A file to put a picture into."""
+
+
 def draw(args: list[str]) -> int:
     """`distbelief draw ALGORITHM [options]`."""
     if not args or args[0] in ("--help", "-h"):
         print(
             f"usage: distbelief draw ALGORITHM [options]\n\nalgorithms: {', '.join(ALGORITHMS)}, or hierarchical:NAME "
-            "with NAME between hosts"
+            f"with NAME between hosts; of split models: {', '.join(PIPELINES)}"
         )
         return 0 if args else 2
     prog = f"distbelief draw {args[0]}"
-    check_algorithm(args[0])
+    if args[0] in PIPELINES:
+        options.refuse(prog, args[1:], [option(field.name) for field in fields(DrawPipelineOptions)])
+        return _draw_pipeline(
+            args[0], options.call_tyro(DrawPipelineOptions, prog, str(DrawPipelineOptions.__doc__), args[1:])
+        )
+    check_algorithm(args[0], PIPELINES)
     options.refuse(prog, args[1:], [option(field.name) for field in fields(DrawOptions)])
     asked = options.call_tyro(DrawOptions, prog, str(DrawOptions.__doc__), args[1:])
     if not 1 <= asked.ranks <= len(LETTERS):
@@ -398,6 +424,21 @@ def draw(args: list[str]) -> int:
         args[0], asked.ranks, math.lcm(*range(1, asked.ranks + 1)) if asked.ranks < 10 else asked.ranks, hosts
     )
     print(draw_schedule(made, link, None if inside == link else inside))
+    return 0
+
+
+def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
+    if not 1 <= asked.partitions <= MOST_DRAWN or not 0 <= asked.microbatches <= MOST_DRAWN:
+        raise UsageError(
+            f"--partitions {asked.partitions} --microbatches {asked.microbatches}: {MOST_DRAWN} at most can be drawn, "
+            "and 1 partition at least"
+        )
+    microbatches = asked.microbatches or (1 if algorithm == "sequential" else 8)
+    made = pipeline(algorithm, chain(asked.partitions), microbatches, asked.weight_gradients)
+    if asked.svg:
+        price = price_pipeline(made, [SegmentCost(1e-3, 2e-3, 1e-3 * microbatches)] * asked.partitions)
+        Path(asked.svg).write_text(draw_svg(made, price))
+    print(draw_pipeline(made))
     return 0
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from distbelief.errors import LocalProtocolError
+from distbelief.schedules.pipeline import Pass
 from distbelief.split.graph import Transfer
-from distbelief.split.play import Give, HomeResult, HomeStory, Pass, Take
+from distbelief.split.play import Give, HomeResult, HomeStory, Take
 
 Carried = tuple[Transfer, int, Pass]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -12,23 +11,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.schedules.pipeline import HomeTask, Pass
+from distbelief.schedules.pipelines import home_tasks
 from distbelief.split.graph import Transfer
 from distbelief.split.layers import mixed
 from distbelief.split.program import HomeProgram, OwnValue, Received, Segment, Source, Supplied
-
-
-class Pass(Enum):
-    """Which way a microbatch goes through a segment, or a tensor through a transfer."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-
-class HomeTask(NamedTuple):
-    """All segments of a home, one way, for one microbatch."""
-
-    direction: Pass
-    microbatch: int
 
 
 @dataclass(frozen=True)
@@ -71,15 +58,6 @@ class HomeResult:
     """The mean over the minibatch, at the home that computes it."""
     outputs: tuple[Any, ...]
     """The model's output for each microbatch, at the home that has it."""
-
-
-def gpipe(microbatches: int) -> list[HomeTask]:
-    """All forward, then all backward.
-
-    >>> [(task.direction.value, task.microbatch) for task in gpipe(2)]
-    [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
-    """
-    return [HomeTask(direction, number) for direction in Pass for number in range(microbatches)]
 
 
 class Microbatch(NamedTuple):
@@ -288,13 +266,13 @@ def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[Ho
     Args:
         program: of the home.
         batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
-        order: each microbatch forward, then back, as a schedule has it; all forward first where it is None.
+        order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
     """
     passes = Passes(program)
     norms = _BatchNorms(program) if len(batches) > 1 else None
     loss: float | None = None
     outputs: dict[int, Any] = {}
-    for direction, number in gpipe(len(batches)) if order is None else order:
+    for direction, number in home_tasks(len(batches), len(batches)) if order is None else order:
         batch = batches[number]
         if direction is Pass.BACKWARD:
             yield from passes.backward(number, batch)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from distbelief.errors import LocalProtocolError
+from distbelief.schedules.pipeline import Boundary, HomeSegment, SegmentGraph
 from distbelief.sharding.layout import Piece
 from distbelief.split.graph import SplitGraph, Transfer
 
@@ -109,6 +111,43 @@ def build(split: SplitGraph, home: int, model: nn.Module) -> HomeProgram:
             others. What is not this home's may be on the meta device.
     """
     return _Builder(split, home, model).program()
+
+
+def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
+    """A split model as its schedules see it: the segments of all homes, each behind those whose transfers it takes.
+
+    A transfer is the boundary of its number, a sample of it as many bytes as a minibatch has more with one sample more.
+
+    Args:
+        programs: of each home, in their order.
+
+    Raises:
+        LocalProtocolError: homes wait for each other.
+    """
+    transfers = sorted((one for program in programs for one in program.transfers), key=lambda one: one.number)
+    number = {one: at for at, one in enumerate(transfers)}
+    boundaries = tuple(
+        Boundary(one.value, one.source, one.target, one.shape.bytes(2) - one.shape.bytes(1), one.shape.differentiable)
+        for one in transfers
+    )
+    left = [list(program.segments) for program in programs]
+    given: set[int] = set()
+    found: list[HomeSegment] = []
+    while any(left):
+        before = len(found)
+        for home, segments in enumerate(left):
+            while segments:
+                takes = [number[one.transfer] for one in segments[0].takes if isinstance(one, Received)]
+                if not given.issuperset(takes):
+                    break
+                one = segments.pop(0)
+                gives = [number[transfer] for result in one.gives for transfer in result.transfers]
+                given.update(gives)
+                name = ", ".join(one.paths) or f"segment {one.number}"
+                found.append(HomeSegment(name, home, tuple(takes), tuple(gives)))
+        if len(found) == before:
+            raise LocalProtocolError(f"homes wait for each other before {[one[0].paths for one in left if one]}")
+    return SegmentGraph(tuple(found), boundaries)
 
 
 LIGHT = frozenset({torch.narrow, operator.getitem})

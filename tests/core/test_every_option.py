@@ -122,6 +122,7 @@ SMALL: dict[str, dict[str, str]] = {
     "status": {"watch": "", "json": ""},
     "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
+    "draw 1f1b": {"partitions": "3", "microbatches": "5", "weight_gradients": "once", "svg": "drawn.svg"},
     "cost": {
         "batch_size": "8",
         "optimizer": "adam",
@@ -140,6 +141,7 @@ KINDS = {
     "status": commands.StatusOptions,
     "join": commands.JoinOptions,
     "draw": commands.DrawOptions,
+    "draw 1f1b": commands.DrawPipelineOptions,
     "cost": commands.CostOptions,
 }
 
@@ -153,6 +155,7 @@ def test_no_option_of_a_small_command_is_dead(
 ) -> None:
     assert name in SMALL[command], f"{command} has an option {name!r} without a case here: what does it change?"
     asked: list[Any] = []
+    value = SMALL[command][name]
     measured = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples": 360}
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
     monkeypatch.setattr(
@@ -168,10 +171,12 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(tasks, "resolve", lambda *words: asked.append(words))
     monkeypatch.setattr(costing, "measure", lambda *_, **more: [asked.append({**more, "told": 0}), Told()][1])
     monkeypatch.setattr(cost_tables, "show_cost", print)
+    monkeypatch.setattr(commands.Path, "write_text", lambda path, text: asked.append((str(path), text)))
+    command, *first = command.split()
     came = []
-    for words in ([], [option_of(name), *([SMALL[command][name]] if SMALL[command][name] else [])]):
+    for words in ([], [option_of(name), *([value] if value else [])]):
         asked.clear()
-        getattr(commands, command)([FIRST.get(command, "RUN"), *words])
+        getattr(commands, command)([*(first or [FIRST.get(command, "RUN")]), *words])
         came.append((list(asked), capsys.readouterr().out))
     assert came[0] != came[1]
 

@@ -228,7 +228,13 @@ def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture
         assert capsys.readouterr().out.rstrip() == drawn
 
 
-@pytest.mark.parametrize("words", ["ring --ranks 0", "ring --ranks 27", "rong", "ring --rank 3"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ring --ranks 0", "ring --ranks 27", "rong", "ring --rank 3", "gpipe --ranks 3", "1f1b --partitions 0",
+        "gpipe --microbatches 65", "sequential --microbatches 2", "1f1b --weight-gradients twice",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(words: str) -> None:
     with pytest.raises(UsageError):
         commands.draw(words.split())

@@ -6,9 +6,10 @@ from splitting import check_equal, play_split
 from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.schedules.pipeline import Pass
 from distbelief.split.inline import play
 from distbelief.split.options import Split
-from distbelief.split.play import Pass, cut_minibatch, step
+from distbelief.split.play import cut_minibatch, step
 
 
 def mlp() -> nn.Module:

@@ -1,0 +1,271 @@
+"""Pipelines as data: in which order each home of a split model takes microbatches forward and back, and what crosses.
+
+The rules of a pipeline:
+
+1. A home does its tasks in order, and in each the segments that it has: in order forward, in reverse back.
+2. A segment's inputs from other homes are received before it first needs them; what it gives to others is sent when it
+   has been computed, to each home once. Going back, gradients take the same boundaries the other way; what several
+   segments of a home make of one is added there, and leaves when the last has added to it.
+3. Each boundary has slots of its own for each way, which are taken in turn. Who sends waits until the slot is free, who
+   receives until it is full; it is freed when the last that uses what lies in it has been computed: a segment uses its
+   inputs going back too, and both they and the gradients once more where weights' gradients are made by themselves.
+
+`schedules/pipeline_proof` executes a pipeline symbolically, and refuses it where it does not come to its end with every
+gradient; `schedules/pipelines` has the algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+
+from distbelief.errors import UsageError
+
+ALL = -1
+"""The microbatch of a task over all of them."""
+
+
+class Pass(Enum):
+    """Which way a microbatch goes through a segment, or a tensor through a boundary."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    """The gradients of what was taken; those of the weights too, unless they are made once a step."""
+    WEIGHTS = "weights"
+    """The weights' gradients of all microbatches at once."""
+
+
+class HomeTask(NamedTuple):
+    """All segments of a home, one way, for one microbatch."""
+
+    direction: Pass
+    microbatch: int
+    """From 0 on; `ALL` for the weights."""
+
+
+class SegmentTask(NamedTuple):
+    """One segment, one way, for one microbatch."""
+
+    direction: Pass
+    segment: int
+    microbatch: int
+
+
+class Crossing(NamedTuple):
+    """What goes through a boundary for one microbatch: a value forward, or its gradient back."""
+
+    boundary: int
+    microbatch: int
+    direction: Pass
+
+
+Action = SegmentTask | Crossing
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """Where one value crosses from the home that computes it to one that needs it."""
+
+    value: str
+    source: int
+    target: int
+    size: int = 0
+    """Bytes of a sample."""
+    gradient: bool = True
+    """Whether its gradient comes back."""
+
+    def ends(self, direction: Pass) -> tuple[int, int]:
+        """Who sends, and who receives."""
+        return (self.source, self.target) if direction is Pass.FORWARD else (self.target, self.source)
+
+
+class HomeSegment(msgspec.Struct, frozen=True):
+    """What one home computes without waiting, by what it takes from other homes and gives to them."""
+
+    name: str
+    home: int
+    takes: tuple[int, ...] = ()
+    """The numbers of the boundaries over which its inputs come."""
+    gives: tuple[int, ...] = ()
+    """Of those over which its outputs leave."""
+
+
+class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
+    """The segments of a split model, in an order in which each takes only what those before it give.
+
+    Raises:
+        UsageError: a boundary that there is not, that has not one segment which gives at its source, before one that
+            takes at its target, or over which a value comes to a home that has it already; a home without a segment.
+
+    >>> chain(2).segments[1], chain(2).homes
+    (HomeSegment(name='stage 1', home=1, takes=(0,), gives=()), 2)
+    """
+
+    segments: tuple[HomeSegment, ...]
+    boundaries: tuple[Boundary, ...] = ()
+
+    def __post_init__(self) -> None:
+        given: set[int] = set()
+        for segment in self.segments:
+            for number in (*segment.takes, *segment.gives):
+                if not 0 <= number < len(self.boundaries):
+                    raise UsageError(f"{segment.name}: boundary {number} of {len(self.boundaries)}: number them from 0")
+            for number in segment.takes:
+                if number not in given or self.boundaries[number].target != segment.home:
+                    raise UsageError(
+                        f"{segment.name} takes {self.boundaries[number]}, which nobody before it gives there"
+                    )
+            for number in segment.gives:
+                if number in given or self.boundaries[number].source != segment.home:
+                    raise UsageError(
+                        f"{segment.name} gives {self.boundaries[number]}, which is another segment's to give"
+                    )
+                given.add(number)
+        taken = {number for segment in self.segments for number in segment.takes}
+        arrivals = set[tuple[str, int]]()
+        for number, one in enumerate(self.boundaries):
+            if number not in taken or one.source == one.target or (one.value, one.target) in arrivals:
+                raise UsageError(f"{one}: a value crosses once to each other home that takes it")
+            arrivals.add((one.value, one.target))
+        if {segment.home for segment in self.segments} != set(range(self.homes)):
+            raise UsageError(f"of homes 0 to {self.homes - 1} some have no segment: number those that have, from 0 on")
+
+    @cached_property
+    def homes(self) -> int:
+        """How many homes there are."""
+        return 1 + max((segment.home for segment in self.segments), default=-1)
+
+    def of(self, home: int) -> list[int]:
+        """The segments of a home, in order."""
+        return [number for number, segment in enumerate(self.segments) if segment.home == home]
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """How many homes a microbatch is at, from each home on to the one where it turns: 1 for the last of a chain.
+
+        Homes that need values of each other have the same depth.
+
+        >>> chain(3).depths
+        (3, 2, 1)
+        """
+        reach = [{home} for home in range(self.homes)]
+        for boundary in self.boundaries:
+            reach[boundary.source].add(boundary.target)
+        for middle in range(self.homes):
+            for home in range(self.homes):
+                if middle in reach[home]:
+                    reach[home] |= reach[middle]
+        depths: dict[int, int] = {}
+        # who reaches more comes later, so that all behind it are known; homes that reach each other reach the same
+        for home in sorted(range(self.homes), key=lambda home: len(reach[home])):
+            depths[home] = 1 + max((depths[other] for other in reach[home] if home not in reach[other]), default=0)
+        return tuple(depths[home] for home in range(self.homes))
+
+    def uses(self, task: SegmentTask) -> list[Crossing]:
+        """What a segment uses, forward or back, of what its home received."""
+        segment = self.segments[task.segment]
+        inputs = [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.takes]
+        if task.direction is Pass.FORWARD:
+            return inputs
+        back = [number for number in segment.gives if self.boundaries[number].gradient]
+        return inputs + [Crossing(number, task.microbatch, Pass.BACKWARD) for number in back]
+
+    def makes(self, task: SegmentTask) -> list[Crossing]:
+        """What is ready to be sent when a segment has been computed."""
+        segment = self.segments[task.segment]
+        if task.direction is not Pass.BACKWARD:
+            return [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.gives]
+        earlier = {number for one in self.segments[: task.segment] for number in one.takes}
+        ready = [number for number in segment.takes if self.boundaries[number].gradient and number not in earlier]
+        return [Crossing(number, task.microbatch, Pass.BACKWARD) for number in ready]
+
+
+def chain(stages: int, size: int = 0) -> SegmentGraph:
+    """Stages, each at a home of its own and giving the next one a value of so many bytes a sample."""
+    last = stages - 1
+    return SegmentGraph(
+        tuple(HomeSegment(f"stage {n}", n, (n - 1,) if n else (), (n,) if n < last else ()) for n in range(stages)),
+        tuple(Boundary(f"output of stage {n}", n, n + 1, size) for n in range(last)),
+    )
+
+
+class Pipeline(msgspec.Struct, frozen=True, dict=True):
+    """What each home does with a minibatch of so many microbatches.
+
+    >>> from distbelief.schedules.pipelines import pipeline
+    >>> made = pipeline("gpipe", chain(2), 1)
+    >>> [(task.direction.value, task.microbatch) for task in made.orders[1]]
+    [('forward', 0), ('backward', 0)]
+    >>> for action in made.actions[1]:
+    ...     print(action)
+    Crossing(boundary=0, microbatch=0, direction=<Pass.FORWARD: 'forward'>)
+    SegmentTask(direction=<Pass.FORWARD: 'forward'>, segment=1, microbatch=0)
+    SegmentTask(direction=<Pass.BACKWARD: 'backward'>, segment=1, microbatch=0)
+    Crossing(boundary=0, microbatch=0, direction=<Pass.BACKWARD: 'backward'>)
+    """
+
+    algorithm: str
+    graph: SegmentGraph
+    microbatches: int
+    orders: tuple[tuple[HomeTask, ...], ...]
+    """The tasks of each home."""
+    asynchronous: bool = False
+    """Whether a home updates its weights when a microbatch is back, which is a minibatch of its own; the weights that
+    it went forward with are kept for its way back."""
+
+    @cached_property
+    def actions(self) -> tuple[tuple[Action, ...], ...]:
+        """What each home computes, receives and sends, in order, by the rules."""
+        return tuple(tuple(self._actions(home)) for home in range(self.graph.homes))
+
+    def _actions(self, home: int) -> Iterator[Action]:
+        mine, received = self.graph.of(home), set[Crossing]()
+        for direction, microbatch in self.orders[home]:
+            for number in mine if direction is Pass.FORWARD else reversed(mine):
+                task = SegmentTask(direction, number, microbatch)
+                if direction is Pass.WEIGHTS:
+                    yield task
+                    continue
+                for crossing in self.graph.uses(task):
+                    if crossing not in received:
+                        received.add(crossing)
+                        yield crossing
+                yield task
+                yield from self.graph.makes(task)
+
+    @cached_property
+    def once(self) -> bool:
+        """Whether weights' gradients are made once, of all microbatches."""
+        return any(task.direction is Pass.WEIGHTS for order in self.orders for task in order)
+
+    def uses(self, task: SegmentTask) -> list[Crossing]:
+        """What a task uses of what its home received."""
+        every = range(self.microbatches) if task.microbatch == ALL else (task.microbatch,)
+        return [crossing for microbatch in every for crossing in self.graph.uses(task._replace(microbatch=microbatch))]
+
+    @cached_property
+    def last_uses(self) -> Mapping[Crossing, SegmentTask]:
+        """What uses each thing that was received last."""
+        tasks = (one for actions in self.actions for one in actions if isinstance(one, SegmentTask))
+        return {crossing: task for task in tasks for crossing in self.uses(task)}
+
+    @cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """The most microbatches of each home that went forward and are not back."""
+        most = []
+        for order in self.orders:
+            ways = [(way is Pass.FORWARD) - (way is Pass.BACKWARD) for way, _ in order]
+            most.append(max(accumulate(ways), default=0))
+        return tuple(most)
+
+    def slots(self, boundary: int) -> int:
+        """How many slots a boundary has each way: what its source has in flight; all, if all stay to the end.
+
+        Whoever sends finds one free: its source takes a further microbatch forward only after an earlier one is back,
+        and with it what was taken of that one everywhere behind. Where no gradient comes back he may have to wait.
+        """
+        return self.microbatches if self.once else self.in_flight[self.graph.boundaries[boundary].source]

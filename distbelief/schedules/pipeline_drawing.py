@@ -1,0 +1,91 @@
+"""Pipelines as text and as SVG: who computes what when."""
+
+from __future__ import annotations
+
+from html import escape
+
+from distbelief.schedules.pipeline import ALL, Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_pipeline
+from distbelief.schedules.pipeline_proof import prove
+
+COLOURS = {Pass.FORWARD: "#9ec5f4", Pass.BACKWARD: "#f4c08c", Pass.WEIGHTS: "#b9dfb0"}
+ROW, LABEL, WIDTH = 26, 64, 1000
+"""Pixels: of a home's row, of its name, and of the time."""
+
+
+def draw_pipeline(pipeline: Pipeline) -> str:
+    """Who computes what when, if every segment takes as long either way: a row for each home, a column for that time.
+
+    `F2` is microbatch 2 on its way forward, `B2` on its way back, `W` makes the weights' gradients of all, and `.`
+    waits. A home's segments stand side by side.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> from distbelief.schedules.pipelines import pipeline
+    >>> print(draw_pipeline(pipeline("1f1b", chain(2), 3)))
+    1f1b, 2 homes, 3 microbatches: 6 crossings; homes wait 25 % of the time where all takes as long
+      home 0  F0 F1 .  B0 F2 B1 .  B2    2 in flight
+      home 1  .  F0 B0 F1 B1 F2 B2 .     1 in flight
+    """
+    seen, graph = prove(pipeline), pipeline.graph
+    made = price_pipeline(pipeline, [SegmentCost(1, 1, 1)] * len(graph.segments))
+    rows = [["."] * round(made.seconds) for _ in range(graph.homes)]
+    for span in made.spans:
+        rows[span.home][round(span.start)] = _name(span.task)
+    width = max((len(cell) for row in rows for cell in row), default=0)
+    crossings = len({one for actions in pipeline.actions for one in actions if isinstance(one, Crossing)})
+    once = ", weights' gradients once" if pipeline.once else ""
+    lines = [
+        f"{pipeline.algorithm}, {graph.homes} homes, {pipeline.microbatches} microbatches{once}: "
+        f"{crossings} crossings; homes wait {100 * made.idle:.0f} % of the time where all takes as long"
+    ]
+    for home, row in enumerate(rows):
+        cells = " ".join(cell.ljust(width) for cell in row)
+        kept = f", {seen.stashed[home]} versions of weights" if pipeline.asynchronous else ""
+        lines.append(f"  home {home}  {cells}   {seen.in_flight[home]} in flight{kept}")
+    return "\n".join(lines)
+
+
+def _name(task: SegmentTask) -> str:
+    return task.direction.name[0] + ("" if task.microbatch == ALL else str(task.microbatch))
+
+
+def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
+    """Who computes what when, to the scale of time: a picture as SVG.
+
+    Args:
+        pipeline: what was priced.
+        price: of it, in seconds.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> from distbelief.schedules.pipelines import pipeline
+    >>> made = pipeline("gpipe", chain(2), 2)
+    >>> draw_svg(made, price_pipeline(made, [SegmentCost(1e-3, 2e-3)] * 2)).count("<rect")
+    9
+    """
+    graph, scale = pipeline.graph, WIDTH / (price.seconds or 1.0)
+    height = ROW * (graph.homes + 2)
+    told = (
+        f"{pipeline.algorithm}, {pipeline.microbatches} microbatches: {1e3 * price.seconds:.3g} ms, "
+        f"of which homes wait {100 * price.idle:.0f} %"
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LABEL + WIDTH + 8} {height}" font-family="sans-serif" '
+        'font-size="11">',
+        f'<rect width="{LABEL + WIDTH + 8}" height="{height}" fill="white"/>',
+        f'<text x="4" y="{ROW - 9}">{escape(told)}</text>',
+        *(f'<text x="4" y="{ROW * (home + 2) - 9}">home {home}</text>' for home in range(graph.homes)),
+    ]
+    for span in price.spans:
+        task, x, y = span.task, LABEL + span.start * scale, ROW * (span.home + 1)
+        width, took = (span.stop - span.start) * scale, 1e3 * (span.stop - span.start)
+        title = f"{graph.segments[task.segment].name}: {_name(task)}, {took:.3g} ms"
+        parts.append(
+            f'<rect x="{x:.2f}" y="{y + 2}" width="{width:.2f}" height="{ROW - 4}" fill="{COLOURS[task.direction]}" '
+            f'stroke="#444" stroke-width="0.5"><title>{escape(title)}</title></rect>'
+        )
+        if width > 7 * len(_name(task)):
+            parts.append(f'<text x="{x + width / 2:.2f}" y="{y + ROW - 9}" text-anchor="middle">{_name(task)}</text>')
+    axis = ROW * (graph.homes + 1) + 14
+    parts.append(f'<text x="{LABEL}" y="{axis}">0</text>')
+    parts.append(f'<text x="{LABEL + WIDTH}" y="{axis}" text-anchor="end">{1e3 * price.seconds:.3g} ms</text>')
+    return "\n".join([*parts, "</svg>\n"])

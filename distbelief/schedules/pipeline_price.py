@@ -1,0 +1,160 @@
+"""The price of a pipeline: seconds of a step, from those of its segments and a line between homes, and memory held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from distbelief.schedules.pipeline import ALL, Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline_proof import prove
+from distbelief.schedules.price import LinkModel, Port, carry
+
+
+class SegmentCost(msgspec.Struct, frozen=True):
+    """What one segment costs, as the pipeline computes it."""
+
+    forward: float
+    """Seconds of one microbatch."""
+    backward: float
+    """Seconds of one microbatch; with the weights' gradients in it where these are not made once."""
+    weights: float = 0.0
+    """Seconds of making the weights' gradients of all microbatches."""
+    kept: int = 0
+    """Bytes that a microbatch keeps from its way forward for its way back, beside what was received."""
+    parameters: int = 0
+    """Bytes of a version of the weights."""
+
+    def seconds(self, direction: Pass) -> float:
+        """Of one task."""
+        return {Pass.FORWARD: self.forward, Pass.BACKWARD: self.backward, Pass.WEIGHTS: self.weights}[direction]
+
+
+class Span(NamedTuple):
+    """When a home computed something, in seconds from the beginning of the step."""
+
+    home: int
+    task: SegmentTask
+    start: float
+    stop: float
+
+
+class PipelinePrice(msgspec.Struct, frozen=True):
+    """What a step costs."""
+
+    seconds: float
+    """From the first task to the last home's last."""
+    spans: tuple[Span, ...]
+    """Every task, in the order in which they began."""
+    busy: tuple[float, ...]
+    """Seconds that each home computes."""
+    held: tuple[int, ...]
+    """The most bytes that each home holds for what it is still to compute: what it kept, the slots of what comes
+    to it, and older versions of its weights."""
+
+    @property
+    def idle(self) -> float:
+        """The part of all homes' time in which they wait.
+
+        >>> from distbelief.schedules.pipeline import chain
+        >>> from distbelief.schedules.pipelines import pipeline
+        >>> round(price_pipeline(pipeline("gpipe", chain(4), 4), [SegmentCost(1, 2)] * 4).idle, 3)
+        0.429
+        """
+        return 1 - sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
+
+
+def price_pipeline(
+    pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
+) -> PipelinePrice:
+    """The price of a pipeline, in which everything begins as soon as its home and what it waits for let it.
+
+    Of a chain of stages that take t seconds each with a microbatch, without a price of messages, M microbatches cost
+    sum(t) + (M - 1) max(t).
+
+    Args:
+        pipeline: what is played; it is proved first.
+        costs: of each segment, in their order.
+        link: between any two homes, where messages cost something; a home computes on while they leave and arrive.
+        samples: in a microbatch, for the bytes of what crosses.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> from distbelief.schedules.pipelines import pipeline
+    >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
+    27.0
+    """
+    stashed = prove(pipeline).stashed
+    run = _Run(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
+    # who is the earliest goes first, since ports serve in that order
+    while any(run.advance(home) for home in sorted(range(len(run.now)), key=run.now.__getitem__)):
+        pass
+    held = list(run.most)
+    for cost, segment in zip(costs, pipeline.graph.segments, strict=True):
+        held[segment.home] += cost.parameters * (stashed[segment.home] - 1)
+    for number, boundary in enumerate(pipeline.graph.boundaries):
+        held[boundary.target] += run.sizes[number] * pipeline.slots(number)
+        held[boundary.source] += run.sizes[number] * pipeline.slots(number) * boundary.gradient
+    spans = sorted(run.spans, key=lambda span: (span.start, span.home))
+    return PipelinePrice(max(run.now, default=0.0), tuple(spans), tuple(run.busy), tuple(held))
+
+
+class _Run:
+    """Until when everybody and everything is busy, and what everybody holds."""
+
+    def __init__(self, pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel, samples: float) -> None:
+        homes = pipeline.graph.homes
+        self.pipeline, self.costs, self.link = pipeline, costs, link
+        self.sizes = [round(boundary.size * samples) for boundary in pipeline.graph.boundaries]
+        self.at, self.now, self.busy = [0] * homes, [0.0] * homes, [0.0] * homes
+        self.ports = [Port() for _ in range(homes)]
+        self.sent: dict[tuple[int, Pass], list[Crossing]] = {}
+        self.arrived: dict[Crossing, float] = {}
+        self.freed: dict[Crossing, float] = {}
+        self.spans: list[Span] = []
+        self.held, self.most = [0] * homes, [0] * homes
+
+    def advance(self, home: int) -> bool:
+        """Do the next action of a home, unless it waits for another home's; whether it did."""
+        actions = self.pipeline.actions[home]
+        if self.at[home] == len(actions):
+            return False
+        action = actions[self.at[home]]
+        if isinstance(action, SegmentTask):
+            self._compute(home, action)
+        elif not self._cross(home, action):
+            return False
+        self.at[home] += 1
+        return True
+
+    def _cross(self, home: int, action: Crossing) -> bool:
+        source, target = self.pipeline.graph.boundaries[action.boundary].ends(action.direction)
+        size = self.sizes[action.boundary]
+        if home == target:
+            if action not in self.arrived:
+                return False
+            self.now[home] = max(self.now[home], self.arrived[action])
+            return True
+        way = action.boundary, action.direction
+        sent, count = self.sent.setdefault(way, []), self.pipeline.slots(action.boundary)
+        if len(sent) >= count:
+            if sent[-count] not in self.freed:
+                return False
+            self.now[home] = max(self.now[home], self.freed[sent[-count]])
+        ports = self.ports[source], self.ports[target]
+        self.arrived[action] = carry(*ports, self.now[home], size / self.link.bandwidth, self.link.latency)
+        sent.append(action)
+        return True
+
+    def _compute(self, home: int, task: SegmentTask) -> None:
+        cost, start = self.costs[task.segment], self.now[home]
+        self.now[home] = start + cost.seconds(task.direction)
+        self.busy[home] += cost.seconds(task.direction)
+        self.spans.append(Span(home, task, start, self.now[home]))
+        self.held[home] += cost.kept * (task.direction is Pass.FORWARD)
+        self.most[home] = max(self.most[home], self.held[home])
+        if task.direction is (Pass.WEIGHTS if self.pipeline.once else Pass.BACKWARD):
+            self.held[home] -= cost.kept * (self.pipeline.microbatches if task.microbatch == ALL else 1)
+        for crossing in self.pipeline.uses(task):
+            if self.pipeline.last_uses[crossing] == task:
+                self.freed[crossing] = self.now[home]

@@ -1,0 +1,194 @@
+"""The symbolic executor of pipelines, and the proof that one comes to its end with every gradient.
+
+It follows what lies in every slot and at every home, and owes nothing to how a pipeline was made. Homes wait for
+nothing but slots, each with one who writes and one who reads: whether they come to an end does not depend on who goes
+first, so that one execution proves it for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from distbelief.errors import LocalProtocolError
+from distbelief.schedules.pipeline import ALL, Action, Crossing, Pass, Pipeline, SegmentTask
+
+
+class Execution(msgspec.Struct, frozen=True):
+    """What a pipeline was seen to do."""
+
+    versions: Mapping[tuple[int, int], int]
+    """With how many updates of its weights a segment computed a microbatch, forward and back."""
+    stashed: tuple[int, ...]
+    """Of each home, the most versions of its weights that it had to keep at once, the newest among them."""
+    in_flight: tuple[int, ...]
+    """Of each home, the most microbatches that were forward and not yet back."""
+    waits: int
+    """How often somebody who was to send found no slot free."""
+
+
+def prove(pipeline: Pipeline, slots: int | None = None) -> Execution:
+    """Prove that a pipeline runs to its end and that every gradient is made of all that it should be.
+
+    Every segment goes forward and back once with each microbatch, at its own home, and has what it uses, of that
+    microbatch; each value and each gradient crosses once to each home that needs it; no slot is written before it is
+    free; nobody waits forever. Where weights' gradients are made once, they are made of every microbatch. All segments
+    of a home compute a microbatch with the same version of its weights.
+
+    Args:
+        pipeline: what is played.
+        slots: of every boundary, each way; `pipeline.slots` where None.
+
+    Raises:
+        LocalProtocolError: it does not; with the home and the action.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> from distbelief.schedules.pipelines import pipeline
+    >>> prove(pipeline("1f1b", chain(3), 8)).in_flight
+    (3, 2, 1)
+    """
+    run = _Run(pipeline, slots)
+    while any(run.advance(home) for home in range(pipeline.graph.homes)):
+        pass
+    return run.end()
+
+
+class _Run:
+    """Where everybody is, and what lies where."""
+
+    def __init__(self, pipeline: Pipeline, slots: int | None) -> None:
+        self.pipeline, self.graph, self.fixed = pipeline, pipeline.graph, slots
+        self.at = [0] * self.graph.homes
+        self.rings: dict[tuple[int, Pass], list[Crossing | None]] = {}
+        self.here: dict[Crossing, int] = {}
+        """What was received and is still used, and the slot in which it lies."""
+        self.sent: set[Crossing] = set()
+        self.received: set[Crossing] = set()
+        self.written: Counter[tuple[int, Pass]] = Counter()
+        self.read: Counter[tuple[int, Pass]] = Counter()
+        self.done: set[SegmentTask] = set()
+        self.waits = 0
+        self.updates = [0] * self.graph.homes
+        self.versions: dict[tuple[int, int], int] = {}
+        self.stashed, self.in_flight = [1] * self.graph.homes, [0] * self.graph.homes
+
+    def advance(self, home: int) -> bool:
+        """Go on until it waits; whether it did anything."""
+        actions, before = self.pipeline.actions[home], self.at[home]
+        while self.at[home] < len(actions) and self._act(home, actions[self.at[home]]):
+            self.at[home] += 1
+        return self.at[home] > before
+
+    def end(self) -> Execution:
+        """What was seen, once everybody is at the end."""
+        for home, actions in enumerate(self.pipeline.actions):
+            if self.at[home] < len(actions):
+                raise self._wrong(home, actions[self.at[home]], "waits forever")
+        weights = any(task.direction is Pass.WEIGHTS for task in self.done)
+        for number, segment in enumerate(self.graph.segments):
+            ways = [(way, m) for way in (Pass.FORWARD, Pass.BACKWARD) for m in range(self.pipeline.microbatches)]
+            for way, microbatch in ways + [(Pass.WEIGHTS, ALL)] * weights:
+                if (task := SegmentTask(way, number, microbatch)) not in self.done:
+                    raise self._wrong(segment.home, task, "is never computed")
+        return Execution(self.versions, tuple(self.stashed), tuple(self.in_flight), self.waits)
+
+    def _act(self, home: int, action: Action) -> bool:
+        if isinstance(action, SegmentTask):
+            self._compute(home, action)
+            return True
+        source, target = self.graph.boundaries[action.boundary].ends(action.direction)
+        if home not in (source, target):
+            raise self._wrong(home, action, "is of other homes")
+        return self._send(home, action) if home == source else self._receive(home, action)
+
+    def _ring(self, way: tuple[int, Pass]) -> list[Crossing | None]:
+        count = self.pipeline.slots(way[0]) if self.fixed is None else self.fixed
+        return self.rings.setdefault(way, [None] * count)
+
+    def _send(self, home: int, action: Crossing) -> bool:
+        if action in self.sent:
+            raise self._wrong(home, action, "crosses a second time")
+        made_by = [
+            SegmentTask(action.direction, number, action.microbatch)
+            for number, segment in enumerate(self.graph.segments)
+            if action.boundary in (segment.gives if action.direction is Pass.FORWARD else segment.takes)
+        ]
+        if not self.done.issuperset(made_by):
+            raise self._wrong(home, action, "is sent before it is made")
+        way = action.boundary, action.direction
+        ring, at = self._ring(way), self.written[way]
+        if not ring or ring[at % len(ring)] is not None:
+            self.waits += 1
+            return False
+        ring[at % len(ring)] = action
+        self.sent.add(action)
+        self.written[way] += 1
+        return True
+
+    def _receive(self, home: int, action: Crossing) -> bool:
+        way = action.boundary, action.direction
+        ring, at = self._ring(way), self.read[way]
+        lies = ring[at % len(ring)] if ring else None
+        if lies is None or lies in self.received:
+            return False
+        if lies != action:
+            raise self._wrong(home, action, f"finds {lies} in its slot")
+        self.received.add(action)
+        self.read[way] += 1
+        self.here[action] = at % len(ring)
+        return True
+
+    def _compute(self, home: int, task: SegmentTask) -> None:
+        if self.graph.segments[task.segment].home != home:
+            raise self._wrong(home, task, "is of another home")
+        if task in self.done:
+            raise self._wrong(home, task, "is computed a second time")
+        for crossing in self.pipeline.uses(task):
+            if crossing not in self.here:
+                raise self._wrong(home, task, f"lacks {crossing}")
+        for other in self._before(home, task):
+            if other not in self.done:
+                raise self._wrong(home, task, f"comes before {other}")
+        self.done.add(task)
+        self._account(home, task)
+        for crossing in self.pipeline.uses(task):
+            if self.pipeline.last_uses[crossing] == task:
+                self.rings[crossing.boundary, crossing.direction][self.here.pop(crossing)] = None
+
+    def _before(self, home: int, task: SegmentTask) -> list[SegmentTask]:
+        """What the same home must have computed: segments may use whatever those before them have."""
+        mine = self.graph.of(home)
+        at = mine.index(task.segment)
+        if task.direction is Pass.WEIGHTS:
+            return [SegmentTask(Pass.BACKWARD, task.segment, m) for m in range(self.pipeline.microbatches)]
+        if task.direction is Pass.FORWARD:
+            return [task._replace(segment=number) for number in mine[:at]]
+        behind = [task._replace(segment=number) for number in mine[at + 1 :]]
+        return [task._replace(direction=Pass.FORWARD), *behind]
+
+    def _account(self, home: int, task: SegmentTask) -> None:
+        """Count what is in flight and which weights are kept, and update them where that is due."""
+        mine = self.graph.of(home)
+        if task.direction is Pass.FORWARD:
+            self.versions[task.segment, task.microbatch] = self.updates[home]
+        elif self.pipeline.asynchronous and task.segment == mine[0]:
+            self.updates[home] += 1
+        every = range(self.pipeline.microbatches)
+        flying = [
+            m for m in every
+            if SegmentTask(Pass.FORWARD, mine[0], m) in self.done
+            and SegmentTask(Pass.BACKWARD, mine[0], m) not in self.done
+        ]  # fmt: skip
+        used = {m: {self.versions[number, m] for number in mine if (number, m) in self.versions} for m in flying}
+        if mixed := [m for m, versions in used.items() if len(versions) > 1]:
+            raise self._wrong(home, task, f"finds microbatch {mixed[0]} computed with two versions of the weights")
+        self.in_flight[home] = max(self.in_flight[home], len(flying))
+        self.stashed[home] = max(
+            self.stashed[home], len({self.updates[home], *(v for one in used.values() for v in one)})
+        )
+
+    def _wrong(self, home: int, action: Action, says: str) -> LocalProtocolError:
+        name = f"{self.pipeline.algorithm}, {self.pipeline.microbatches} microbatches, home {home}"
+        return LocalProtocolError(f"{name}: {action} {says}")

@@ -1,0 +1,83 @@
+"""The algorithms of pipelines: how many microbatches a home has in flight is all in which they differ.
+
+Every home takes as many microbatches forward as may be in flight at it, then one back and the next one forward by
+turns, then the rest back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distbelief.errors import UsageError, unknown
+from distbelief.schedules.pipeline import ALL, HomeTask, Pass, Pipeline, SegmentGraph
+
+PIPELINES = ("sequential", "gpipe", "1f1b", "pipedream")
+WEIGHT_GRADIENTS = ("each", "once")
+
+
+def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1, weight_gradients: str = "each") -> Pipeline:
+    """The pipeline of an algorithm over the segments of a split model.
+
+    - `sequential`: the minibatch goes through as a whole.
+    - `gpipe`: all microbatches go forward, then all back (Huang et al. 2018).
+    - `1f1b`: a home has no more in flight than there are homes from it to the turn (Narayanan et al. 2019, 2021).
+    - `pipedream`: the same, but each microbatch is a minibatch of its own, after which each home updates its weights,
+      and those in flight are computed with the weights that they began with: stage k of K (from 1) computes minibatch
+      t with the weights after t - K + k updates (Narayanan et al. 2019, section 3.3).
+
+    Args:
+        algorithm: one of `PIPELINES`.
+        graph: the segments and their homes.
+        microbatches: 1 or more; 1 for `sequential`.
+        weight_gradients: `each` makes them with each backward pass; `once` leaves them to one task at the end over all
+            microbatches.
+
+    Raises:
+        UsageError: there is no such algorithm, or these do not go together.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    check_pipeline(algorithm, microbatches, weight_gradients)
+    depths = [microbatches if algorithm == "gpipe" else min(microbatches, depth) for depth in graph.depths]
+    orders = tuple(tuple(home_tasks(microbatches, depth, weight_gradients == "once")) for depth in depths)
+    return Pipeline(algorithm, graph, microbatches, orders, algorithm == "pipedream")
+
+
+def home_tasks(microbatches: int, in_flight: int, once: bool = False) -> Iterator[HomeTask]:
+    """The tasks of a home that may have so many microbatches in flight, at most all.
+
+    >>> [(way.value, number) for way, number in home_tasks(2, 2)]
+    [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
+    """
+    for turn in range(microbatches + in_flight):
+        if turn >= in_flight:
+            yield HomeTask(Pass.BACKWARD, turn - in_flight)
+        if turn < microbatches:
+            yield HomeTask(Pass.FORWARD, turn)
+    if once:
+        yield HomeTask(Pass.WEIGHTS, ALL)
+
+
+def check_pipeline(algorithm: str, microbatches: int, weight_gradients: str) -> None:
+    """Refuse what is no pipeline, or has no meaning in one.
+
+    Raises:
+        UsageError: with the reason, or the nearest known name.
+    """
+    if algorithm not in PIPELINES:
+        raise unknown("schedule", algorithm, PIPELINES)
+    if weight_gradients not in WEIGHT_GRADIENTS:
+        raise unknown("way of making weights' gradients", weight_gradients, WEIGHT_GRADIENTS)
+    if microbatches < 1:
+        raise UsageError(f"{microbatches} microbatches: there must be 1 or more")
+    if algorithm == "sequential" and microbatches > 1:
+        raise UsageError(
+            f"{microbatches} microbatches in sequential, which sends a minibatch through as a whole: use 1, or "
+            "gpipe or 1f1b"
+        )
+    if algorithm == "pipedream" and weight_gradients == "once":
+        raise UsageError(
+            "weights' gradients once in pipedream, which updates weights after each minibatch: make them with each"
+        )

@@ -1,0 +1,386 @@
+"""Every pipeline over any graph of segments runs to its end with every gradient; the checker sees what does not; prices
+are those of a hand's count; and the orders are those of PyTorch's own pipelining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distbelief.errors import LocalProtocolError, UsageError
+from distbelief.schedules.pipeline import (
+    Boundary,
+    Crossing,
+    HomeSegment,
+    HomeTask,
+    Pass,
+    Pipeline,
+    SegmentGraph,
+    SegmentTask,
+    chain,
+)
+from distbelief.schedules.pipeline_drawing import draw_pipeline, draw_svg
+from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
+from distbelief.schedules.pipeline_proof import prove
+from distbelief.schedules.pipelines import PIPELINES, pipeline
+from distbelief.schedules.price import LinkModel
+
+WAYS = [(name, ways) for name in PIPELINES for ways in ("each", "once") if (name, ways) != ("pipedream", "once")]
+
+
+def graph(homes: list[int], edges: list[list[int]], lacking: frozenset[int] = frozenset()) -> SegmentGraph:
+    """Segments at some homes, each with the earlier segments whose one value it takes; some values have no gradient."""
+    numbers = {home: number for number, home in enumerate(dict.fromkeys(homes))}
+    homes = [numbers[home] for home in homes]
+    crossing: dict[tuple[int, int], None] = {}
+    for segment, sources in enumerate(edges):
+        crossing |= {(source, homes[segment]): None for source in sources if homes[source] != homes[segment]}
+    number = {pair: at for at, pair in enumerate(sorted(crossing))}
+    boundaries = [Boundary(f"value {s}", homes[s], target, 4, s not in lacking) for s, target in number]
+    return SegmentGraph(
+        tuple(
+            HomeSegment(
+                f"segment {at}",
+                home,
+                tuple(sorted({number[s, home] for s in edges[at] if homes[s] != home})),
+                tuple(number[pair] for pair in number if pair[0] == at),
+            )
+            for at, home in enumerate(homes)
+        ),
+        tuple(boundaries),
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> SegmentGraph:
+    """Any graph, and half of the time one whose homes follow each other, with connections that skip some."""
+    count = draw(st.integers(1, 9))
+    homes = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
+    edges = [
+        draw(st.lists(st.integers(0, at - 1), unique=True, max_size=3)) if at else list[int]() for at in range(count)
+    ]
+    if draw(st.booleans()):
+        homes, edges = sorted(homes), [sorted({*of, at - 1} - {-1}) for at, of in enumerate(edges)]
+    return graph(homes, edges, frozenset(draw(st.lists(st.integers(0, count), max_size=2))))
+
+
+@given(graphs(), st.sampled_from(WAYS), st.integers(1, 6), st.integers(0, 2))
+def test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_more(
+    over: SegmentGraph, way: tuple[str, str], microbatches: int, more: int
+) -> None:
+    made = pipeline(way[0], over, 1 if way[0] == "sequential" else microbatches, way[1])
+    seen = prove(made)
+    most = max(map(made.slots, range(len(over.boundaries))), default=0)
+    assert msgspec.structs.replace(prove(made, most + more), waits=0) == msgspec.structs.replace(seen, waits=0)
+    assert seen.in_flight == made.in_flight
+    assert seen.waits == 0 or not all(boundary.gradient for boundary in over.boundaries)
+    for home, depth in enumerate(over.depths):
+        assert seen.in_flight[home] <= (made.microbatches if way[0] == "gpipe" else min(depth, made.microbatches))
+        assert seen.stashed[home] <= (depth if way[0] == "pipedream" else 1)
+    crossings = [one for actions in made.actions for one in actions if isinstance(one, Crossing)]
+    both = sum(1 + boundary.gradient for boundary in over.boundaries)
+    assert len(crossings) == 2 * len(set(crossings)) == 2 * both * made.microbatches
+    assert price_pipeline(made, [SegmentCost(1, 2, 1)] * len(over.segments)).seconds > 0
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("microbatches", [1, 2, 5, 8])
+def test_a_stage_of_pipedream_computes_with_the_weights_that_the_paper_says(stages: int, microbatches: int) -> None:
+    """Stage k of K (from 1) computes minibatch t with w(t - K + k), and keeps K - k + 1 versions at most."""
+    seen = prove(pipeline("pipedream", chain(stages), microbatches))
+    for k in range(1, stages + 1):
+        for t in range(microbatches):
+            assert seen.versions[k - 1, t] == max(0, t - stages + k)
+        flying = min(stages - k + 1, microbatches)
+        assert seen.in_flight[k - 1] == flying
+        assert seen.stashed[k - 1] == min(flying, microbatches - flying + 2)
+
+
+@pytest.mark.parametrize("algorithm", ["sequential", "gpipe", "1f1b"])
+def test_all_microbatches_of_a_step_are_computed_with_the_same_weights(algorithm: str) -> None:
+    seen = prove(pipeline(algorithm, chain(3), 1 if algorithm == "sequential" else 5))
+    assert set(seen.versions.values()) == {0}
+
+
+def test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between() -> None:
+    """The first segment's value is taken by two of home 1, skips to home 2, and never goes through home 1 to it."""
+    over = graph([0, 1, 1, 2], [[], [0], [0, 1], [0, 2]])
+    made = pipeline("gpipe", over, 2)
+    sent = [one for one in made.actions[0] if isinstance(one, Crossing) and one.direction is Pass.FORWARD]
+    assert [(over.boundaries[one.boundary].target, one.microbatch) for one in sent] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    # its gradient leaves home 1 when the first of the two, which goes back last, has added to it
+    back = [one for one in made.actions[1] if isinstance(one, SegmentTask) or one.direction is Pass.BACKWARD]
+    at = back.index(SegmentTask(Pass.BACKWARD, 1, 0))
+    assert back[at + 1] == Crossing(0, 0, Pass.BACKWARD)
+    assert Crossing(0, 0, Pass.BACKWARD) not in back[:at]
+
+
+F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
+CHAIN = {"gpipe": pipeline("gpipe", chain(2), 2), "once": pipeline("gpipe", chain(2), 2, "once")}
+
+
+def changed(made: Pipeline, home: int, *tasks: tuple[Pass, int]) -> Pipeline:
+    orders = list(made.orders)
+    orders[home] = tuple(HomeTask(*task) for task in tasks)
+    return msgspec.structs.replace(made, orders=tuple(orders))
+
+
+def edited(made: Pipeline, home: int, edit: Callable[[list[object]], object]) -> Pipeline:
+    """A pipeline whose actions do not follow from its tasks."""
+    actions = [list[object](of) for of in made.actions]
+    edit(actions[home])
+    # what a msgspec struct with a dict has cached is read from there
+    changed = msgspec.structs.replace(made)
+    changed.__dict__["actions"] = tuple(tuple(of) for of in actions)
+    return changed
+
+
+def swap(one: int, other: int) -> Callable[[list[object]], object]:
+    def edit(actions: list[object]) -> None:
+        actions[one], actions[other] = actions[other], actions[one]
+
+    return edit
+
+
+WRONG = {
+    "a microbatch goes back before it came": (
+        changed(CHAIN["gpipe"], 1, (F, 0), (B, 1), (F, 1), (B, 0)), "comes before",
+    ),
+    "both wait for each other": (changed(CHAIN["gpipe"], 0, (F, 0), (B, 0), (F, 1), (B, 1)), None),
+    "one asks for what comes later": (changed(CHAIN["gpipe"], 1, (F, 1), (F, 0), (B, 0), (B, 1)), "in its slot"),
+    "a microbatch never goes back": (changed(CHAIN["gpipe"], 1, (F, 0), (F, 1), (B, 0)), "waits forever"),
+    "a microbatch goes forward twice": (
+        changed(CHAIN["gpipe"], 1, (F, 0), (F, 1), (F, 1), (B, 0), (B, 1)), "a second time",
+    ),
+    "weights of some microbatches": (
+        changed(CHAIN["once"], 1, (F, 0), (F, 1), (B, 0), (W, -1), (B, 1)), "comes before",
+    ),
+    "weights at one home only": (changed(CHAIN["once"], 1, (F, 0), (F, 1), (B, 0), (B, 1)), "never computed"),
+    "computed before it came": (edited(CHAIN["gpipe"], 1, swap(0, 1)), "lacks"),
+    "sent before it is made": (edited(CHAIN["gpipe"], 0, swap(0, 1)), "sent before it is made"),
+    "sent twice": (edited(CHAIN["gpipe"], 0, lambda of: of.insert(2, of[1])), "a second time"),
+    "never sent": (edited(CHAIN["gpipe"], 0, lambda of: of.pop(1)), "in its slot"),
+    "another home's task": (
+        edited(CHAIN["gpipe"], 0, lambda of: of.insert(0, SegmentTask(F, 1, 0))), "is of another home",
+    ),
+    "another home's crossing": (
+        edited(pipeline("gpipe", chain(3), 1), 0, lambda of: of.append(Crossing(1, 0, F))), "is of other homes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [what for what, (_, says) in WRONG.items() if says])
+def test_what_does_not_run_to_its_end_with_every_gradient_is_refused(what: str) -> None:
+    made, says = WRONG[what]
+    with pytest.raises(LocalProtocolError, match=says or ""):
+        prove(made)
+
+
+def test_one_back_and_one_forward_by_turns_at_the_first_home_is_slow_but_ends() -> None:
+    made, _ = WRONG["both wait for each other"]
+    with pytest.raises(LocalProtocolError, match="waits forever"):
+        prove(made)
+    one_by_one = changed(made, 1, (F, 0), (B, 0), (F, 1), (B, 1))
+    assert prove(one_by_one).in_flight == (1, 1)
+
+
+def test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever() -> None:
+    made = pipeline("gpipe", chain(2), 4)
+    assert made.slots(0) == 4
+    assert [pipeline("1f1b", chain(4), 8).slots(boundary) for boundary in range(3)] == [4, 3, 2]
+    assert pipeline("1f1b", chain(4), 8, "once").slots(2) == 8
+    prove(made, 4)
+    with pytest.raises(LocalProtocolError, match="waits forever"):
+        prove(made, 3)
+
+
+def test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight() -> None:
+    """With as many as its target holds, the first and the last of four homes would wait for each other."""
+    over = graph([0, 1, 2, 3], [[], [0], [0, 1], [0, 1, 2]])
+    made = pipeline("1f1b", over, 7)
+    assert prove(made).waits == 0
+    skips = next(n for n, one in enumerate(over.boundaries) if (one.source, one.target) == (0, 3))
+    assert made.slots(skips) == 4
+    with pytest.raises(LocalProtocolError, match="waits forever"):
+        prove(made, 1)
+
+
+BROKEN = {
+    "first": ((HomeSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "nobody before it gives"),
+    "number": ((HomeSegment("a", 0, (), (3,)),), (), "boundary 3 of 0"),
+    "given twice": (
+        (HomeSegment("a", 0, (), (0,)), HomeSegment("b", 0, (), (0,)), HomeSegment("c", 1, (0,))),
+        (Boundary("x", 0, 1),), "another segment's to give",
+    ),
+    "not taken": ((HomeSegment("a", 0, (), (0,)), HomeSegment("b", 1)), (Boundary("x", 0, 1),), "crosses once"),
+    "twice to one home": (
+        (HomeSegment("a", 0, (), (0, 1)), HomeSegment("b", 1, (0, 1))),
+        (Boundary("x", 0, 1), Boundary("x", 0, 1)), "crosses once",
+    ),
+    "a home without": ((HomeSegment("a", 1),), (), "some have no segment"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_no_graph_of_segments_is_refused(what: str) -> None:
+    segments, boundaries, says = BROKEN[what]
+    with pytest.raises(UsageError, match=says):
+        SegmentGraph(segments, boundaries)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "microbatches", "weights", "says"),
+    [
+        ("gpip", 1, "each", "did you mean 'gpipe'"),
+        ("gpipe", 1, "twice", "unknown way of making weights' gradients 'twice'"),
+        ("gpipe", 0, "each", "must be 1 or more"),
+        ("sequential", 2, "each", "as a whole"),
+        ("pipedream", 2, "once", "updates weights after each minibatch"),
+    ],
+)
+def test_what_is_no_pipeline_is_refused(algorithm: str, microbatches: int, weights: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        pipeline(algorithm, chain(2), microbatches, weights)
+
+
+def test_homes_that_need_values_of_each_other_have_the_same_in_flight() -> None:
+    """Two halves of a layer that gather each other's values, and a stage behind them."""
+    over = graph([0, 1, 0, 1, 2], [[], [], [0, 1], [0, 1], [2, 3]])
+    assert over.depths == (2, 2, 1)
+    assert prove(pipeline("1f1b", over, 6)).in_flight == (2, 2, 1)
+
+
+# the orders of PyTorch's pipelining, from its own private functions
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 5, 8])
+def test_the_orders_are_those_of_pytorchs_pipelining_and_its_simulator_ends_them(
+    stages: int, microbatches: int
+) -> None:
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    kinds = torch._ComputationType
+    names = {kinds.FORWARD: F, kinds.FULL_BACKWARD: B}
+
+    def theirs(actions: list[object]) -> list[tuple[Pass, int]]:
+        return [(names[a.computation_type], a.microbatch_index) for a in actions if a and a.computation_type in names]
+
+    who = SimpleNamespace(_num_stages=stages, _n_microbatches=microbatches)
+    for rank, actions in torch.ScheduleGPipe._get_pipeline_order(who).items():
+        assert theirs(actions) == list(pipeline("gpipe", chain(stages), microbatches).orders[rank])
+    made = pipeline("1f1b", chain(stages), microbatches)
+    for rank in range(stages):
+        warmup = min(microbatches, stages - 1 - rank)
+        actions = torch._get_1f1b_rank_ops(
+            1, stages, warmup, microbatches - warmup, warmup, rank, lambda _, rank=rank: rank, lambda _, rank=rank: rank
+        )
+        assert theirs(actions) == list(made.orders[rank])
+    ways = {
+        (False, F): kinds.RECV_F, (True, F): kinds.SEND_F, (False, B): kinds.RECV_B, (True, B): kinds.SEND_B,
+    }  # fmt: skip
+    order = {
+        home: [
+            torch._Action(home, kinds.FORWARD if one.direction is F else kinds.FULL_BACKWARD, one.microbatch)
+            if isinstance(one, SegmentTask)
+            else torch._Action(
+                home,
+                ways[made.graph.boundaries[one.boundary].ends(one.direction)[0] == home, one.direction],
+                one.microbatch,
+            )
+            for one in actions
+        ]
+        for home, actions in enumerate(made.actions)
+    }
+    torch._simulate_comms_compute(order, lambda stage: stage, stages)
+
+
+# prices
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8))
+def test_a_chain_costs_the_sum_of_its_stages_and_the_slowest_for_each_further_microbatch(
+    seconds: list[int], microbatches: int
+) -> None:
+    costs = [SegmentCost(t, 2 * t) for t in seconds]
+    for algorithm in ("gpipe", "1f1b") if len(set(seconds)) == 1 else ("gpipe",):
+        made = price_pipeline(pipeline(algorithm, chain(len(seconds)), microbatches), costs)
+        assert made.seconds == 3 * (sum(seconds) + (microbatches - 1) * max(seconds))
+        assert made.busy == tuple(3.0 * t * microbatches for t in seconds)
+
+
+def test_an_uneven_pipeline_waits_for_its_slowest_stage() -> None:
+    """Four microbatches on two stages of 3 and 1 seconds: 3 x 4 + 1, where even ones of 2 take 2 x 4 + 2."""
+    even, uneven = (
+        price_pipeline(pipeline("gpipe", chain(2), 4), [SegmentCost(t, 0) for t in of]) for of in ((2, 2), (3, 1))
+    )
+    assert (even.seconds, uneven.seconds) == (10, 13)
+    assert uneven.idle == pytest.approx(1 - 16 / 26)
+
+
+def test_messages_cost_latency_and_bytes_of_each_sample() -> None:
+    """Two stages, one microbatch of 50 samples, 8 bytes each: 2 messages of 400 bytes at 100 bytes a second and 1 s."""
+    made = pipeline("sequential", chain(2, size=8))
+    costs, link = [SegmentCost(1, 2)] * 2, LinkModel(1.0, 100.0)
+    assert price_pipeline(made, costs).seconds == 6
+    assert price_pipeline(made, costs, link).seconds == 6 + 2 * 1
+    assert price_pipeline(made, costs, link, samples=50).seconds == 6 + 2 * (1 + 4)
+
+
+def test_who_sends_waits_for_a_slot_that_is_still_in_use() -> None:
+    """No gradient comes back, so that the first home runs ahead, but by its two slots only: F0 F1 B0 F2, and then waits
+    until the second, which takes 10 s each way, has the first microbatch back.
+    """
+    over = SegmentGraph(
+        (HomeSegment("a", 0, (), (0,)), HomeSegment("b", 1, (0,))), (Boundary("x", 0, 1, gradient=False),)
+    )
+    made = pipeline("1f1b", over, 3)
+    assert made.slots(0) == 2
+    began = {s.task: s.start for s in price_pipeline(made, [SegmentCost(1, 1), SegmentCost(10, 10)]).spans}
+    assert [began[SegmentTask(F, 0, m)] for m in range(3)] == [0, 1, 3]
+    assert began[SegmentTask(B, 0, 1)] == 21
+    assert began[SegmentTask(F, 1, 2)] == 41
+
+
+def test_memory_is_what_is_in_flight_and_older_weights() -> None:
+    cost = [SegmentCost(1, 2, kept=10, parameters=1000)] * 3
+    over = chain(3, size=1)
+
+    def held(algorithm: str, microbatches: int, *weights: str) -> tuple[int, ...]:
+        return price_pipeline(pipeline(algorithm, over, microbatches, *weights), cost, samples=5).held
+
+    # what it kept, and slots for inputs and for gradients of outputs
+    assert held("sequential", 1) == (10 + 5, 10 + 5 + 5, 10 + 5)
+    assert held("gpipe", 8) == (80 + 40, 80 + 40 + 40, 80 + 40)
+    assert held("1f1b", 8) == (30 + 15, 20 + 15 + 10, 10 + 10)
+    assert held("pipedream", 8) == (30 + 15 + 2000, 20 + 15 + 10 + 1000, 10 + 10)
+    assert held("1f1b", 8, "once") == (80 + 40, 80 + 40 + 40, 80 + 40)
+
+
+# drawings
+
+
+def test_a_drawing_has_every_task_once_and_says_what_is_in_flight() -> None:
+    made = pipeline("1f1b", chain(3), 4)
+    lines = draw_pipeline(made).splitlines()
+    for home, line in enumerate(lines[1:]):
+        cells = line.split("  ", 2)[2].rsplit("  ", 1)[0].split()
+        tasks = [cell for cell in cells if cell[0] in "FB"]
+        assert tasks == [f"{way.name[0]}{number}" for way, number in made.orders[home]]
+        assert line.endswith(f"{3 - home} in flight")
+    assert "versions of weights" in draw_pipeline(pipeline("pipedream", chain(3), 4))
+    assert draw_pipeline(pipeline("gpipe", chain(2), 2, "once")).count(" W ") == 2
+
+
+def test_a_picture_is_to_the_scale_of_time() -> None:
+    made = pipeline("gpipe", chain(2), 2)
+    picture = draw_svg(made, price_pipeline(made, [SegmentCost(1e-3, 2e-3), SegmentCost(3e-3, 4e-3)]))
+    assert picture.startswith("<svg ")
+    assert picture.count("<title>") == 8
+    assert "<title>stage 1: B1, 4 ms</title>" in picture
+    widths = {part.split('width="')[1].split('"')[0] for part in picture.split("<rect")[2:]}
+    assert {round(float(width) / 1000 * 17, 1) for width in widths} == {1, 2, 3, 4}
