@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.split.inline import play
@@ -109,7 +110,8 @@ def check_equal(
     played = play_split(model, inputs, targets, split, loss, **options)
     assert abs(played.loss - value.item()) <= atol
     if options.get("microbatches", 1) == 1:
-        torch.testing.assert_close(played.outputs[0], output.detach(), atol=atol, rtol=0)
+        detached = pytree.tree_map(torch.Tensor.detach, output)
+        torch.testing.assert_close(played.outputs[0], detached, atol=atol, rtol=0)
     expected = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
     got = played.gradients()
     assert got.keys() == expected.keys()

@@ -104,7 +104,8 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
     layers = [node for node in nodes if node.op == "call_module"]
     own: dict[fx.Node, str | int] = dict.fromkeys(layers, way)
     if way == "neurons":
-        own = pairs(traced, [node for node in layers if rule_of(traced.layer(node), "columns")])
+        able = [node for node in layers if rule_of(traced.layer(node), "columns") and not _is_tied(traced, node)]
+        own = pairs(traced, able)
     found: Placed = {}
     held = [0] * split.partitions
     for node in layers:
@@ -114,7 +115,7 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
             continue
         layer = traced.layer(node)
         rule = rule_of(layer, chosen)
-        if rule is not None:
+        if rule is not None and not (isinstance(split.ways, str) and _is_tied(traced, node)):
             owner = min(range(split.partitions), key=lambda home: (held[home], home))
             takes = tuple(traced.shapes[one] for one in node.all_input_nodes)
             call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions, owner)
@@ -123,12 +124,18 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
                 held[owner] += sum(parameter.numel() for parameter in layer.parameters())
     if not found:
         paths = [str(node.target) for node in layers if any(True for _ in traced.layer(node).parameters())]
-        able = {one for node in layers for one in ways_of(traced.layer(node))}
+        known = {one for node in layers for one in ways_of(traced.layer(node))}
         raise UsageError(
             f"nothing of {', '.join(paths) or 'the model'} can be split by {way} ({DIVIDING[way]}); it can be split by "
-            f"{', '.join(sorted(able | {'stages'}))}"
+            f"{', '.join(sorted(known | {'stages'}))}"
         )
     return found
+
+
+def _is_tied(traced: Traced, node: fx.Node) -> bool:
+    """Whether a layer shares a tensor with another: then it stays whole, unless it is named."""
+    names = {f"{node.target}.{name}" for name, _ in traced.layer(node).named_parameters()}
+    return bool(names & (traced.aliases.keys() | set(traced.aliases.values())))
 
 
 def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divided:

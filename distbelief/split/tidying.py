@@ -77,6 +77,7 @@ def tidy(
     leaves = iter(range(len(pytree.tree_leaves(inputs))))
     for node in graph.nodes:
         made.take(node, leaves)
+    made.drop_unused()
     made.graph.lint()
     return made.graph, made.shapes
 
@@ -110,6 +111,15 @@ class _Tidied:
             self._new[node] = self._made(node, node.op, node.target, args, kwargs, values)
         else:
             self._replace(node, into, args, kwargs, values)
+
+    def drop_unused(self) -> None:
+        """Leave out what gives nothing to the output and keeps no state."""
+        for node in reversed(list(self.graph.nodes)):
+            keeps = node.op == "call_module" and any(True for _ in self._layer(str(node.target)).buffers())
+            writes = bool(node.args) and getattr(node.args[0], "op", "") == "get_attr" and self._written(node)
+            if not node.users and node.op not in ("placeholder", "output") and not keeps and not writes:
+                self.graph.erase_node(node)
+                self.shapes.pop(node, None)
 
     def _made(self, node: fx.Node, op: str, target: Any, args: Any, kwargs: Any, values: tuple[Any, ...]) -> Any:
         new = self.graph.create_node(op, target, args, kwargs, name=node.name)

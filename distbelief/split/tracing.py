@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,8 @@ from distbelief.errors import UsageError, unknown
 from distbelief.split.observing import observe
 from distbelief.split.registry import ways_of
 from distbelief.split.tidying import Shape, tidy
+
+OURS = Path(__file__).parent
 
 
 class TracedBy(Enum):
@@ -80,20 +83,20 @@ def trace(model: nn.Module, inputs: tuple[Any, ...], modules: Sequence[str] = ()
     failures: list[BaseException] = []
     ways: list[tuple[TracedBy, Callable[[], tuple[nn.Module, fx.Graph]]]] = [
         (TracedBy.FX, lambda: _by_fx(model, inputs)),
-        (TracedBy.EXPORT, lambda: _by_export(model, inputs)),
+        (TracedBy.EXPORT, lambda: _by_export(model, inputs, functional=False)),
+        (TracedBy.EXPORT, lambda: _by_export(model, inputs, functional=True)),
     ]
     if modules:
         ways = [(TracedBy.MODULES, lambda: _by_modules(model, modules))]
     for method, make in ways:
         try:
             root, graph = make()
-            observed = observe(root, graph, inputs)
-        except UsageError:
-            raise
+            tidied, shapes = tidy(graph, inputs, observe(root, graph, inputs), root.get_submodule)
         except Exception as error:  # whatever a model's forward raises when it is run by a tracer
+            if modules and isinstance(error, UsageError):
+                raise
             failures.append(error)
         else:
-            tidied, shapes = tidy(graph, inputs, observed, root.get_submodule)
             return Traced(root, tidied, shapes, method, _aliases(model))
     raise UsageError(_told(model, failures)) from failures[-1]
 
@@ -156,24 +159,39 @@ def _defaults(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any] | Non
     return {one.name: one.default for one in left if one.default is not one.empty} or None
 
 
-def _by_export(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, fx.Graph]:
+def _by_export(model: nn.Module, inputs: tuple[Any, ...], functional: bool) -> tuple[nn.Module, fx.Graph]:
     def dynamic(leaf: Any) -> Any:
         return {0: torch.export.Dim.AUTO} if isinstance(leaf, torch.Tensor) and leaf.ndim else None
 
     shapes = pytree.tree_map(dynamic, inputs)
-    module = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False).module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch itself deprecates, and of what its own layers set
+        program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
+        module = (program.run_decompositions({}) if functional else program).module()
     assert isinstance(module, fx.GraphModule)
     graph = module.graph
     for node in list(graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
             graph.erase_node(node)
             continue
+        if node.target is torch.ops.aten.copy.default:
+            node.target = copied
         stack = node.meta.get("nn_module_stack", {})
         node.meta["path"] = next((path for path, _ in reversed(list(stack.values())) if not path.startswith("_")), "")
     spec = graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]  # export's graphs have one
     output = next(iter(reversed(graph.nodes)))
     output.args = (pytree.tree_unflatten(list(output.args[0]), spec),)
-    return module, graph
+    root = nn.Module()  # what the graph names, without what exporting adds
+    for name, held in vars(module).items():
+        if name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set") or torch.is_tensor(held):
+            vars(root)[name] = held
+    root._modules.pop("_guards_fn", None)
+    return root, graph
+
+
+def copied(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A value as it is when it is written over another; torch's own has no derivative."""
+    return value.to(into.dtype).expand(into.shape)
 
 
 def _by_modules(model: nn.Module, modules: Sequence[str]) -> tuple[nn.Module, fx.Graph]:
@@ -197,7 +215,8 @@ def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
         own = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
-            if "torch" not in Path(frame.filename).parts and "split" not in Path(frame.filename).parts
+            if not Path(frame.filename).is_relative_to(OURS)
+            and not {"torch", "<string>"} & set(Path(frame.filename).parts)
         ]
         if own:
             lines.append(f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}")

@@ -11,12 +11,14 @@ from splitting import check_equal, play_split
 from torch import nn
 
 from distbelief.errors import UsageError
+from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import Divided, HomePart, Indices, edges, mixed, part_of
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Pass, cut_minibatch
 from distbelief.split.registry import LayerCall, register
 from distbelief.split.tracing import trace
+from distbelief.tasks.alexnet import alexnet
 
 
 def named(**layers: nn.Module) -> nn.Module:
@@ -206,3 +208,28 @@ def test_a_users_layer_is_divided_as_it_is_registered():
     assert played.floats(1, Pass.FORWARD, 5) == [4]
     with pytest.raises(UsageError, match="stages places whole layers"):
         register(Scaled, "stages", features)
+
+
+def alexnet_split(ways, homes) -> tuple[nn.Module, SplitGraph]:
+    with torch.device("meta"):
+        model, x, y = alexnet().model(), torch.empty(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64)
+    return model, apply(Split(ways, homes), trace(model, (x,)), F.cross_entropy, y)
+
+
+def test_alexnet_in_its_two_columns_sends_what_the_two_gpus_sent():
+    _, graph = alexnet_split("groups", 2)
+    sent = [[one.shape.elements(1) for one in graph.transfers.values() if one.source == home] for home in (0, 1)]
+    assert sent == [[21_632, 4_608, 2_048, 2_048], [21_632, 4_608, 2_048, 2_048, 500]]
+
+
+@pytest.mark.parametrize(
+    ("ways", "homes", "most"), [("groups", 2, 0.52), ({"conv*": "groups", "fc*": "neurons"}, 4, 0.28)]
+)
+def test_the_largest_partition_of_alexnet_has_its_share_of_the_parameters(ways, homes, most):
+    model, graph = alexnet_split(ways, homes)
+    whole, held = dict(model.named_parameters()), [0] * homes
+    for name, pieces in graph.pieces.items():
+        for piece in pieces:
+            held[piece.home] += whole[name].numel() // whole[name].shape[piece.dimension] * (piece.stop - piece.start)
+    assert sum(held) == sum(one.numel() for one in whole.values())
+    assert max(held) / sum(held) <= most

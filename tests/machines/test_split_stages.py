@@ -93,3 +93,9 @@ def test_homes_that_wait_for_what_nobody_gives_are_told():
     second = play_split(mlp(), (x,), y, Split("stages", 2)).programs[1]
     with pytest.raises(LocalProtocolError, match="all homes wait for each other"):
         play([step(second, cut_minibatch((x,), y, 1))])
+
+
+def test_a_module_that_writes_in_place_does_not_write_to_what_was_received():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 784), torch.randint(0, 10, (4,))
+    check_equal(mlp(), (x,), y, Split({"[0-2]": 0, "3": 1, "4": 1}, 2), atol=0)

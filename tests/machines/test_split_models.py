@@ -1,0 +1,305 @@
+"""Models of many kinds: traced, split in stages and more, and equal to themselves."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from splitting import check_equal, play_split
+from torch import nn
+
+from distbelief.errors import UsageError
+from distbelief.split.options import Split
+from distbelief.split.play import HomeTask, Pass
+from distbelief.split.tracing import TracedBy, trace
+
+WORDS, WIDTH, LENGTH = 11, 8, 6
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mask", torch.tril(torch.ones(LENGTH, LENGTH)).bool(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-2, -1)) / (c // 2) ** 0.5
+        scores = scores.masked_fill(~self.mask[:t, :t], float("-inf")).softmax(-1)
+        return self.out((scores @ v).transpose(1, 2).reshape(n, t, c))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.before(x))
+        return x + self.down(F.gelu(self.up(self.after(x))))
+
+
+class Transformer(nn.Module):
+    """Skips, positions that are a parameter of the root, and an embedding that is also the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Parameter(torch.randn(LENGTH, WIDTH))
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.words(x) + self.places[: x.size(1)]
+        for layer in self.layers:
+            h = layer(h)
+        return self.head(self.norm(h)).flatten(0, 1)
+
+
+def transformer() -> tuple[nn.Module, tuple, torch.Tensor]:
+    x = torch.randint(0, WORDS, (4, LENGTH))
+    return Transformer(), (x,), torch.randint(0, WORDS, (4 * LENGTH,))
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("ways", ["stages", "neurons", {"layers.*.up": "columns", "layers.*.down": "rows", "head": 1}])
+def test_a_transformer_with_skips_and_tied_weights(ways, homes):
+    torch.manual_seed(0)
+    model, inputs, targets = transformer()
+    if ways != "stages" and homes > 2:
+        pytest.skip("one count of homes for each way within layers")
+    played = check_equal(model.double(), inputs, targets, Split(ways, homes), traced_with=(inputs[0][:2],))
+    owned = [name for program in played.programs for name in program.pieces]
+    assert "words.weight" in owned
+    assert "head.weight" not in owned
+
+
+def test_tied_weights_cross_once_each_way():
+    model, inputs, targets = transformer()
+    played = play_split(model, inputs, targets, Split("stages", 3))
+    tied = [one for one in played.gave if one.transfer.kind.value == "tensor"]
+    assert [(one.direction, one.tensor.shape) for one in tied] == [
+        (Pass.FORWARD, (WORDS, WIDTH)),
+        (Pass.BACKWARD, (WORDS, WIDTH)),
+    ]
+
+
+class Dependent(nn.Module):
+    """Its own submodule looks at values: that becomes a leaf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.odd, self.last = nn.Linear(6, 6), Odd(), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.last(self.odd(h) + h)
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return self.layer(x)
+        return x * self.layer.weight.sum()
+
+
+class Counting(nn.Module):
+    """torch.fx cannot loop over steps that it does not count: exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 4, batch_first=True)
+        self.cell = nn.RNNCell(4, 4)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = self.gru(x)[0]
+        h = steps[:, 0]
+        for step in range(1, x.size(1)):
+            h = self.cell(steps[:, step], h)
+        return self.last(F.relu(h))
+
+
+class Fixed(nn.Module):
+    """Traces for one number of samples only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x) + torch.ones(len(x), 6))
+
+
+class Looking(nn.Module):
+    """The root itself looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.one(x)
+        if h.sum() > 0:
+            h = h.relu()
+        return self.two(h)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "method"), [(Dependent, (6,), TracedBy.FX), (Counting, (7, 3), TracedBy.EXPORT)]
+)
+def test_what_fx_cannot_trace_is_a_leaf_or_exported(model, shape, method):
+    torch.manual_seed(0)
+    made = model().double()
+    x, y = torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 4, (5,))
+    assert trace(copy.deepcopy(made), (x[:3],)).method is method
+    check_equal(made, (x,), y, Split("stages", 2), traced_with=(x[:3],))
+
+
+def test_what_cannot_be_traced_names_the_line_and_the_remedy_and_modules_are_one():
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
+    with pytest.raises(UsageError, match=r"Looking cannot be traced at .*test_split_models.py:\d+: if h.sum\(\) > 0"):
+        trace(Looking(), (x.float(),))
+    with pytest.raises(UsageError, match=r"Fixed cannot be traced at .*: return self.two\(self.one\(x\) \+ torch.ones"):
+        trace(Fixed(), (x.float(),))
+    model = nn.Sequential(nn.Linear(6, 6), Looking()).double()
+    traced = trace(model, (x,), modules=("0", "1"))
+    assert [node.target for node in traced.layers] == ["0", "1"]
+    with pytest.raises(UsageError, match="unknown module '2'"):
+        trace(model, (x,), modules=("0", "2"))
+    assert y is not None
+
+
+class InPlace(nn.Module):
+    """Everything in place that models write, on values that cross and that are used before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layers[0](x)
+        self.relu(h)
+        first = self.layers[1](h)
+        first += h
+        second = self.layers[2](first.mul_(2))
+        second[:, 0] = first[:, 1]
+        return F.relu(self.layers[3](second).add_(first), inplace=True)
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+def test_what_is_written_in_place_is_not_written_to_what_was_received(homes):
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 6, (5,))
+    check_equal(InPlace().double(), (x,), y, Split("stages", homes))
+
+
+class Viewed(nn.Module):
+    """Writes through a view to what is used after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.one(x)
+        part = h[:, :3]
+        part.mul_(2)
+        return self.two(h)
+
+
+def test_a_write_through_a_view_is_exported_as_none():
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 6, (5,))
+    check_equal(Viewed().double(), (x,), y, Split("stages", 2))
+
+
+class Many(nn.Module):
+    """Several inputs and outputs, in dicts and tuples, one of them not used, and a state of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 6), nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, batch: dict) -> dict:
+        h = self.one(batch["x"])
+        order = h.argsort(1)
+        low, high = torch.tanh(h).gather(1, order).chunk(2, 1)
+        k = self.two(batch["y"] + high) + torch.cat([low, high], 1)
+        return {"scores": self.three(k), "hidden": (h, k.sum(1))}
+
+
+@pytest.mark.parametrize("homes", [2, 3])
+def test_several_inputs_and_outputs(homes):
+    def loss(output: dict, targets: tuple) -> torch.Tensor:
+        hidden, total = output["hidden"]
+        return F.cross_entropy(output["scores"], targets[0]) + hidden.pow(2).mean() + (total - targets[1]).abs().mean()
+
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(5, 4), "y": torch.randn(5, 3), "z": torch.zeros(5)}
+    batch = {name: one.double() for name, one in batch.items()}
+    targets = (torch.randint(0, 2, (5,)), torch.randn(5, dtype=torch.float64))
+    for microbatches in (1, 2):
+        check_equal(Many().double(), (batch,), targets, Split("stages", homes), loss, microbatches=microbatches)
+
+
+def norms() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None)
+    ).double()
+
+
+def test_batch_norm_in_microbatches_is_a_plain_loop_over_them():
+    x, y = torch.randn(7, 6, dtype=torch.float64), torch.randint(0, 8, (7,))
+    model, whole = norms(), norms()
+    start = {name: one.clone() for name, one in whole.named_buffers()}
+    for part, targets in zip(x.tensor_split(3), y.tensor_split(3), strict=True):
+        (F.cross_entropy(whole(part), targets) * len(part) / 7).backward()
+    played = play_split(model, (x,), y, Split("stages", 2), microbatches=3)
+    gradients = played.gradients()
+    for name, parameter in whole.named_parameters():
+        assert (gradients[name] - parameter.grad).abs().max() < 1e-12
+    got, kept = played.buffers(), start["1.running_mean"]
+    means = [norms()[0](part).mean(0).detach() for part in x.tensor_split(3)]
+    for mean, share in zip(means, (3 / 7, 2 / 7, 2 / 7), strict=True):
+        kept = kept * 0.9**share + mean * (1 - 0.9**share)
+    torch.testing.assert_close(got["1.running_mean"], kept, atol=1e-12, rtol=0)
+    assert int(got["1.num_batches_tracked"]) == int(got["4.num_batches_tracked"]) == 1
+
+
+def test_one_microbatch_leaves_batch_norm_as_it_is():
+    x, y = torch.randn(7, 6, dtype=torch.float64), torch.randint(0, 8, (7,))
+    model, whole = norms(), norms()
+    F.cross_entropy(whole(x), y).backward()
+    got = check_equal(model, (x,), y, Split("stages", 2)).buffers()
+    for name, buffer in whole.named_buffers():
+        torch.testing.assert_close(got[name], buffer, atol=1e-12, rtol=0)
+
+
+ONE_F_ONE_B = [(Pass.FORWARD, 0), (Pass.FORWARD, 1), (Pass.BACKWARD, 0), (Pass.FORWARD, 2), (Pass.BACKWARD, 1),
+               (Pass.BACKWARD, 2)]  # fmt: skip
+
+
+def test_any_order_of_tasks_gives_the_same_gradients():
+    torch.manual_seed(0)
+    model, inputs, targets = transformer()
+    x = inputs[0]
+    order = [HomeTask(*one) for one in ONE_F_ONE_B]
+    targets = targets.view(4, LENGTH)
+
+    def loss(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, wanted.flatten())
+
+    check_equal(model.double(), (x,), targets, Split("stages", 3), loss, microbatches=3, order=order)
