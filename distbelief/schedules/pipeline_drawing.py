@@ -35,14 +35,18 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     crossings = len({one for actions in pipeline.actions for one in actions if isinstance(one, Crossing)})
     once = ", weights' gradients once" if pipeline.once else ""
     lines = [
-        f"{pipeline.algorithm}, {graph.homes} homes, {pipeline.microbatches} microbatches{once}: "
+        f"{pipeline.algorithm}, {_count(graph.homes, 'home')}, {_count(pipeline.microbatches, 'microbatch')}{once}: "
         f"{crossings} crossings; homes wait {100 * made.idle:.0f} % of the time where all takes as long"
     ]
     for home, row in enumerate(rows):
         cells = " ".join(cell.ljust(width) for cell in row)
-        kept = f", {seen.stashed[home]} versions of weights" if pipeline.asynchronous else ""
+        kept = f", {_count(seen.stashed[home], 'version')} of weights" if pipeline.asynchronous else ""
         lines.append(f"  home {home}  {cells}   {seen.in_flight[home]} in flight{kept}")
     return "\n".join(lines)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "es" if word.endswith("ch") else "s")
 
 
 def _name(task: SegmentTask) -> str:

@@ -105,6 +105,7 @@ def test_an_option_that_is_named_is_one() -> None:
         commands.EvaluateOptions,
         commands.StatusOptions,
         commands.JoinOptions,
+        commands.DrawPipelineOptions,
         CompressOptions,
         ExpandOptions,
         *(bench.options for bench in BENCHES.values()),

@@ -4,7 +4,9 @@ are those of a hand's count; and the orders are those of PyTorch's own pipelinin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.pipeline import (
     Boundary,
@@ -372,8 +375,17 @@ def test_a_drawing_has_every_task_once_and_says_what_is_in_flight() -> None:
         tasks = [cell for cell in cells if cell[0] in "FB"]
         assert tasks == [f"{way.name[0]}{number}" for way, number in made.orders[home]]
         assert line.endswith(f"{3 - home} in flight")
-    assert "versions of weights" in draw_pipeline(pipeline("pipedream", chain(3), 4))
+    assert "2 versions of weights" in draw_pipeline(pipeline("pipedream", chain(3), 4))
     assert draw_pipeline(pipeline("gpipe", chain(2), 2, "once")).count(" W ") == 2
+
+
+def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    shown = re.findall(r"^\$ distbelief draw (.*)\n((?:.|\n)*?)\n```", text, re.MULTILINE)
+    assert [words.split()[0] for words, _ in shown] == list(PIPELINES)
+    for words, drawn in shown:
+        commands.draw(words.split())
+        assert [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()] == drawn.splitlines()
 
 
 def test_a_picture_is_to_the_scale_of_time() -> None:
