@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import difflib
 import inspect
@@ -198,7 +199,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     ]
     whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
     meaning, *_ = (inspect.getdoc(find(strategy)) or "").split("\n\n")
-    values = call_tyro(whole, prog, " ".join(meaning.split()), args)
+    values = _ask(whole, prog, " ".join(meaning.split()), args)
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
     return Options(find(strategy), flat)
 
@@ -243,7 +244,29 @@ def refuse(prog: str, args: Sequence[str], known: Sequence[str], elsewhere: Mapp
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
 
 
+def _reflowed(kind: Any) -> Any:
+    """The same dataclass, with what its fields mean in one line each: tyro would keep the line breaks of the source."""
+    import tyro
+
+    hints, texts = typing.get_type_hints(kind, include_extras=True), documents(kind)
+    made: list[Any] = []
+    for field in dataclasses.fields(kind):
+        shown = tyro.conf.arg(help=texts.get(field.name, ""))
+        made.append((field.name, Annotated[hints[field.name], shown], copy.copy(field)))
+    return dataclasses.make_dataclass(kind.__name__, made, frozen=True)
+
+
 def call_tyro(kind: Any, prog: str, description: str, args: Sequence[str], default: Any = None) -> Any:
+    """The options that are a dataclass, made from the arguments, and of a default where it is given.
+
+    Raises:
+        UsageError, SystemExit: as `_ask`.
+    """
+    shown = _reflowed(kind)
+    return kind(**vars(_ask(shown, prog, description, args, shown(**vars(default)) if default else None)))
+
+
+def _ask(kind: Any, prog: str, description: str, args: Sequence[str], default: Any = None) -> Any:
     """What tyro makes of the arguments, and of a default where it is given; its framed complaint becomes one line.
 
     Raises:

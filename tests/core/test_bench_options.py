@@ -93,3 +93,11 @@ def test_what_is_given_beside_quick_is_taken(name: str, option: str, monkeypatch
         given = asked(monkeypatch, name, *words)
         assert getattr(given, option) in (7, "7", (7,), ("7",))
         assert given.quick
+
+
+def test_the_help_of_a_benchmark_keeps_no_line_break_of_its_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    assert main.run(["bench", "allreduce", "--help"]) == 0
+    assert "--delay-ms --rate-mbit --loss; it prints up." in capsys.readouterr().out

@@ -128,10 +128,8 @@ def test_what_the_type_checker_is_told_to_ignore_has_its_reason(name: str) -> No
 
 
 BORN_LATE = {
-    "places/simulated/simulation.py": 2,
     "strategies/allreduce/replica.py": 4,
     "strategies/allreduce/torch_whole.py": 14,
-    "strategies/sandblaster/stories.py": 1,
     "strategies/shared_memory/mapped.py": 17,
 }
 """Attributes that are set before anything declares them, in files where some still are: the numbers may only fall."""

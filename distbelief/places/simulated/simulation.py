@@ -43,6 +43,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
+from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -130,7 +131,10 @@ class Simulation:
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
-        self._cast()
+        folder = self.attempt.folder if self.attempt else None
+        self._store = CheckpointStore(folder.path) if folder and not cluster.phantom else MemoryStore()
+        self.coordinator = self._new_coordinator()
+        self._do(self.supervisor.begin(self._roles()))
         self._plan_crashes()
 
     def run(self) -> None:
@@ -179,14 +183,6 @@ class Simulation:
         for role in self._stories():
             self.driver.remove(role)
 
-    def _cast(self) -> None:
-        attempt, keep = (
-            self.attempt,
-            self.attempt is not None and self.attempt.folder is not None and not self.cluster.phantom,
-        )
-        self._store = CheckpointStore(attempt.folder.path) if keep and attempt and attempt.folder else MemoryStore()
-        self._do(self.supervisor.begin(self._roles()))
-
     def _roles(self) -> list[str]:
         """Everybody, in the order in which they are started."""
         strategy = self.job.strategy
@@ -200,11 +196,14 @@ class Simulation:
         story, endpoint = Evaluator(evaluated, incarnation).story(), self._endpoint(roles.EVALUATOR, incarnation)
         self._play_story(roles.EVALUATOR, story, endpoint, self.players.reader(context))
 
+    def _new_coordinator(self) -> JobCoordinator:
+        return self.players.coordinator(self.settings, self.evaluates, self.attempt.start if self.attempt else ANEW)
+
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
-        attempt, endpoint = self.attempt, self._endpoint(roles.COORDINATOR, incarnation)
-        start = attempt.start if attempt else ANEW
-        self.coordinator = self.players.coordinator(self.settings, self.evaluates, start)
+        endpoint = self._endpoint(roles.COORDINATOR, incarnation)
+        if incarnation:
+            self.coordinator = self._new_coordinator()
         host = (
             LastingHost(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
             if self._revives

@@ -80,6 +80,8 @@ class Descend:
         self._iteration = int(state.get("iteration", 0))
         self._whole, self._part = not descent.batch, descent.parts
         self._evaluations = 0
+        self._begin: tuple[AnyCommand, ...] = ()
+        """What makes the direction, until it has been asked for."""
         self._weights: tuple[float, ...] = ()
         self._largest = 0.0
 
@@ -153,7 +155,7 @@ class Descend:
     def _search(self, loss: float, direction: Direction) -> Steps:
         """Search along a direction; returns what was found, and the loss there where it was evaluated."""
         keep = (Copy(G, G0),) if self._whole else (Copy(G, G0), Copy(self._part[-1], TAIL))
-        self._begin: tuple[AnyCommand, ...] = (direction.command, *keep)
+        self._begin = (direction.command, *keep)
         kind = self.descent.line_search
         if kind == "none":
             return Trial(direction.first, loss, direction.slope), None
