@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TASKS = (
     "digits", "mnist", "mnist-lenet", "mnist-alexnet", "mnist-inception", "mnist-siamese", "mnist-gru", "mnist-local",
-    "alexnet", "vgg16", "inception-v1", "squeezenet", "gpt-tiny", "sparse-svm", "dense-svm",
+    "mnist-squeezenet", "alexnet", "vgg16", "inception-v1", "squeezenet", "gpt-tiny", "sparse-svm", "dense-svm",
 )  # fmt: skip
 """The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
 MOST_DRAWN = 64

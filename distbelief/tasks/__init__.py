@@ -1,7 +1,7 @@
 """Tasks: model, data, loss and metric, by name or by a user's own function."""
 
 from distbelief.tasks.alexnet import alexnet, mnist_alexnet
-from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
+from distbelief.tasks.convnets import inception_v1, mnist_squeezenet, squeezenet, vgg16
 from distbelief.tasks.digits import digits
 from distbelief.tasks.gpt import gpt_tiny
 from distbelief.tasks.gru import mnist_gru
@@ -34,6 +34,7 @@ __all__ = [
     "mnist_siamese",
     "resolve",
     "sparse_svm",
+    "mnist_squeezenet",
     "squeezenet",
     "vgg16",
 ]

@@ -1,5 +1,5 @@
 """The tasks `vgg16`, `inception-v1` and `squeezenet`: convolutional networks of 2014 to 2016 in their real shapes, on
-images that are made here.
+images that are made here; and `mnist-squeezenet`, small, on MNIST.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from distbelief.tasks.images import CLASSES, draw
 from distbelief.tasks.inception import Inception
+from distbelief.tasks.mnist import CLASSES as DIGITS
+from distbelief.tasks.mnist import IMAGE, mnist_task
 from distbelief.tasks.task import Task
 
 
@@ -35,6 +37,19 @@ def squeezenet() -> Task:
     without its dropout, on synthetic images as `alexnet`'s.
     """
     return _task("squeezenet", _squeezenet)
+
+
+def mnist_squeezenet(data_dir: str | None = None) -> Task:
+    """A small SqueezeNet on MNIST (60,970 parameters): four fire modules and no fully connected layer; inputs float32
+    (n, 1, 28, 28), targets int64 (n,).
+
+    Args:
+        data_dir: as for `mnist`.
+
+    >>> sum(p.numel() for p in mnist_squeezenet().model().parameters())
+    60970
+    """
+    return mnist_task("mnist-squeezenet", _mnist_squeezenet, data_dir, IMAGE)
 
 
 def _task(reference: str, model: Callable[[], nn.Module]) -> Task:
@@ -121,4 +136,14 @@ def _squeezenet() -> nn.Module:
             layers[f"pool{number}"] = nn.MaxPool2d(3, stride=2, ceil_mode=True)
     layers |= {"conv10": nn.Conv2d(512, CLASSES, 1), "relu10": nn.ReLU()}
     layers |= {"average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(layers)
+
+
+def _mnist_squeezenet() -> nn.Module:
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(1, 32, 3, padding=1), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2)
+    )
+    layers |= {"fire2": _Fire(32, 16, 32), "fire3": _Fire(64, 16, 32), "pool3": nn.MaxPool2d(2)}
+    layers |= {"fire4": _Fire(64, 32, 64), "fire5": _Fire(128, 32, 64)}
+    layers |= {"conv6": nn.Conv2d(128, DIGITS, 1), "average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return nn.Sequential(layers)

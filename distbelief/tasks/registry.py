@@ -9,7 +9,7 @@ from distbelief.core.values import admit, shown
 from distbelief.errors import DataError, UsageError, unknown
 from distbelief.references import find
 from distbelief.tasks.alexnet import alexnet, mnist_alexnet
-from distbelief.tasks.convnets import inception_v1, squeezenet, vgg16
+from distbelief.tasks.convnets import inception_v1, mnist_squeezenet, squeezenet, vgg16
 from distbelief.tasks.digits import digits
 from distbelief.tasks.files.constrained import MARK, constrained
 from distbelief.tasks.gpt import gpt_tiny
@@ -34,6 +34,7 @@ BUILTINS: Mapping[str, Callable[..., Task]] = {
     "vgg16": vgg16,
     "inception-v1": inception_v1,
     "squeezenet": squeezenet,
+    "mnist-squeezenet": mnist_squeezenet,
     "gpt-tiny": gpt_tiny,
     "sparse-svm": sparse_svm,
     "dense-svm": dense_svm,

@@ -95,12 +95,29 @@ PARAMETERS = {
         "norm": 2 * 64,
         "head": 96 * 64,
     },
+    "mnist-squeezenet": {
+        "conv1": 32 * (9 + 1),
+        "fire2.squeeze.0": 16 * (32 + 1),
+        "fire2.one.0": 32 * (16 + 1),
+        "fire2.three.0": 32 * (16 * 9 + 1),
+        "fire3.squeeze.0": 16 * (64 + 1),
+        "fire3.one.0": 32 * (16 + 1),
+        "fire3.three.0": 32 * (16 * 9 + 1),
+        "fire4.squeeze.0": 32 * (64 + 1),
+        "fire4.one.0": 64 * (32 + 1),
+        "fire4.three.0": 64 * (32 * 9 + 1),
+        "fire5.squeeze.0": 32 * (128 + 1),
+        "fire5.one.0": 64 * (32 + 1),
+        "fire5.three.0": 64 * (32 * 9 + 1),
+        "conv6": 10 * (128 + 1),
+    },
     "digits": {"fc1": 64 * (64 + 1), "fc2": 10 * (64 + 1)},
 }
 """Of each task's model: the parameters of each of its modules that has some of its own."""
 TOTAL = {
     "alexnet": 60_965_224, "mnist": 266_610, "mnist-lenet": 431_080, "mnist-alexnet": 418_580,
-    "mnist-inception": 42_918, "mnist-siamese": 431_080, "mnist-gru": 161_034, "mnist-local": 298_178,
+    "mnist-inception": 42_918, "mnist-squeezenet": 60_970, "mnist-siamese": 431_080,
+    "mnist-gru": 161_034, "mnist-local": 298_178,
     "gpt-tiny": 110_336, "digits": 4_810, "vgg16": 138_357_544, "inception-v1": 6_998_552, "squeezenet": 1_248_424,
 }  # fmt: skip
 """As they are published, of the last two with biases and without side classifiers; what is tied counts once."""
@@ -108,6 +125,7 @@ SHAPES = {
     **dict.fromkeys(("alexnet", "vgg16", "inception-v1", "squeezenet"), ((3, 224, 224), torch.float32)),
     "mnist-alexnet": ((1, 28, 28), torch.float32),
     "mnist-inception": ((1, 28, 28), torch.float32),
+    "mnist-squeezenet": ((1, 28, 28), torch.float32),
     "mnist-siamese": ((2, 1, 28, 28), torch.float32),
     "mnist-gru": ((28, 28), torch.float32),
     "mnist-local": ((1, 28, 28), torch.float32),

@@ -287,8 +287,8 @@ def test_a_users_mistake_is_named(source: str, says: str) -> None:
             "",
             None,
             "unknown task ''; Known: alexnet, dense-svm, digits, gpt-tiny, inception-v1, mnist, mnist-alexnet, "
-            "mnist-gru, mnist-inception, mnist-lenet, mnist-local, mnist-siamese, module:function, sparse-svm, "
-            "squeezenet, vgg16",
+            "mnist-gru, mnist-inception, mnist-lenet, mnist-local, mnist-siamese, mnist-squeezenet, module:function, "
+            "sparse-svm, squeezenet, vgg16",
         ),
         ("absent_module:make", None, "No module named 'absent_module'"),
         (":make", None, "ValueError"),
