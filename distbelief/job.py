@@ -57,6 +57,10 @@ class Job:
     """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
+    precision: str = field(default="float32", kw_only=True)
+    """In which gradients are computed: float32, bf16, or fp16, whose loss is scaled; parameters and updates are of
+    float32.
+    """
     seed: int = 0
     """Of the initial parameters, the order of the data and all other chance."""
     target_accuracy: float = 0.0

@@ -21,6 +21,8 @@ from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout
 from distbelief.sharding.mesh import MOST, Mesh
 
+PRECISIONS = ("float32", "bf16", "fp16")
+
 
 class DataSettings(msgspec.Struct, frozen=True):
     """How often the data are gone through, and in which minibatches."""
@@ -203,6 +205,8 @@ class Settings(msgspec.Struct, frozen=True):
     optimizer: Optimizer = Optimizer()
     clip_norm: float = 0.0
     """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
+    precision: str = "float32"
+    """In which replicas compute gradients: float32, bf16 or fp16."""
     evaluate_every: int = 1
     """Epochs between evaluations; 0 evaluates never."""
     checkpoint_every: int = 1
@@ -235,6 +239,8 @@ class Settings(msgspec.Struct, frozen=True):
         self.mesh.check()
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
         if self.standby not in (0, 1):
             raise UsageError(f"--standby {self.standby}: is 0 or 1")
         if self.target_accuracy and not self.evaluate_every:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
+from distbelief.tasks.arithmetic.autocast import Autocast
 from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import Data, Task, as_data
 
@@ -109,18 +110,27 @@ class Trainer:
         seed: of the job.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
         drop_last: a last minibatch that is smaller is never computed.
+        precision: in which it computes: float32, bf16 or fp16.
 
     Raises:
         UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, batch_size: int, seed: int, clip_norm: float = 0.0, drop_last: bool = False
+        self,
+        task: Task,
+        model: nn.Module,
+        batch_size: int,
+        seed: int,
+        clip_norm: float = 0.0,
+        drop_last: bool = False,
+        precision: str = "float32",
     ) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
         self.order = Order(len(self.data), batch_size, seed)
         self._seed = seed
+        self._arithmetic = Autocast(precision, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (
@@ -153,25 +163,13 @@ class Trainer:
             TrainingError: the user's model or loss raised.
         """
         start = time.perf_counter()
-        seed_chance(self._seed, batch.epoch, batch.index)
         for parameter in self._parameters:
             parameter.grad = None
         try:
             numbers = self.order.indices(batch.epoch, batch.index)
             inputs, targets = self.data.batch(numbers)
             inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
-            loss = self.task.loss(self.model(inputs), targets)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                got = (
-                    f"a tensor of shape {list(loss.shape)}"
-                    if isinstance(loss, torch.Tensor)
-                    else f"a {type(loss).__name__}"
-                )
-                raise TrainingError(
-                    f"the loss of task {self.task.reference!r} is {got}: it must be a scalar tensor, the mean over "
-                    "the minibatch"
-                )
-            loss.backward()
+            loss = self._arithmetic.backward(lambda: self._loss(batch, inputs, targets))
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
@@ -182,6 +180,18 @@ class Trainer:
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         return Computed(float(loss.detach()), len(numbers), time.perf_counter() - start)
+
+    def _loss(self, batch: Batch, inputs: Any, targets: Any) -> torch.Tensor:
+        """The mean loss of a minibatch, with its own chance: the same whenever it is computed."""
+        seed_chance(self._seed, batch.epoch, batch.index)
+        loss = self.task.loss(self.model(inputs), targets)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            return loss
+        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise TrainingError(
+            f"the loss of task {self.task.reference!r} is {got}: it must be a scalar tensor, the mean over the "
+            "minibatch"
+        )
 
 
 def hint(error: BaseException) -> str:

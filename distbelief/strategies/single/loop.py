@@ -58,7 +58,13 @@ class SingleLoop:
         self.task, self.model, self.settings = task, model, settings
         self._note, self._stopped, self._now = context.note, context.stopped, context.now or time.monotonic
         self._trainer = Trainer(
-            task, model, settings.data.batch_size, settings.seed, settings.clip_norm, settings.data.drop_last
+            task,
+            model,
+            settings.data.batch_size,
+            settings.seed,
+            settings.clip_norm,
+            settings.data.drop_last,
+            settings.precision,
         )
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)

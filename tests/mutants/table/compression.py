@@ -6,7 +6,9 @@ CODECS = "A codec gives back what it was given"
 ENTROPY = "Huffman codes of ids and gaps are within 3 %"
 FILE = "A compressed file is read as it was written"
 ZERO = "What was pruned stays zero"
+HALF = "In fp16, a gradient that overflows"
 RATIO = "The ratio that `compress` tells"
+CAST = "tests/core/test_autocast.py"
 CHECK = "tests/core/test_codecs.py::test_every_codec_keeps_its_promises"
 NEAR = "tests/core/test_codecs.py::test_a_huffman_code_is_within_3_percent_of_the_entropy"
 SMALL = "tests/simulated/test_compress.py::test_a_run_becomes_a_small_file_that_does_as_well"
@@ -123,5 +125,29 @@ MUTANTS = [
         "    fill(models[1], read)\n",
         "    models[1].load_state_dict(origin.state)\n",
         (SMALL,),
+    ),
+    Mutant(
+        "what-overflowed-is-given-as-it-is",
+        HALF,
+        "tasks/arithmetic/autocast.py",
+        "if all(bool(one.isfinite().all()) for one in found):",
+        "if found:",
+        (f"{CAST}::test_what_overflows_is_computed_again_with_half_the_scale_and_told",),
+    ),
+    Mutant(
+        "a-gradient-stays-scaled",
+        HALF,
+        "tasks/arithmetic/autocast.py",
+        "                    one.div_(self.scale)\n",
+        "                    one.div_(1.0)\n",
+        (f"{CAST}::test_small_gradients_do_not_become_zero_in_fp16",),
+    ),
+    Mutant(
+        "buffers-see-a-minibatch-twice",
+        HALF,
+        "tasks/arithmetic/autocast.py",
+        "            buffer.copy_(before)\n",
+        "            buffer.copy_(buffer)\n",
+        (f"{CAST}::test_what_overflows_is_computed_again_with_half_the_scale_and_told",),
     ),
 ]
