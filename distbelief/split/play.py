@@ -267,12 +267,17 @@ def step(program: HomeProgram, batches: Sequence[Microbatch], order: Sequence[Ho
         program: of the home.
         batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
         order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
+
+    Raises:
+        UsageError: the order leaves weights' gradients to a task of their own.
     """
     passes = Passes(program)
     norms = _BatchNorms(program) if len(batches) > 1 else None
     loss: float | None = None
     outputs: dict[int, Any] = {}
     for direction, number in home_tasks(len(batches), len(batches)) if order is None else order:
+        if direction is Pass.WEIGHTS:
+            raise UsageError("weights' gradients once a step: homes make them with each backward pass; name each")
         batch = batches[number]
         if direction is Pass.BACKWARD:
             yield from passes.backward(number, batch)

@@ -166,6 +166,25 @@ def test_time_is_the_whole_model(kind, homes, batch_first):
     assert all(one.target == one.source + 1 for one in forward)
 
 
+class Two(nn.Module):
+    """Two stacks of a layer each, the second on what the first gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru1, self.gru2 = nn.GRU(5, 6, batch_first=True), nn.GRU(6, 7, batch_first=True)
+        self.head = nn.Linear(7, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gru2(self.gru1(x)[0])[0][:, -1])
+
+
+def test_stacks_that_follow_each_other_pass_on_their_chunks():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))
+    played = check_equal(Two().double(), (x,), y, Split("time", 2, chunks=4))
+    assert played.floats(0, Pass.FORWARD, 4) == [18, 18, 18, 12]
+
+
 def test_a_state_that_is_given_and_one_that_is_used():
     torch.manual_seed(0)
     x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))
@@ -181,7 +200,7 @@ def test_while_one_layer_computes_a_chunk_the_one_below_computes_the_next():
 
 
 REFUSED = [
-    (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 3), "--partitions 3: rnn has 2 layers"),
+    (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 3), "--partitions 3: rnn and what follows it have 2 layers"),
     (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 2, chunks=9), "a sequence of rnn has 8 steps"),
     (nn.Sequential(nn.Linear(5, 5)), (4, 5), Split("time", 2), "there is no nn.GRU, nn.LSTM or nn.RNN"),
     (Images(), (2, 1, 40, 40), Split({"conv*": "regions", "fc": 1}, 11), "conv3 has 10 rows; split it over at most 10"),

@@ -42,21 +42,29 @@ def unrolled(
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
         raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
-    made = _Unrolling(traced, partitions, chunks)
+    made = _Unrolling(traced, partitions, chunks, _layers(traced, stacks))
     for node in traced.graph.nodes:
         made.take(node, node in stacks)
     made.drop_unused()
     return replace(traced, model=made.model, graph=made.graph, shapes=made.shapes), made.homes
 
 
+def _layers(traced: Traced, stacks: Sequence[fx.Node]) -> int:
+    """How many layers recurrent stacks have together; they follow each other."""
+    layers = [traced.layer(node) for node in stacks]
+    return sum(layer.num_layers for layer in layers if isinstance(layer, nn.RNNBase))
+
+
 class _Unrolling:
-    def __init__(self, traced: Traced, partitions: int, chunks: int) -> None:
+    def __init__(self, traced: Traced, partitions: int, chunks: int, layers: int) -> None:
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, Shape] = {}
         self.homes: dict[fx.Node, int] = {}
         self.model = copy.copy(traced.model)
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._partitions, self._chunks = traced, partitions, chunks
+        self._layers, self._begun = layers, 0
+        self._flows: dict[fx.Node, tuple[int, list[fx.Node]]] = {}  # what one stack gives in chunks, the next takes so
         self._new: dict[fx.Node, Any] = {}
 
     def take(self, node: fx.Node, unroll: bool) -> None:
@@ -94,20 +102,19 @@ class _Unrolling:
         if steps < chunks or self.shapes[sequence].growth[dimension]:
             raise UsageError(f"--chunks {self._chunks}: a sequence of {path} has {steps} steps; name at most {steps}")
         bounds = edges(steps, chunks)
-        homes = self._homes_of(stack.num_layers, path)
+        homes = self._homes_of(path)[self._begun : self._begun + stack.num_layers]
+        self._begun += stack.num_layers
         layers = [self._layer(stack, path, number) for number in range(stack.num_layers)]
         states = [self._first(state, number, path) for number in range(stack.num_layers)]
         outputs: list[fx.Node] = []
-        for start, stop in pairwise(bounds):
-            flow = self._call(
-                torch.narrow, (sequence, dimension, start, stop - start), path,
-                Indices(dimension, start, stop).of(self.shapes[sequence]),
-            )  # fmt: skip
+        for given in self._chunks_of(sequence, dimension, bounds, path):
+            flow = given
             for number, name in enumerate(layers):
                 flow, states[number] = self._step(node, name, flow, states[number], stack, homes[number])
             outputs.append(flow)
         whole = replace(self.shapes[outputs[0]], fixed=self._side(outputs[0], dimension, steps))
         output = self._call(torch.cat, (outputs, dimension), path, whole, homes[-1])
+        self._flows[output] = dimension, outputs
         return output, self._last(states, path, homes[-1])
 
     def _side(self, node: fx.Node, dimension: int, to: int) -> tuple[int, ...]:
@@ -122,13 +129,29 @@ class _Unrolling:
         if stack.proj_size:
             raise UsageError(f"{path} has proj_size={stack.proj_size}: it cannot be pipelined over time")
 
-    def _homes_of(self, count: int, path: str) -> list[int]:
+    def _homes_of(self, path: str) -> list[int]:
+        """Of each layer of all stacks."""
+        count = self._layers
         if count < self._partitions:
             raise UsageError(
-                f"--partitions {self._partitions}: {path} has {count} layers; split it over at most {count}, or "
-                "another way"
+                f"--partitions {self._partitions}: {path} and what follows it have {count} layers; split over at most "
+                f"{count}, or another way"
             )
         return [home for home, (a, b) in enumerate(pairwise(edges(count, self._partitions))) for _ in range(a, b)]
+
+    def _chunks_of(self, sequence: fx.Node, dimension: int, bounds: Sequence[int], path: str) -> list[fx.Node]:
+        """A sequence in chunks: those that the stack before gives, or slices."""
+        if self._flows.get(sequence, (-1, []))[0] == dimension:
+            return self._flows[sequence][1]
+        return [
+            self._call(
+                torch.narrow,
+                (sequence, dimension, start, stop - start),
+                path,
+                Indices(dimension, start, stop).of(self.shapes[sequence]),
+            )
+            for start, stop in pairwise(bounds)
+        ]
 
     def _layer(self, stack: nn.RNNBase, path: str, number: int) -> str:
         """One layer of a stack, on the stack's own tensors, as a module of the model."""
