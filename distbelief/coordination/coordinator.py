@@ -68,7 +68,7 @@ class Holders(Protocol):
         ...
 
 
-class Work(Protocol):
+class DealtWork(Protocol):
     """What is dealt to replicas: the part that says to whom, and what their reports count for."""
 
     def handlers(self, job: Coordinator) -> Handlers:
@@ -114,7 +114,7 @@ class Coordinator(Answering):
         evaluator: bool,
         start: StartingPoint,
         holders: Holders,
-        work: Work,
+        work: DealtWork,
         conversations: Iterable[Conversation] = SERVED,
     ) -> None:
         self.settings = settings

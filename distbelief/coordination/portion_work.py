@@ -15,7 +15,7 @@ from distbelief.errors import RemoteProtocolError
 
 
 class PortionWork:
-    """Deals the data of a job in portions; see `coordination.coordinator.Work`."""
+    """Deals the data of a job in portions; see `coordination.coordinator.DealtWork`."""
 
     forgotten = True
     """It holds nothing: what is dealt, the job's `data` knows."""

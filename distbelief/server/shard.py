@@ -53,7 +53,7 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 """The answer to each kind of event, from its sender, itself and its payload."""
 
 
-class Holding:
+class HeldRange:
     """What a shard holds, from when its range is known."""
 
     def __init__(self, plan: Plan, index: int, held: Slice) -> None:
@@ -123,7 +123,7 @@ class Shard:
         self._pushes: dict[Key, tuple[pushing.Push, Payload]] = {}
         self._fetches: dict[tuple[str, int, int], pushing.Fetch] = {}
         self._others: dict[str, int] = {}
-        self._own: Holding | None = None
+        self._own: HeldRange | None = None
         self._blank: set[Range] = set()
         self._latest: dict[str, tuple[int, int]] = {}
         self.mirror = Mirror(roles.standby(index))
@@ -202,9 +202,9 @@ class Shard:
             return [*met, Load(event.checkpoint, event.plan, self.index)]
         return [*met, Send(roles.COORDINATOR, initialising.Restored(loaded=self._inherits is not None))]
 
-    def hold(self, plan: Plan) -> Holding:
+    def hold(self, plan: Plan) -> HeldRange:
         """Make its slice of a plan."""
-        self._own = Holding(plan, self.index, self._make(plan, self.index))
+        self._own = HeldRange(plan, self.index, self._make(plan, self.index))
         return self._own
 
     def inherit(
@@ -544,7 +544,7 @@ class Shard:
         return {"version": self.version.updates, "of": standing(self.ledger.taken(), self._latest, self.waiting())}
 
     @property
-    def own(self) -> Holding:
+    def own(self) -> HeldRange:
         """What it holds.
 
         Raises:

@@ -25,7 +25,7 @@ from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOper
 
 
 class BatchWork:
-    """Deals the evaluations that a batch method asks for; see `coordination.coordinator.Work`."""
+    """Deals the evaluations that a batch method asks for; see `coordination.coordinator.DealtWork`."""
 
     def __init__(self) -> None:
         self._story: Steps | None = None
