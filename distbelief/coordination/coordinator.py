@@ -16,11 +16,12 @@ from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.dealing import DataDealer
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
+from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import checkpointing, evaluating, membership
+from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
@@ -126,9 +127,11 @@ class Coordinator(Answering):
         self.saving = Saving(settings, start)
         self.shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
         self.membership = Membership(settings.restarts)
+        self.partitions = PartitionRegistry(settings.partitions)
         self.standbys = Standbys(settings, self.shards, self.membership.lives)
         self.closing = Closing()
         answers: dict[type, Callable[..., list[Effect]]] = {
+            partitioning.PartitionHere: lambda sender, event: self.partitions.here(sender, event.place),
             membership.Join: self._on_join,
             membership.Rejoin: self._on_rejoin,
             membership.Anew: lambda sender, event: self.membership.begun(sender, event.generation),
@@ -398,7 +401,7 @@ class Coordinator(Answering):
 
     def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
-            return self._without(sender, event.reason, event.incarnation, died=True)
+            return self._without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
         return self.holders.lost(self, sender, event)
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
@@ -421,7 +424,7 @@ class Coordinator(Answering):
         effects.append(WriteRecord(records.Gone(role, lost, reason, died)))
         if not self.may(May.GATHER) and self.plan is not None:
             effects += self.shards.tell_gone(self.plan, {role: self.membership.lives.gone[role]})
-        if self.membership.deserted(self.settings.replicas) and not self.may(May.DISMISS):
+        if self.membership.deserted(roles.leads(self.settings.mesh)) and not self.may(May.DISMISS):
             end = f"every replica is gone; the last was {role}: {reason}"
             cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT
             return effects + (self.finish(cause, end) if self.may(May.DEAL) else self.end(cause, end))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from distbelief.core import roles
 from distbelief.core.effects import Effect
@@ -98,13 +99,9 @@ class Membership:
         self.done.discard(role)
         return True
 
-    def deserted(self, replicas: int) -> bool:
+    def deserted(self, own: Collection[str]) -> bool:
         """Whether nobody takes part, and none of the job's own replicas will come (again)."""
-        return (
-            not self.members
-            and not any(map(roles.is_replica, self._new))
-            and {roles.replica(i) for i in range(replicas)} <= self.lives.over
-        )
+        return not self.members and not any(map(roles.is_replica, self._new)) and {*own} <= self.lives.over
 
     @property
     def busy(self) -> set[str]:

@@ -120,8 +120,11 @@ class ShardRegistry:
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not heir):
                 continue
             self._move(role, ShardStanding.TOLD)
+            own = [(_linked(who, plan, role), life) for who, life in members]
             told.append(
-                Send(role, Restore(plan, "" if heir else checkpoint, () if together and not heir else members, ruler))
+                Send(
+                    role, Restore(plan, "" if heir else checkpoint, () if together and not heir else tuple(own), ruler)
+                )
             )
         new = {one.to for one in told}
         if plan.settings.strategy.rounds and roles.shard(plan.ruler) in new:
@@ -140,7 +143,7 @@ class ShardRegistry:
         # the dead had no link yet
         asked = [roles.shard(plan.ruler)] if plan.settings.strategy.rounds and not plan.settings.standby else self.roles
         return [
-            Send(shard, Departed(role, lives[role]))
+            Send(shard, Departed(_linked(role, plan, shard), lives[role]))
             for role in sorted(lives)
             if roles.is_replica(role)
             for shard in asked
@@ -200,3 +203,8 @@ class ShardRegistry:
     def places(self) -> tuple[Address, ...]:
         """Where each of them is, in their order; all must be there."""
         return tuple(self._places[role] for role in self.roles)
+
+
+def _linked(replica: str, plan: Plan, shard: str) -> str:
+    """Which partition of a replica has a link to a shard: the one whose part of the vector it holds."""
+    return roles.at_partition(replica, plan.layout.home_of(plan.assignments[roles.index_of(shard)].moving))

@@ -70,6 +70,16 @@ class Compute(msgspec.Struct, frozen=True, gc=False):
     batch: Batch
 
 
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """The story is about to do a share of the work of a step by itself; answered when the time is over that this takes,
+    where time is simulated.
+    """
+
+    share: float
+    begins: bool
+    """Whether it is the first of the step."""
+
+
 class Measure(msgspec.Struct, frozen=True, gc=False):
     """Measure the current parameters on the test set; answered by `Measured`."""
 
@@ -189,8 +199,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect = (
-    Send | Receive | Compute | Measure | Form | ReduceGradients | Update | Begin | Attach | Lend | Become | Connect
-    | Wake | WriteRecord | Save | Commit | Discard | Load | End
+    Send | Receive | Compute | Work | Measure | Form | ReduceGradients | Update | Begin | Attach | Lend | Become
+    | Connect | Wake | WriteRecord | Save | Commit | Discard | Load | End
 )  # fmt: skip
 
 

@@ -18,13 +18,25 @@ from distbelief.core.conversations.linking import LINKED, LINKING
 from distbelief.core.conversations.membership import MEMBERSHIP
 from distbelief.core.conversations.mirroring import MIRRORING
 from distbelief.core.conversations.operations import OPERATIONS
+from distbelief.core.conversations.partitioning import PARTITIONING
 from distbelief.core.conversations.pushing import PUSHING
 from distbelief.core.conversations.sharing import SHARING
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
 
-SERVED = (MEMBERSHIP, INITIALISING, DEALING, PUSHING, ATTENDANCE, AGREEMENT, CHECKPOINTING, EVALUATING, MIRRORING)
+SERVED = (
+    MEMBERSHIP,
+    INITIALISING,
+    DEALING,
+    PUSHING,
+    ATTENDANCE,
+    AGREEMENT,
+    CHECKPOINTING,
+    EVALUATING,
+    MIRRORING,
+    PARTITIONING,
+)
 """Of a job with a server."""
 BATCHED = (*SERVED, OPERATIONS)
 """Of a job in batches, whose server operates on vectors."""

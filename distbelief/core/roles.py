@@ -130,6 +130,31 @@ def partition_of(role: str) -> int:
     return max(parse(role).partition, 0)
 
 
+@lru_cache(_KNOWN)
+def at_partition(role: str, partition: int) -> str:
+    """Another partition of the replica that a role is, or is a partition of; the role itself where it is whole.
+
+    >>> at_partition("replica 3.0", 1), at_partition("replica 3", 1), at_partition("shard 0", 1)
+    ('replica 3.1', 'replica 3', 'shard 0')
+    """
+    one = parse(role)
+    return role if one.partition < 0 else str(Role(one.kind, one.index, partition))
+
+
+def lead_of(role: str) -> str:
+    """Who takes part in a job for the whole of a replica: its first partition; the role itself where it is whole.
+
+    >>> lead_of("replica 3.1"), lead_of("replica 3")
+    ('replica 3.0', 'replica 3')
+    """
+    return at_partition(role, 0)
+
+
+def is_lead(role: str) -> bool:
+    """Whether a role takes part in a job for the whole of its replica."""
+    return partition_of(role) == 0
+
+
 def is_replica(role: str) -> bool:
     """Whether a role computes gradients."""
     return parse(role).kind is Kind.REPLICA
@@ -152,6 +177,24 @@ def replicas(mesh: Mesh) -> tuple[str, ...]:
     """
     split = mesh.partitions > 1
     return tuple(str(Role(Kind.REPLICA, index, partition if split else -1)) for index, partition in mesh.cells)
+
+
+def leads(mesh: Mesh) -> tuple[str, ...]:
+    """Of each replica of a mesh, who takes part in a job for the whole of it.
+
+    >>> leads(Mesh(2)), leads(Mesh(2, 3))
+    (('replica 0', 'replica 1'), ('replica 0.0', 'replica 1.0'))
+    """
+    return tuple(role for role in replicas(mesh) if is_lead(role))
+
+
+def partitions_of(role: str, partitions: int) -> tuple[str, ...]:
+    """All partitions of the replica that a role is, or is one of.
+
+    >>> partitions_of("replica 3.1", 2), partitions_of("replica 3", 1)
+    (('replica 3.0', 'replica 3.1'), ('replica 3',))
+    """
+    return tuple(at_partition(role, partition) for partition in range(partitions))
 
 
 def shard(index: int) -> str:

@@ -79,7 +79,7 @@ class Rounds(Policy):
         self._most = settings.replicas - self._backup
         self._decided = 0
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too
-        self._members = {roles.replica(i) for i in range(settings.replicas)}
+        self._members = {*roles.leads(settings.mesh)}
         self._known: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._fresh: dict[str, Key] = {}

@@ -199,6 +199,10 @@ class Settings(msgspec.Struct, frozen=True):
     rate: LearningRate = LearningRate()
     strategy: Own = Pushing()
     replicas: int = 2
+    partitions: int = 1
+    """Processes over which each replica is split."""
+    split: str = "auto"
+    """How it is: a way, or ways by patterns of modules."""
     shards: int = 2
     """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
     seed: int = 0
@@ -237,6 +241,7 @@ class Settings(msgspec.Struct, frozen=True):
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
         self.mesh.check()
+        self._check_split()
         if self.target_accuracy > 1:
             raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         if self.precision not in PRECISIONS:
@@ -250,6 +255,34 @@ class Settings(msgspec.Struct, frozen=True):
         self.rate.check(self.data.epochs)
         self.optimizer.check(norms=self.shards == 1 or self.strategy.rounds)
 
+    def _check_split(self) -> None:
+        """Refuse what means nothing to split replicas, or to whole ones.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if self.partitions == 1:
+            if self.split != type(self)().split:
+                raise UsageError(
+                    f"--split {self.split}: says how replicas are split, and they are whole: give --partitions 2 or "
+                    "more, or leave it off"
+                )
+            return
+        if self.strategy.held_by is Holder.SHARDS and self.shards < self.partitions:
+            raise UsageError(
+                f"--shards {self.shards} of replicas in {self.partitions} partitions: each partition has shards of its "
+                f"own; use at least {self.partitions}"
+            )
+        if self.clip_norm:
+            raise UsageError(
+                f"--clip-norm {self.clip_norm} of split replicas: no partition knows the norm of the whole gradient; "
+                "leave it off"
+            )
+        if self.precision != Settings().precision:
+            raise UsageError(
+                f"--precision {self.precision} of split replicas: no partition sees alone what overflows; leave it off"
+            )
+
     def own(self, kind: type[OwnT]) -> OwnT:
         """The strategy's own settings, for who knows of which class they are.
 
@@ -262,8 +295,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def mesh(self) -> Mesh:
-        """Who computes gradients: no replica is split yet."""
-        return Mesh(self.replicas)
+        """Who computes gradients."""
+        return Mesh(self.replicas, self.partitions)
 
     @property
     def global_batch(self) -> int:

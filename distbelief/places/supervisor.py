@@ -262,7 +262,13 @@ class Supervisor:
         if ended.done and (life.role != roles.COORDINATOR or self.finished):
             self._gone[life.role] = Died(life.role, "it was done", life.incarnation, left=True)
             return told
-        return told + self._died(now, life, ended)
+        return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
+
+    def _kill_siblings(self, life: _Life) -> list[Effect]:
+        """The partitions of a replica live and die together: none of them could go on without the one that is gone."""
+        lead, incarnation = roles.lead_of(life.role), life.incarnation
+        siblings = [one for one in self._lives() if one.incarnation == incarnation and roles.lead_of(one.role) == lead]
+        return [effect for one in siblings for effect in self._kill(one, f"{life.role} is gone")]
 
     def _died(self, now: float, life: _Life, ended: Ended) -> list[Effect]:
         known, role, how = self.explanation, life.role, life.why or ended.how

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy
 
 from distbelief.core.settings import Plan
 from distbelief.errors import CheckpointError
-from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, Tensor
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range, Tensor
 
 CHUNK = 1 << 20
 """Bytes that are copied at a time."""
@@ -48,22 +49,47 @@ def write_model(path: Path, plan: Plan, parts: Sequence[Path]) -> None:
     with path.open("wb") as out:
         named = _named(plan.layout)
         out.write(_header([tensor for tensor, _ in named]))
-        for tensor, start in named:
-            for place in places:
-                common = Range(max(start, place.bytes.start), min(start + tensor.size, place.bytes.stop))
-                if common.size > 0:
-                    for chunk in _read(place.file, place.offset + common.start - place.bytes.start, common.size):
-                        out.write(chunk)
+        for _, pieces in named:
+            for chunk in _whole(pieces, places):
+                out.write(chunk)
 
 
-def _named(layout: Layout) -> list[tuple[Tensor, int]]:
-    """Each tensor under each of its names, and where it begins in the vector; the widest dtypes first, so that all are
+def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]:
+    """The bytes of a tensor: one piece after the other where these are cut along its first dimension; else it is put
+    together, and held.
+    """
+    if all(entry.piece.dimension == 0 for entry in pieces):
+        for entry in pieces:
+            yield from _bytes(entry, places)
+        return
+    parts = [
+        numpy.frombuffer(b"".join(_bytes(entry, places)), dtype=f"V{ITEM_SIZES[entry.tensor.dtype]}")
+        for entry in pieces
+    ]
+    shaped = [part.reshape(entry.shape) for part, entry in zip(parts, pieces, strict=True)]
+    yield numpy.concatenate(shaped, axis=pieces[0].piece.dimension).tobytes()
+
+
+def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
+    """The bytes of a piece, wherever they lie."""
+    for place in places:
+        common = Range(max(entry.start, place.bytes.start), min(entry.stop, place.bytes.stop))
+        if common.size > 0:
+            yield from _read(place.file, place.offset + common.start - place.bytes.start, common.size)
+
+
+def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
+    """Each tensor under each of its names, and its pieces in their order; the widest dtypes first, so that all are
     aligned.
     """
-    entries = {entry.tensor.name: entry for entry in layout.entries}
-    named = [(entry.tensor, entry.start) for entry in layout.entries]
+    pieces: dict[str, list[Entry]] = {}
+    for entry in layout.entries:
+        pieces.setdefault(entry.tensor.name, []).append(entry)
+    for found in pieces.values():
+        found.sort(key=lambda entry: entry.piece.start)
+    named = [(found[0].tensor, found) for found in pieces.values()]
     named += [
-        (msgspec.structs.replace(entries[name].tensor, name=alias), entries[name].start)
+        (msgspec.structs.replace(pieces[name][0].tensor, name=alias), pieces[name])
         for alias, name in layout.aliases.items()
     ]
     return sorted(named, key=lambda one: -ITEM_SIZES[one[0].dtype])

@@ -108,8 +108,7 @@ def load_weights(path: str | Path, layout: Layout) -> dict[str, torch.Tensor]:
     try:
         with safe_open(source, framework="pt") as file:
             present = set(file.keys())
-            for entry in layout.entries:
-                tensor = entry.tensor
+            for tensor in {entry.tensor.name: entry.tensor for entry in layout.entries}.values():
                 names = [tensor.name, *(alias for alias, name in layout.aliases.items() if name == tensor.name)]
                 found = next((name for name in names if name in present), None)
                 if found is None:

@@ -18,11 +18,13 @@ from collections.abc import Generator
 from typing import Any
 
 from distbelief.core import roles
-from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, pushing
+from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, partitioning, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.messages import Version
 from distbelief.replica.pushes import Pushes
-from distbelief.replica.served_replica import ServedReplica, ServerView, Steps
+from distbelief.replica.served_replica import ServedReplica, ServerView
+from distbelief.replica.siblings import Steps
+from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Work
 from distbelief.sharding.layout import Range
@@ -43,12 +45,14 @@ class DownpourReplica(ServedReplica):
         batch_size: that the user's own loop names; 0 where the job's is taken.
         keeps: whether the model is used after the story: then it ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
+        split: how it computes together with the other partitions, where the replica is split.
     """
 
     def __init__(
-        self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0
-    ) -> None:
-        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation)
+        self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
+        split: SplitCompute | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split)
 
 
 class DownpourTraining:
@@ -63,11 +67,12 @@ class DownpourTraining:
         self.server, self.work = server, Work()
         settings = server.plan.settings
         self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
+        self._siblings = replica.siblings
         self._parts, self._held = server.parts, server.held
         self._settings, self._pushing = settings, settings.strategy.pushing
         self._attends, self._in_rounds = settings.strategy.attendance, settings.strategy.rounds
         self._bound = settings.strategy.staleness_bound
-        self._pushes = Pushes(replica.incarnation, self._held.versions, settings.slots)
+        self._pushes = Pushes(replica.incarnation, self._held.versions, settings.slots, told=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
         self._slot = self._steps = self._accrued_samples = 0
         self._based: dict[str, Version] = self._held.versions
@@ -98,7 +103,7 @@ class DownpourTraining:
                 yield from self._fetch()
             if self._pushing.prefetch and self._too_old(replica.step + 1, self._next_tick):
                 yield from self._ask_ahead()
-            computed: Computed | None = yield Compute(batch)
+            computed: Computed | None = yield from self._compute(batch)
             if computed is None:
                 replica.left = True
                 break
@@ -120,10 +125,13 @@ class DownpourTraining:
 
     def _next_batch(self) -> Generator[Effect, Any, Batch | None]:
         """The next minibatch that the coordinator dealt; None when the job is over."""
+        if self._siblings.follows:
+            return (yield from self._next_of_lead())
         while not (self._replica.ending or self._replica.wanted_away):
             if self.work.runs_out and not self._draining:
                 yield self._progress(wants=True)
             if (batch := self.work.next()) is not None:
+                yield from self._siblings.deal(batch)
                 return batch
             if self._draining:
                 self._draining = False
@@ -131,6 +139,26 @@ class DownpourTraining:
             else:
                 yield from self.wait()
         return None
+
+    def _next_of_lead(self) -> Generator[Effect, Any, Batch | None]:
+        """The next minibatch that the lead computes; None when it is done."""
+        while (batch := self.work.next()) is None and not self._replica.ending:
+            if self._draining:
+                self._draining = False
+                yield from self._drain()
+                yield self._progress(wants=True)
+            else:
+                yield from self.wait()
+        return batch
+
+    def _compute(self, batch: Batch) -> Generator[Effect, Any, Computed | None]:
+        """Compute the gradient of a minibatch: of a split replica its part, together with the other partitions."""
+        split, computed = self._replica.split, None
+        if split is None:
+            computed = yield Compute(batch)
+        else:
+            computed = yield from split.compute(batch, self.wait)
+        return computed
 
     # gradients up
 
@@ -149,8 +177,10 @@ class DownpourTraining:
         self.work.seconds += computed.seconds
 
     def _push(self) -> Steps:
-        """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made."""
-        while self._holding:
+        """Send what has accrued to all shards; does not wait, but for a checkpoint that is being made, or for the lead
+        to do so.
+        """
+        while self._holding or not self._siblings.may_push(self._pushes.clock + 1):
             yield from self.wait()
         slot = self._slot
         self._vectors.carry_buffers(slot)
@@ -161,7 +191,7 @@ class DownpourTraining:
                 self._accrued_samples, self._tick, self._replica.partition, (part,)
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
-        yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent)
+        yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent, self._siblings.push(clock))
         self._tick += self._attends
         self.work.pushed += sum(part.size for _, part in self._parts)
         self._steps = self._accrued_samples = 0
@@ -171,8 +201,9 @@ class DownpourTraining:
         """Push the rest, wait until all is acknowledged and all that was asked for is here, and report it."""
         if self._steps:
             yield from self._push()
+        yield from self._siblings.tell(dealing.Drain(), awaited=True)
         yield from self._sit_out()
-        while self._pushes.waiting or self._links.missing:
+        while self._pushes.waiting or self._links.missing or self._siblings.busy:
             yield from self.wait()
         self._in_flight = False  # what was asked for may be old by the time of the next step
         yield self._progress(wants=False)
@@ -218,13 +249,15 @@ class DownpourTraining:
         """Rounds may have gone on without this replica: have every shard's parameters be those of one round, which this
         replica is in.
         """
-        while behind := self._held.behind():
-            yield from self._request(
-                self._landing, [part for role, part in self._parts if role in behind], self._held.newest
-            )
-            while self._links.missing:
-                yield from self.wait()
-        self._tick = self._held.newest
+        newest, settled = self._held.newest, False
+        while not settled:
+            while behind := self._held.behind(newest):
+                yield from self._request(self._landing, [part for role, part in self._parts if role in behind], newest)
+                while self._links.missing:
+                    yield from self.wait()
+                newest = max(newest, self._held.newest)
+            newest, settled = yield from self._siblings.agree(newest, self.wait)
+        self._tick = newest
 
     def _too_old(self, step: int, tick: int) -> bool:
         """Whether the parameters at hand may not serve a step: by the user's cadence, or because the consistency asks
@@ -264,6 +297,8 @@ class DownpourTraining:
     def wait(self) -> Steps:
         """Wait for the next word, and do what it asks for; every wait of the story is a loop around this."""
         self.take((yield RECEIVE))
+        yield from self._siblings.relayed()
+        yield from (Send(self._replica.superior, partitioning.PartPushed(*done)) for done in self._pushes.finished())
         if self._hold is not None and not self._pushes.waiting:
             number, self._hold = self._hold, None
             yield self._progress(wants=False)
@@ -296,7 +331,7 @@ class DownpourTraining:
         return "for the shards to apply its push" if self._pushes.waiting else "for work from the coordinator"
 
     def _progress(self, wants: bool) -> Send:
-        return Send(roles.COORDINATOR, self.work.report(self._pushes, wants))
+        return Send(self._replica.superior, self.work.report(self._pushes, wants))
 
     def take(self, arrival: Arrival) -> None:
         """Note what arrived."""
@@ -308,7 +343,7 @@ class DownpourTraining:
             self._links.answered(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched, by its kind
             self._held.arrive(arrival.sender, event)  # type: ignore[arg-type]  # a Fetched
         elif kind is pushing.Pushed:
-            self._pushes.applied(arrival.sender, event)  # type: ignore[arg-type]  # a Pushed
+            self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
             if self._pushing.read_in_place:
                 self._held.applied(arrival.sender, event.version)  # type: ignore[union-attr]  # of one that was applied
         elif isinstance(event, initialising.Initialised | attendance.Excused):
@@ -320,8 +355,14 @@ class DownpourTraining:
             self._told(arrival)
 
     def _told(self, arrival: Arrival) -> None:
-        """Note what the coordinator tells."""
+        """Note what the coordinator tells, or the other partitions."""
         match arrival.event:
+            case partitioning.PartPushed() as part:
+                self._pushes.applied(arrival.sender, self._replica.incarnation, part.clock, part.dropped)
+            case dealing.Progress() as progress:
+                self.work.add(progress)
+                if progress.wants:
+                    self._siblings.done(arrival.sender)
             case dealing.Deal() as deal:
                 self.work.deal(deal.portion)
             case dealing.Drain():

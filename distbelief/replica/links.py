@@ -19,10 +19,11 @@ class Links:
 
     Args:
         role: whose links they are.
+        superior: who knows where shards are.
     """
 
-    def __init__(self, role: str) -> None:
-        self.role = role
+    def __init__(self, role: str, superior: str = roles.COORDINATOR) -> None:
+        self.role, self._superior = role, superior
         self.lost: set[str] = set()
         self._places: dict[str, Address] = {}
         self._asked: dict[str, list[tuple[Message, Payload | None]]] = {}
@@ -73,7 +74,7 @@ class Links:
             return []
         self._sought = True
         lost = tuple((shard, self._places[shard].incarnation) for shard in sorted(self.lost, key=roles.index_of))
-        return [Send(roles.COORDINATOR, membership.Rejoin(lost))]
+        return [Send(self._superior, membership.Rejoin(lost))]
 
     def reach(self, welcome: membership.Welcome) -> Generator[Effect, Any, list[str]]:
         """Open the links that a welcome names and that are not there, and ask for those that cannot be opened; returns
@@ -84,7 +85,7 @@ class Links:
         """
         self._sought = False
         reached = []
-        for shard, place in _named(welcome):
+        for shard, place in _named(welcome, roles.partition_of(self.role) if roles.is_replica(self.role) else None):
             before = self._places.get(shard)
             if before is not None and shard not in self.lost and place.incarnation <= before.incarnation:
                 continue
@@ -127,8 +128,14 @@ class Links:
         return [Send(shard, message, payload) for message, payload in self._asked.get(shard, ())]
 
 
-def _named(welcome: membership.Welcome) -> list[tuple[str, Address]]:
-    return [(roles.shard(i), place) for i, place in enumerate(welcome.shards)]
+def _named(welcome: membership.Welcome, home: int | None) -> list[tuple[str, Address]]:
+    """The shards of a home, or all, and where they are."""
+    own = zip(welcome.plan.assignments, welcome.shards, strict=False)  # none, where no shard holds anything
+    return [
+        (roles.shard(i), place)
+        for i, (held, place) in enumerate(own)
+        if home is None or welcome.plan.layout.home_of(held.moving) == home
+    ]
 
 
 def refusal(event: membership.Refused) -> LayoutError | UsageError:

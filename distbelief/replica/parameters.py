@@ -53,6 +53,7 @@ class Parameters:
         """The highest floor of any shard."""
         return max(self._floors.values())
 
-    def behind(self) -> list[str]:
-        """The shards whose floor is lower than another's."""
-        return [shard for shard, floor in self._floors.items() if floor < self.newest]
+    def behind(self, tick: int = 0) -> list[str]:
+        """The shards whose floor is lower than another's, or than a tick."""
+        newest = max(self.newest, tick)
+        return [shard for shard, floor in self._floors.items() if floor < newest]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from distbelief.core.conversations import pushing
 from distbelief.core.effects import Send
 
 
 class _OwedPush:
-    def __init__(self, steps: int, samples: int, sent: dict[str, Send]) -> None:
-        self.steps, self.samples, self.sent, self.dropped = steps, samples, sent, False
+    def __init__(self, slot: int, steps: int, samples: int, by: set[str], sent: dict[str, Send]) -> None:
+        self.slot, self.steps, self.samples, self.dropped = slot, steps, samples, False
+        self.by, self.sent = by, sent
+        """Who has not acknowledged it, and what was sent to those of them that are shards."""
 
 
 class Pushes:
@@ -21,9 +22,10 @@ class Pushes:
         incarnation: that life.
         shards: to which each push goes.
         slots: gradient vectors that they lie in, by turns.
+        told: whether somebody is told of each that is done.
     """
 
-    def __init__(self, incarnation: int, shards: Iterable[str], slots: int) -> None:
+    def __init__(self, incarnation: int, shards: Iterable[str], slots: int, told: bool = False) -> None:
         self.clock = 0
         """How many were made."""
         self.busy = [0] * slots
@@ -34,44 +36,56 @@ class Pushes:
         self._waiting: deque[_OwedPush] = deque()
         self._steps = self._samples = self._pushes = 0
         self._dropped: list[tuple[int, int]] = []
+        self._told, self._finished = told, list[tuple[int, bool]]()
 
     @property
     def waiting(self) -> bool:
         """Whether any is not acknowledged by all."""
         return bool(self._waiting)
 
-    def make(self, slot: int, steps: int, samples: int, sent: dict[str, Send]) -> list[Send]:
-        """The next push leaves, in a message to each shard; returns these."""
+    def make(self, slot: int, steps: int, samples: int, sent: dict[str, Send], parts: Mapping[str, Send]) -> list[Send]:
+        """The next push leaves, in a message to each shard, and to each partition that has its own part of it pushed;
+        returns these.
+        """
         self.clock += 1
         self.busy[slot] = len(sent)
-        self._waiting.append(_OwedPush(steps, samples, sent))
-        return list(sent.values())
+        self._waiting.append(_OwedPush(slot, steps, samples, {*sent, *parts}, sent))
+        return [*sent.values(), *parts.values()]
 
     def owed(self, shard: str) -> list[Send]:
         """Those that a shard has not acknowledged."""
         return [push.sent[shard] for push in self._waiting if shard in push.sent]
 
-    def applied(self, shard: str, event: pushing.Pushed) -> None:
-        """A shard has applied or dropped a push; one that all have is done. The last of a former life are nobody's any
-        more.
+    def applied(self, who: str, incarnation: int, clock: int, dropped: bool) -> None:
+        """A shard, or all those of a partition, have applied or dropped a push; one that all have is done. The last of
+        a former life are nobody's any more.
         """
         oldest = self.clock - len(self._waiting) + 1
-        if event.incarnation != self._incarnation or not oldest <= event.clock <= self.clock:
+        if incarnation != self._incarnation or not oldest <= clock <= self.clock:
             return
-        push = self._waiting[event.clock - oldest]
-        if push.sent.pop(shard, None) is None:
+        push = self._waiting[clock - oldest]
+        if who not in push.by:
             return
-        push.dropped |= event.dropped
-        self.acknowledged[shard] = event.clock
-        self.busy[event.slot] -= 1
-        while self._waiting and not self._waiting[0].sent:
+        push.by.discard(who)
+        push.dropped |= dropped
+        if push.sent.pop(who, None) is not None:
+            self.acknowledged[who] = clock
+            self.busy[push.slot] -= 1
+        while self._waiting and not self._waiting[0].by:
             push = self._waiting.popleft()
+            if self._told:
+                self._finished.append((self.clock - len(self._waiting), push.dropped))
             if push.dropped:
                 self._dropped.append((self._steps, push.steps))
                 continue
             self._steps += push.steps
             self._samples += push.samples
             self._pushes += 1
+
+    def finished(self) -> list[tuple[int, bool]]:
+        """Which are done since this was last asked, where somebody is told of that, and whether each was dropped."""
+        done, self._finished = self._finished, []
+        return done
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
         """What was done since this was last asked: steps, samples, pushes, and of each that was dropped, after how many

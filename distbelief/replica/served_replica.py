@@ -3,6 +3,9 @@ leave; where all go back to a checkpoint, they begin anew.
 
 A shard that dies comes again: a replica asks the coordinator where, and sends it again what the one before had not
 acknowledged.
+
+Each partition of a split replica plays this story, on its own part of the vector. The first leads: it takes part for
+all, and has the others do the same steps; to them it is what the coordinator is to it (`replica/siblings`).
 """
 
 from __future__ import annotations
@@ -11,16 +14,16 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import initialising, membership, pushing
+from distbelief.core.conversations import initialising, membership, partitioning, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Payload, Send, Story
 from distbelief.core.settings import Plan
 from distbelief.replica.links import Links, unwanted
 from distbelief.replica.parameters import Parameters
+from distbelief.replica.siblings import Siblings, Steps, lives_of
+from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Work, check_loss
 from distbelief.sharding.layout import Range
-
-Steps = Generator[Effect, Any, None]
 
 
 class AllBack(Exception):
@@ -39,7 +42,12 @@ class ServerView:
 
     def __init__(self, plan: Plan, vectors: Vectors, links: Links, incarnation: int) -> None:
         self.plan, self.vectors = plan, vectors
-        shards = [(roles.shard(i), own) for i, own in enumerate(plan.assignments)]
+        own_home = roles.partition_of(links.role)
+        shards = [
+            (roles.shard(i), own)
+            for i, own in enumerate(plan.assignments)
+            if plan.layout.home_of(own.moving) == own_home
+        ]
         self.parts: list[tuple[str, Range]] = [(role, own.moving) for role, own in shards if own.moving.size]
         """What moves, and at which shard."""
         self.moving = [part for _, part in self.parts]
@@ -116,6 +124,7 @@ class ServedReplica:
         batch_size: that the user's own loop names; 0 where the job's is taken.
         keeps: whether the model is used after the story: then it ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
+        split: how it computes together with the other partitions, where the replica is split.
     """
 
     def __init__(
@@ -127,12 +136,17 @@ class ServedReplica:
         batch_size: int = 0,
         keeps: bool = False,
         incarnation: int = 0,
+        split: SplitCompute | None = None,
     ) -> None:
+        self.split = split
+        self.siblings = split.siblings if split else Siblings(role, incarnation)
+        self.superior = self.siblings.superior
+        """Who deals to it, and is told what it has done: the coordinator, or the partition that leads."""
         self.role, self.vectors, self.incarnation, self.keeps = role, vectors, incarnation, keeps
         self.partition = roles.partition_of(role)
         self.step = 0
         """Steps that were computed, in all."""
-        self.links = Links(role)
+        self.links = Links(role, self.superior)
         self.welcome: membership.Welcome | None = None
         """The newest, until it is obeyed."""
         self.generation = 0
@@ -146,13 +160,15 @@ class ServedReplica:
 
     def story(self) -> Story:
         """All of it, from joining to leaving."""
+        yield from self.siblings.meet(self.vectors.layout)
         yield Send(
-            roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size)
+            self.superior, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size)
         )
         while self.welcome is None and not self.ending:
             self._take((yield RECEIVE))
         if self.welcome is None:
-            yield Send(roles.COORDINATOR, membership.Leave(for_good=True))
+            yield Send(self.superior, membership.Leave(for_good=True))
+            yield from self.siblings.tell(membership.Farewell())
             return
         plan = self.welcome.plan
         yield Attach(plan, plan.settings.slots, plan.settings.landings)
@@ -164,6 +180,7 @@ class ServedReplica:
                 yield from self._leave()
             except AllBack:
                 continue
+        yield from self.siblings.tell(membership.Farewell())
 
     def _enter(self, plan: Plan) -> Generator[Effect, Any, Training]:
         """Reach the shards, and know nothing yet of what they hold; give them the first parameters, where asked to."""
@@ -175,10 +192,14 @@ class ServedReplica:
                 self._take((yield RECEIVE))
             welcome, self.welcome = self.welcome, None
             initialise |= welcome.initialise
+            yield from self.siblings.welcome(welcome)
             if welcome.generation > self.generation:
                 self.generation, training = welcome.generation, None
-                yield Send(roles.COORDINATOR, membership.Anew(self.generation))
+                yield Send(self.superior, membership.Anew(self.generation))
             if training is None:
+                self.siblings.begin(self.generation)
+                if self.split is not None:
+                    self.split.begin(self.generation)
                 server = ServerView(plan, self.vectors, self.links, self.incarnation)
                 training = self._training = self._make(self, server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
@@ -187,14 +208,17 @@ class ServedReplica:
         self.ending = False
         if initialise:
             yield from server.initial()
-            while self.links.missing:
+            while self.links.missing or self.siblings.busy:
                 yield from training.wait()
-            yield Send(roles.COORDINATOR, initialising.Ready(self.links.lives()))
+            yield Send(self.superior, initialising.Ready(lives_of(welcome)))
         return training
 
     def _leave(self) -> Steps:
         """Leave, once the coordinator says so: should all go back before it does, there is work again."""
-        yield Send(roles.COORDINATOR, membership.Leave(for_good=self.left))
+        yield from self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
+        while self.siblings.busy and self._training is not None:
+            yield from self._training.wait()
+        yield Send(self.superior, membership.Leave(for_good=self.left))
         while not self._excused:
             self._take((yield RECEIVE))
             if self.welcome is not None and self.welcome.generation > self.generation:
@@ -207,6 +231,7 @@ class ServedReplica:
         if welcome.initialise or welcome.generation > self.generation:
             raise AllBack
         self.welcome = None
+        yield from self.siblings.welcome(welcome)
         for shard in (yield from self.links.reach(welcome)):
             unanswered = self.links.again(shard)
             yield from training.owed(shard)
@@ -218,6 +243,10 @@ class ServedReplica:
     def take(self, arrival: Arrival) -> None:
         """Note what the coordinator tells, or the supervisor, and who is gone."""
         match arrival.event:
+            case partitioning.Boundary() as crossing if self.split is not None:
+                self.split.arrive(crossing)
+            case _ if self.siblings.takes(arrival):
+                pass
             case membership.Welcome() as welcome:
                 self.welcome = welcome
             case membership.Finish():
@@ -225,7 +254,7 @@ class ServedReplica:
                 self.wanted_away |= arrival.sender == roles.SUPERVISOR
             case membership.Farewell():
                 self._excused = True
-            case events.Lost() as lost if arrival.sender != roles.COORDINATOR:
+            case events.Lost() as lost if arrival.sender != self.superior:
                 self.links.lose(arrival.sender, lost)
             case _:
                 unwanted(self.role, arrival)
@@ -243,8 +272,13 @@ class ServedReplica:
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
         if self._training is None:
-            return "to be welcomed by the coordinator"
-        return self.links.waits_for_lives() or self._training.waits()
+            return (
+                "to be welcomed by the coordinator"
+                if not self.siblings.follows
+                else f"to be welcomed by {self.superior}"
+            )
+        waits = self.links.waits_for_lives() or self.siblings.waits() or (self.split and self.split.waits())
+        return waits or self._training.waits()
 
     def standing(self) -> dict[str, Any]:
         """How far it is."""

@@ -59,6 +59,13 @@ class Work:
             self._portions.appendleft(Portion(portion.epoch, portion.first + 1, portion.count - 1))
         return Batch(portion.epoch, portion.first)
 
+    def add(self, report: Progress) -> None:
+        """What another partition of the replica has done goes into the next report."""
+        self._loss += report.loss
+        self._losses += report.losses
+        self.pushed += report.pushed
+        self.fetched += report.fetched
+
     def count(self, loss: float) -> None:
         """The loss of a step goes into the next report."""
         self._loss += loss

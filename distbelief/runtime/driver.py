@@ -33,6 +33,7 @@ from distbelief.core.effects import (
     Story,
     Update,
     Wake,
+    Work,
 )
 from distbelief.core.effects import WriteRecord as RecordEffect
 from distbelief.core.records import Record
@@ -358,7 +359,7 @@ class Driver:
                     player.waits, player.since = True, self.clock.now()
                     return
                 answer = player.inbox.popleft()
-            elif kind is Compute or kind is Update or kind is ReduceGradients:
+            elif kind is Compute or kind is Work or kind is Update or kind is ReduceGradients:
                 answer = self._work(player, effect)
                 if answer is None:
                     return
@@ -379,6 +380,9 @@ class Driver:
         if isinstance(effect, Compute):
             assert player.worker is not None
             return player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))
+        if isinstance(effect, Work):
+            assert player.worker is not None
+            return player.worker.work(effect.share, effect.begins, lambda done: self._advance(player, done))
         self._reducing.append(player)
         return None
 
@@ -407,8 +411,8 @@ class Driver:
         if isinstance(effect, Measure):
             return player.worker.measure()
         if isinstance(effect, Attach):
-            own = effect.plan.layout.homes[roles.partition_of(player.role)].all
-            arena = player.endpoint.allocate(own, effect.gradients, effect.parameters)
+            held = effect.plan.layout.held(roles.parse(player.role).partition)
+            arena = player.endpoint.allocate(held, effect.gradients, effect.parameters)
             return player.worker.attach(effect.plan, arena)
         if isinstance(effect, Connect):
             return self._connect(player, effect)

@@ -40,6 +40,11 @@ def attach_nothing(_plan: Plan, _arena: Arena) -> None:
     """Of a worker that needs no vectors."""
 
 
+def work_at_once(_share: float, _begins: bool, _answer: Callable[[bool], None]) -> bool:
+    """Of a worker that is not simulated."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """Who computes for a story, by what it can do; what it cannot is refused.
@@ -64,6 +69,10 @@ class Worker:
     update: Callable[[int, Told, Callable[[bool], None]], bool | None] = cannot("update")
     """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
     something; None where the answer is called later.
+    """
+    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = work_at_once
+    """Lets the time of a share of a step pass: True at once where it is the wall's, as the work itself takes it; None
+    where the answer is called later.
     """
 
 

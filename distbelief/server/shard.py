@@ -61,6 +61,8 @@ class HeldRange:
         self.moving, self.frozen = plan.assignments[index].moving, plan.assignments[index].frozen
         self.covers = (self.moving,)
         """What a push must cover."""
+        self.home = plan.layout.home_of(self.moving)
+        """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
         self.rate = plan.factor
 
@@ -501,7 +503,7 @@ class Shard:
     def _rule(self, sender: str, event: agreement.Ruling, payload: Payload | None) -> list[Effect]:
         if not isinstance(self.policy, Rounds) or self._own is None or sender != roles.shard(self._own.plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
-        self.policy.rule(event)
+        self.policy.rule(event.at_partition(self._own.home))
         # a round of nobody who is left makes no update, and yet those who waited for it may go on
         return self._settle() + self.let_go()
 

@@ -163,6 +163,15 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         """Bytes of the whole vector."""
         return self.homes[-1].frozen.stop
 
+    def home_of(self, part: Range) -> int:
+        """The home in whose part of the vector a range lies."""
+        return next((number for number, home in enumerate(self.homes) if part.stop <= home.all.stop), 0)
+
+    def held(self, home: int) -> Range:
+        """What a home has of the vector; all of it, where none (-1) is named."""
+        own = self.homes if home < 0 else self.homes[home : home + 1]
+        return Range(own[0].all.start, own[-1].all.stop)
+
     @property
     def only(self) -> HomeRanges:
         """What the one home has of a model that is not split.

@@ -88,6 +88,10 @@ class HomeProgram:
     """The values that are the model's output, in its structure, at that home; None at others."""
     layers: tuple[nn.Module, ...]
     """The modules that compute."""
+    work: int
+    """Floating-point operations of a forward pass of all homes together, for the samples that the model was traced
+    with.
+    """
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -185,6 +189,7 @@ class _Builder:
             OwnValue(self._numbers[split.loss]) if last and split.loss is not None else None,
             _mapped(split.output, self._source) if split.output_home == home else None,
             tuple(self._layers.values()),
+            sum(node.meta["flops"] for node in split.nodes),
         )
 
     def _runs(self) -> list[list[fx.Node]]:

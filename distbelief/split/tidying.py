@@ -199,7 +199,8 @@ class _Tidied:
         if node.op == "call_module":
             writes = bool(getattr(self._layer(str(node.target)), "inplace", False))
         elif node.op == "call_method":
-            writes = str(node.target).endswith("_") and not str(node.target).endswith("__")
+            method = str(node.target)
+            writes = method.endswith("_") and not method.endswith("__")
         elif isinstance(node.target, torch._ops.OpOverload):
             writes = node.target._schema.is_mutable
         else:

@@ -232,6 +232,47 @@ class Replicated(Strategy):
 
 
 @dataclass(frozen=True)
+class Splittable(Replicated):
+    """A strategy whose replicas may each be split over several processes."""
+
+    partitions: int = field(default=1, kw_only=True)
+    """Processes over which each replica is split."""
+    split: str = field(default="auto", kw_only=True)
+    """How the model is split over them: a way (stages, neurons, ...), or ways by patterns of its modules
+    (conv*=filters,fc*=neurons)."""
+
+    def replica_roles(self) -> tuple[str, ...]:
+        """The partitions of all replicas of a job."""
+        return roles.replicas(Mesh(self.replicas, self.partitions))
+
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
+        """Refuse guests where replicas are split.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if machine.listen and self.partitions > 1:
+            raise UsageError(
+                f"--listen {machine.listen}: a guest is one process, and replicas are split over {self.partitions}; "
+                "leave one of them off"
+            )
+        super().check_machine(settings, machine)
+
+    def check_script(self) -> None:
+        """Refuse to split what a script computes.
+
+        Raises:
+            UsageError: naming the option, and the remedy.
+        """
+        if self.partitions > 1:
+            raise UsageError(
+                f"--partitions {self.partitions}: a script's own loop computes the whole model; leave it off, or train "
+                "the model as a task"
+            )
+        super().check_script()
+
+
+@dataclass(frozen=True)
 class Served(Replicated):
     """A strategy whose replicas train parameters that shards hold, under a coordinator."""
 

@@ -16,6 +16,8 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
+from distbelief.replica.siblings import Siblings
+from distbelief.replica.split_compute import SplitCompute, SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.player import Compute
@@ -119,6 +121,10 @@ class Context:
     """
     measured: bool = False
     """Whether the model is measured."""
+    part: SplitPart | None = None
+    """What it computes together with the other partitions of its replica, where that is split: then the model is what
+    it holds of it.
+    """
     batch_size: int = 0
     """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
     scripted: bool = False
@@ -134,6 +140,14 @@ class Context:
     def vectors(self) -> Vectors:
         """The flat vectors of the model, which a phantom has the lengths of."""
         return self.flat or PhantomVectors(self.layout)
+
+    @property
+    def split(self) -> SplitCompute | None:
+        """How it computes together with the other partitions, where the replica is split."""
+        if self.part is None:
+            return None
+        address = self.process.listen() if self.process else ""
+        return SplitCompute(Siblings(self.role, self.incarnation, self.settings.partitions, address), self.part)
 
     @property
     def module(self) -> FlatModule:

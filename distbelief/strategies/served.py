@@ -42,7 +42,7 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
                 f"--read-in-place: the model is on {flat.device}, which cannot compute on the shards' memory; leave "
                 "it off"
             )
-        flat.bind(arena.gradients, [common_memory(memory, plan)])
+        flat.bind(arena.gradients, [common_memory(memory, plan)[flat.held.start : flat.held.stop]])
 
     return attach
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +14,17 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distbelief.errors import TrainingError, UsageError
-from distbelief.sharding.layout import ITEM_SIZES, Entry, Kind, Layout, Range, Tensor, lay_out
+from distbelief.sharding.layout import ITEM_SIZES, Entry, Kind, Layout, Piece, Range, Tensor, lay_out
 
 GROUP_OPTIONS = ("lr", "weight_decay")
 """What a parameter group may set for itself."""
 
 
-def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> Layout:
+def layout_of(
+    module: nn.Module,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+    split: Mapping[str, Sequence[Piece]] | None = None,
+) -> Layout:
     """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies
     once, under its first name.
 
@@ -31,6 +35,7 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
         module: any module whose parameters are dense and materialised.
         groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where
             None.
+        split: by name, the pieces of the tensors of a split model.
 
     Raises:
         UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one
@@ -45,9 +50,9 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
     own: dict[str, torch.Tensor] = {}
     options, member = _groups(module, groups)
     sparse = {id(part.weight): member.get(id(part.weight), 0) for part in sparse_parts(module)}
-    split = {group: len(options) + number for number, group in enumerate(dict.fromkeys(sparse.values()))}
-    options = [*options, *({**options[group], "rows": 1.0} for group in split)]
-    member = {**member, **{weight: split[group] for weight, group in sparse.items()}}
+    apart = {group: len(options) + number for number, group in enumerate(dict.fromkeys(sparse.values()))}
+    options = [*options, *({**options[group], "rows": 1.0} for group in apart)]
+    member = {**member, **{weight: apart[group] for weight, group in sparse.items()}}
     for kind, name, tensor in _named(module):
         dtype = str(tensor.dtype).removeprefix("torch.")
         if id(tensor) in first:
@@ -68,7 +73,7 @@ def layout_of(module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = No
             Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0)
         )
     _refuse_shared(own)
-    return lay_out(tensors, options, aliases)
+    return lay_out(tensors, options, aliases, split)
 
 
 def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
@@ -181,21 +186,35 @@ class FlatModule:
         module: already on its device.
         groups: parameter groups, as for `layout_of`.
         rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
+        layout: of the whole model, where it is split; that of the module where None.
+        home: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
     """
 
     def __init__(
-        self, module: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None, rows: bool = False
+        self,
+        module: nn.Module,
+        groups: Sequence[Mapping[str, Any]] | None = None,
+        rows: bool = False,
+        layout: Layout | None = None,
+        home: int = -1,
     ) -> None:
         self.module = module
-        self.layout = layout_of(module, groups)
+        self.layout = layout_of(module, groups) if layout is None else layout
         for part in [] if rows else sparse_parts(module):
             part.sparse = False
         self.device = next(module.parameters()).device
+        self.held = self.layout.held(home)
+        """What its vectors hold of the flat vector."""
+        self._moving = self.layout.homes[home].moving.stop - self.held.start
+        """Bytes up to which these are pushed and fetched."""
+        self._entries = [entry for entry in self.layout.entries if home in (-1, entry.piece.home)]
         tensors = {name: tensor for _, name, tensor in _named(module)}
-        self._tensors = [tensors[entry.tensor.name] for entry in self.layout.entries]
-        self._trained = [
-            t for t, e in zip(self._tensors, self.layout.entries, strict=True) if e.tensor.kind == "parameter"
+        self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
+        self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
+        self._cut = [
+            entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
+        """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
         self._current = -1
         self._staged = False
         self._gradients: list[torch.Tensor] = []
@@ -212,7 +231,7 @@ class FlatModule:
         return self._trained
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
-        """Use these vectors (1-D uint8, `layout.total` bytes each): slots to accrue into, and vectors to compute
+        """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute
         with.
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
@@ -225,17 +244,15 @@ class FlatModule:
         if self._staged:
             for vector in (*self._gradients, *self._parameters):
                 self._pin(vector)
-            homes = [torch.empty(self.layout.total, dtype=torch.uint8, device=self.device)]
-        slots = [
-            list(zip(self.layout.entries, self._views(vector), self._tensors, strict=True)) for vector in self._working
-        ]
+            homes = [torch.empty(self.held.size, dtype=torch.uint8, device=self.device)]
+        slots = [list(zip(self._entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
         self._buffers = [
             [(view, tensor) for entry, view, tensor in slot if entry.tensor.kind == "buffer"] for slot in slots
         ]
         # the frozen parameters are fetched once, into the first vector
         first, *others = [self._views(home) for home in homes]
-        kinds = [entry.tensor.kind for entry in self.layout.entries]
+        kinds = [entry.tensor.kind for entry in self._entries]
         self._homes = [
             first,
             *([f if k == "frozen" else v for f, v, k in zip(first, other, kinds, strict=True)] for other in others),
@@ -257,11 +274,11 @@ class FlatModule:
                 torch.ones(1, device=self.device)
 
     def _views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        return [_view(vector, entry) for entry in self.layout.entries]
+        return [_view(vector, entry, self.held.start) for entry in self._entries]
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The trained parameters in a vector (1-D uint8, `layout.total` bytes), in the order of `trained`."""
-        views = zip(self.layout.entries, self._views(vector), strict=True)
+        """The trained parameters in a vector (1-D uint8, of the bytes `held`), in the order of `trained`."""
+        views = zip(self._entries, self._views(vector), strict=True)
         return [view for entry, view in views if entry.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
@@ -269,14 +286,20 @@ class FlatModule:
         return self._slots[slot]
 
     def write(self, vector: torch.Tensor) -> None:
-        """Write the module's own values into a vector (1-D uint8, `layout.total` bytes)."""
-        for tensor, view in zip(self._tensors, self._views(vector), strict=True):
-            view.copy_(tensor.detach())
+        """Write the module's own values into a vector (1-D uint8, of the bytes `held`)."""
+        for own, view in zip(self._own(), self._views(vector), strict=True):
+            view.copy_(own)
 
     def read(self, vector: torch.Tensor) -> None:
-        """Take the values in a vector (1-D uint8, `layout.total` bytes) as the module's own."""
-        for tensor, view in zip(self._tensors, self._views(vector), strict=True):
-            tensor.detach().copy_(view)
+        """Take the values in a vector (1-D uint8, of the bytes `held`) as the module's own."""
+        for own, view in zip(self._own(), self._views(vector), strict=True):
+            own.copy_(view)
+
+    def _own(self) -> Iterator[torch.Tensor]:
+        """What the module's tensors hold of each entry."""
+        for entry, tensor, cut in zip(self._entries, self._tensors, self._cut, strict=True):
+            piece, own = entry.piece, tensor.detach()
+            yield own.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else own
 
     def initial(self, slot: int) -> None:
         """Write the model's own values into a gradient slot."""
@@ -289,17 +312,21 @@ class FlatModule:
         if self._staged:
             self._arrive(landing)
             landing = 0
-        if landing == self._current:
-            return
-        for tensor, view in zip(self._tensors, self._homes[landing], strict=True):
-            tensor.data = view
-        self._current = landing
+        if landing != self._current:
+            for tensor, view, cut in zip(self._tensors, self._homes[landing], self._cut, strict=True):
+                if not cut:
+                    tensor.data = view
+            self._current = landing
+        if any(self._cut):
+            for own, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
+                if cut:
+                    own.copy_(view)
 
     def _arrive(self, landing: int) -> None:
         """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
         as this returns.
         """
-        size = self.layout.total if self._current < 0 else self.layout.moving
+        size = self.held.size if self._current < 0 else self._moving
         self._live[:size].copy_(self._parameters[landing][:size])
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0) -> None:
@@ -338,12 +365,13 @@ class FlatModule:
         for view, tensor in self._buffers[slot]:
             view.copy_(tensor)
         if self._staged:
-            self._gradients[slot][: self.layout.moving].copy_(self._working[slot][: self.layout.moving])
+            self._gradients[slot][: self._moving].copy_(self._working[slot][: self._moving])
 
     def outgoing(self, slot: int, part: Range) -> torch.Tensor:
         """A range of a gradient slot."""
-        return self._gradients[slot][part.start : part.stop]
+        return self._gradients[slot][part.start - self.held.start : part.stop - self.held.start]
 
 
-def _view(vector: torch.Tensor, entry: Entry) -> torch.Tensor:
-    return vector[entry.start : entry.stop].view(getattr(torch, entry.tensor.dtype)).view(entry.shape)
+def _view(vector: torch.Tensor, entry: Entry, start: int) -> torch.Tensor:
+    """An entry in a vector that begins at byte `start` of the flat vector."""
+    return vector[entry.start - start : entry.stop - start].view(getattr(torch, entry.tensor.dtype)).view(entry.shape)

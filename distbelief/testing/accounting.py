@@ -13,7 +13,7 @@ import torch
 
 from distbelief.core import roles
 from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, pushing
-from distbelief.core.messages import Message
+from distbelief.core.messages import Bulk, Message
 from distbelief.core.portions import Position
 from distbelief.core.records import Forgotten, Note, Rewound, Succeeded, Vacant
 from distbelief.runtime.player import Player
@@ -43,6 +43,8 @@ class Accounting:
       as forgotten. In rounds all go back together, and each minibatch is applied once in what is kept, whatever was
       made in vain.
     - A standby that takes a shard's place holds every update that the shard had acknowledged.
+    - All partitions of a split replica push the same minibatches in the same push, each to the shards of its own home;
+      here they are one replica, by the name of the one that leads.
     - Each shard's part of a checkpoint holds all that its position counts as done; and nothing else, where nobody has
       died and all were waited for.
     """
@@ -88,7 +90,8 @@ class Accounting:
 
     def sent(self, sender: str, to: str, message: Message) -> None:
         """A living role has sent a message."""
-        if (note := NOTES.get(type(message))) is not None:
+        note = NOTES.get(type(message))
+        if note is not None and not (roles.is_replica(sender) and roles.is_replica(to)):
             note(self, sender, to, message)
 
     def _note_join(self, sender: str, _: str, message: membership.Join) -> None:
@@ -127,15 +130,20 @@ class Accounting:
             del mine[: message.steps]
         payload = None
         if not self.network.phantom:
-            lent = self.network.endpoints[role].arena.gradients[message.slot][message.start : message.stop]
+            lent = self._lends(role, message)
             payload = lent.clone()
             self._lent[sender, to, message.clock] = lent
         self.sent_pushes[sender, to, message.clock] = message, payload
 
     def _note_initialise(self, sender: str, to: str, message: initialising.Initialise) -> None:
         if not self.network.phantom:
-            lent = self.network.endpoints[sender].arena.gradients[message.slot][message.start : message.stop]
-            self._lent[sender, to, -message.start] = lent
+            self._lent[sender, to, -message.start] = self._lends(sender, message)
+
+    def _lends(self, role: str, message: Bulk) -> torch.Tensor:
+        """What a message has behind it, as it lies at its sender."""
+        arena = self.network.endpoints[role].arena
+        start, stop = message.start - arena.held.start, message.stop - arena.held.start
+        return arena.gradients[message.slot][start:stop]
 
     def _note_pushed(self, sender: str, to: str, message: pushing.Pushed) -> None:
         self._acknowledged(sender, self._name(to, message.incarnation), message)
@@ -168,6 +176,7 @@ class Accounting:
 
     def _name(self, role: str, incarnation: int) -> str:
         """The name of a life of a role, in one generation of the job."""
+        role = roles.lead_of(role)
         name = life(role, incarnation) + (
             f", generation {generation}" if (generation := self._generations[role, incarnation]) else ""
         )
@@ -229,8 +238,9 @@ class Accounting:
 
     def _lives_on(self, who: str) -> bool:
         role, incarnation = self._ends[who]
-        endpoint = self.network.endpoints[role]
-        return endpoint.incarnation == incarnation and not endpoint.closed
+        partitions = roles.partitions_of(role, self.plan.settings.partitions)
+        ends = [self.network.endpoints[one] for one in partitions]
+        return all(one.incarnation == incarnation and not one.closed for one in ends)
 
     def _acknowledged(self, shard: str, who: str, message: pushing.Pushed) -> None:
         key = who, message.clock
@@ -263,7 +273,7 @@ class Accounting:
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
-        if isinstance(message, membership.Join):
+        if isinstance(message, membership.Join) and to == roles.COORDINATOR:
             self._members[sender] = message.incarnation
         elif isinstance(message, pushing.Push):
             key = self._name(sender, message.incarnation), to, message.clock
@@ -305,6 +315,7 @@ class Accounting:
         )
         fallen |= outcome == "failed" and any(roles.kind(role) is roles.Kind.SHARD for role in died)
         rounds = self.plan is not None and self.plan.settings.strategy.rounds
+        died = [roles.lead_of(role) for role in died]
         mortal = [role for role in died if roles.is_replica(role)]
         # what a checkpoint holds that did not wait for all may be of two rounds
         exact = not any(isinstance(record, Note) and "it is not exact" in record.text for record in self._run.records)

@@ -55,6 +55,7 @@ class Observed:
             settings.strategy.attendance
             or settings.strategy.one_moment
             or settings.standby
+            or settings.partitions > 1
             or settings.strategy.held_by is not Holder.SHARDS
             or fallen
         )

@@ -28,20 +28,21 @@ from distbelief.tasks.worker import Trainer
 
 SHARED = (
     "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule "
-    "--clip-norm --seed --checkpoint-every"
+    "--clip-norm --precision --seed --checkpoint-every"
     " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
+SPLIT = "--partitions --split"
 CADENCE = (
     "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
-    "--staleness-scaling"
+    f"--staleness-scaling {SPLIT}"
 )
 DOWNPOUR = f"{CADENCE} --read-in-place"
 SCALED = "--lr-scaling --base-batch"
 OWN = {
     "downpour": DOWNPOUR,
-    "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers {SCALED}",
+    "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers {SCALED} {SPLIT}",
     "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED}",
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",

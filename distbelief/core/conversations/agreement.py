@@ -4,6 +4,7 @@ that are cut.
 
 from __future__ import annotations
 
+from distbelief.core import roles
 from distbelief.core.consistency import Key
 from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Address, Message
@@ -16,6 +17,16 @@ class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
     round: int
     taken: tuple[Key, ...]
     dropped: tuple[Key, ...]
+
+    def at_partition(self, partition: int) -> Ruling:
+        """The same, for a shard that is pushed to by another partition of each replica than the shard that rules."""
+        if not partition:
+            return self
+        taken, dropped = (
+            tuple(key._replace(who=roles.at_partition(key.who, partition)) for key in keys)
+            for keys in (self.taken, self.dropped)
+        )
+        return Ruling(self.round, taken, dropped)
 
 
 class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -47,6 +47,7 @@ from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
@@ -58,6 +59,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
 from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
+from distbelief.strategies.partition import partition, whole_of_split
 from distbelief.strategies.players import Players
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -318,9 +320,14 @@ class _Process:
         task = resolve(spec.task, spec.data_dir)
         model = self._model(task)
         self.players.check_model(spec.settings, model)
-        flat, data = self._flat(model), load(task, "training")
+        data = load(task, "training")
         task = with_data(task, data)
-        context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
+        if spec.settings.partitions > 1:
+            flat, part = partition(task, model, spec.settings, self.role, self.players.rows)
+            context = self._context(task, len(data), flat, lambda _: cannot("compute"), part=part)
+        else:
+            flat = self._flat(model)
+            context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
         self._tell_story(*self.players.replica(context))
 
     def _context(
@@ -331,6 +338,7 @@ class _Process:
         computes: Callable[[float], Compute],
         batch_size: int = 0,
         scripted: bool = False,
+        part: SplitPart | None = None,
     ) -> Context:
         """What whoever plays this role is given."""
         spec = self.spec
@@ -344,6 +352,7 @@ class _Process:
             flat,
             computes,
             spec.evaluator,
+            part,
             batch_size,
             scripted,
             self._memory,
@@ -472,7 +481,7 @@ class _Process:
     def _play_evaluator(self) -> None:
         spec = self.spec
         task = resolve(spec.task, spec.data_dir)
-        vectors = self._flat(build_model(task, spec.settings.seed, "cpu"))
+        vectors = whole_of_split(task, build_model(task, spec.settings.seed, "cpu"), spec.settings, self.players.rows)
         check_measure(task, vectors.module)
         context = self._context(task, 0, vectors, lambda _: cannot("compute"))
         self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))

@@ -9,7 +9,7 @@ import io
 import math
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
@@ -27,13 +27,14 @@ from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, Labour
-from distbelief.places.simulated.timed import phantom, timed
+from distbelief.places.simulated.timed import phantom, timed, timed_work
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import CheckpointStore, load_weights
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
@@ -42,7 +43,9 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
+from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
+from distbelief.strategies.partition import PhantomPartition, partition, programs, whole_of_split
 from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -168,7 +171,7 @@ class Simulation:
             self.driver.run_while(goes_on)
 
     def _stories(self) -> list[str]:
-        return [*(roles.replica(i) for i in range(self.settings.replicas)), roles.EVALUATOR]
+        return [*roles.replicas(self.settings.mesh), roles.EVALUATOR]
 
     def _record(self, moment: float, role: str, record: Record) -> None:
         self.sink(moment, role, without_loss(record) if self.cluster.phantom else record)
@@ -190,7 +193,7 @@ class Simulation:
         return [roles.COORDINATOR, *strategy.server_roles(), *strategy.replica_roles(), *[roles.EVALUATOR] * measures]
 
     def _add_evaluator(self, incarnation: int) -> None:
-        evaluated = self._flat(self._model())
+        evaluated = whole_of_split(self._loaded, self._model(), self.settings, self.players.rows)
         check_measure(self.task, evaluated.module)
         context = self._context(roles.EVALUATOR, incarnation, evaluated, evaluated.layout, lambda _: cannot("compute"))
         story, endpoint = Evaluator(evaluated, incarnation).story(), self._endpoint(roles.EVALUATOR, incarnation)
@@ -273,17 +276,26 @@ class Simulation:
 
         self.clock.call_later(0.0, play, None)
 
-    def _add_replica(self, index: int, incarnation: int) -> None:
-        role, endpoint = roles.replica(index), self._endpoint(roles.replica(index), incarnation)
-        flat = None if self.cluster.phantom else self._flat(self._model())
-        if flat is not None:
-            self.players.check_model(self.settings, flat.module)
+    def _add_replica(self, role: str, incarnation: int) -> None:
+        endpoint = self._endpoint(role, incarnation)
+        flat: FlatModule | None = None
+        part: SplitPart | None = None
+        if not self.cluster.phantom:
+            model = self._model()
+            self.players.check_model(self.settings, model)
+            if self.settings.partitions > 1:
+                flat, part = partition(self._loaded, model, self.settings, role, self.players.rows)
+            else:
+                flat = self._flat(model)
+        elif self.settings.partitions > 1:
+            own = self._programs[roles.partition_of(role)]
+            part = PhantomPartition(own, len(self._data), self.settings.data.batch_size)
         network, timing = self.network.model, StepTiming()
         virtual = SimulatedContext(
             self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
         )
         self._died[role] = virtual.died
-        stopwatch = self.cluster.compute.stopwatch(index, self.job.seed + incarnation)
+        stopwatch = self.cluster.compute.stopwatch(roles.index_of(role), self.job.seed + incarnation)
         layout = self._layout if flat is None else flat.layout
         context = self._context(
             role,
@@ -292,9 +304,11 @@ class Simulation:
             layout,
             lambda clip_norm: timed(self._computes(flat, clip_norm), endpoint.thread, stopwatch, timing),
             virtual,
+            part,
         )
-        part = self.parts[role] = self.players.replica(context)
-        self._play_story(role, part.player.story(), endpoint, part.worker, self._store)
+        played = self.parts[role] = self.players.replica(context)
+        worker = replace(played.worker, work=timed_work(endpoint.thread, stopwatch))
+        self._play_story(role, played.player.story(), endpoint, worker, self._store)
 
     def _context(
         self,
@@ -304,6 +318,7 @@ class Simulation:
         layout: Layout,
         computes: Callable[[float], Compute],
         virtual: SimulatedContext | None = None,
+        part: SplitPart | None = None,
     ) -> Context:
         """What whoever plays a role is given."""
         shared = self.job.strategy.needs_memory(self.settings, "virtual")
@@ -317,6 +332,7 @@ class Simulation:
             flat,
             computes,
             self.evaluates,
+            part,
             memory=self._share if shared else None,
             virtual=virtual,
         )
@@ -343,7 +359,17 @@ class Simulation:
     @functools.cached_property
     def _layout(self) -> Layout:
         """Of the model, for phantoms, which have none."""
-        return self._flat(self._model()).layout
+        return whole_of_split(self._loaded, self._model(), self.settings, self.players.rows).layout
+
+    @functools.cached_property
+    def _loaded(self) -> Task:
+        """The task, with its training set."""
+        return with_data(self.task, self._data)
+
+    @functools.cached_property
+    def _programs(self) -> list[HomeProgram]:
+        """What phantoms of each partition go through: the same in all replicas."""
+        return programs(self._loaded, self._model(), self.settings)
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
@@ -380,7 +406,7 @@ class Simulation:
             case roles.Kind.EVALUATOR:
                 self._add_evaluator(incarnation)
             case roles.Kind.REPLICA:
-                self._add_replica(one.index, incarnation)
+                self._add_replica(role, incarnation)
             case roles.Kind.SHARD:
                 self._add_shard(one.index, incarnation)
             case roles.Kind.STANDBY:

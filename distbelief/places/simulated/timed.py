@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from distbelief.core.effects import Batch, Computed
 from distbelief.places.compute_model import Stopwatch
 from distbelief.runtime.player import Answer, Compute
@@ -21,6 +23,18 @@ def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTi
         thread.step(seconds * timing.first, answer, Computed(computed.loss, computed.samples, seconds))
 
     return step
+
+
+def timed_work(thread: Thread, stopwatch: Stopwatch) -> Callable[[float, bool, Callable[[bool], None]], None]:
+    """Lets the time of a share of a step pass; how long a whole step takes is drawn when one begins."""
+    step = 0.0
+
+    def work(share: float, begins: bool, answer: Callable[[bool], None]) -> None:
+        nonlocal step
+        step = stopwatch.draw() if begins else step
+        thread.step(step * share, answer, True)
+
+    return work
 
 
 def phantom(samples: int, batch_size: int) -> Compute:

@@ -11,7 +11,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Pushing, Settings, StrategySettings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.strategies.base import LocalMachine, Scaled, Served, Virtual
+from distbelief.strategies.base import LocalMachine, Scaled, Served, Splittable, Virtual
 from distbelief.strategies.parameter_server.settings import BoundedSettings, SoftsyncSettings, SynchronousSettings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServedWithOptimizer(Served):
+class ServedWithOptimizer(Splittable, Served):
     """One whose shards step with an optimizer."""
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
@@ -76,6 +76,7 @@ class Downpour(Asynchronous):
         """
         if settings.own(Pushing).read_in_place and machine.carrier != "shared":
             raise UsageError("--read-in-place reads shared memory: it needs --transport shared")
+        super().check_machine(settings, machine)
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
         """Refuse to read in place.

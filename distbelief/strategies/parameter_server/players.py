@@ -25,7 +25,8 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
-    return served(context, DownpourReplica(role, vectors, samples, context.batch_size, context.scripted, incarnation))
+    story = DownpourReplica(role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split)
+    return served(context, story)
 
 
 PLAYERS = Players(

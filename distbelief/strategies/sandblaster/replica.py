@@ -16,7 +16,8 @@ from typing import Any
 from distbelief.core.conversations import initialising, operations, pushing
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send
 from distbelief.core.roles import COORDINATOR
-from distbelief.replica.served_replica import ServedReplica, ServerView, Steps
+from distbelief.replica.served_replica import ServedReplica, ServerView
+from distbelief.replica.siblings import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Work
 from distbelief.sharding.layout import Range

@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
-        "        while self._holding:\n            yield from self.wait()\n", "",
+        "        while self._holding or not self._siblings", "        while not self._siblings",
         (SWEEP,), seconds=15,
     ),
     Mutant(

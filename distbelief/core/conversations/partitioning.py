@@ -1,0 +1,103 @@
+"""Partitioning: the messages between the partitions of a split replica, of which the first leads: to the others it is
+what the coordinator is to a replica that is whole.
+
+All of them tell the coordinator that they are there, are told where the others are, and link. The lead joins the job
+for all, hands on what it is told, and deals each minibatch to the others; each pushes and fetches its own ranges. A
+push counts as made when all have made theirs.
+"""
+
+from __future__ import annotations
+
+from distbelief.core.conversations.dealing import Deal, Drain, Progress
+from distbelief.core.conversations.initialising import Ready
+from distbelief.core.conversations.membership import Anew, Farewell, Finish, Join, Leave, Refused, Rejoin, Welcome
+from distbelief.core.conversations.table import Conversation, Says
+from distbelief.core.messages import Address, Message
+from distbelief.core.roles import Kind
+
+
+class PartitionHere(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A partition is there: the first thing that it says."""
+
+    place: Address
+    """Where the others reach it, and which life of its replica this is: all its partitions share one."""
+
+
+class Meet(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """All partitions of a replica are there, in their order: at these places."""
+
+    places: tuple[Address, ...]
+
+
+class PartitionHail(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A partition has opened its link to another of its replica: the first thing on it."""
+
+
+class PushPart(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Push what has accrued of your own ranges: it is push `clock` of this replica."""
+
+    clock: int
+
+
+class PartPushed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """All shards of a partition have applied its part of a push, or `dropped` it as too late for its round."""
+
+    clock: int
+    dropped: bool = False
+
+
+class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """The round of which this partition holds the parameters; back from the lead, the highest of all."""
+
+    generation: int
+    exchange: int
+    """Which of the exchanges of such words since then."""
+    tick: int
+    settled: bool = False
+    """Whether all partitions hold those of this round."""
+
+
+class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """A part of what crosses between two partitions in a step: a value on its way forward, or its gradient."""
+
+    generation: int
+    step: int
+    """Of the replica, since then."""
+    transfer: int
+    """Which of those of the split model."""
+    microbatch: int
+    backward: bool
+    left: int
+    """How many parts of it are still to come."""
+    data: bytes
+
+
+PARTITIONING = Conversation(
+    "Partitioning",
+    (
+        Says(PartitionHere, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(Meet, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=PartitionHere),
+        Says(PartitionHail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(Boundary, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        *(
+            Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
+            for one in (
+                Join,
+                Welcome,
+                Refused,
+                Ready,
+                Rejoin,
+                Deal,
+                Drain,
+                Progress,
+                Anew,
+                Finish,
+                Leave,
+                Farewell,
+                AtRound,
+            )
+        ),
+        Says(PushPart, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(PartPushed, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=PushPart),
+    ),
+)

@@ -1,0 +1,211 @@
+"""The partitions of one split replica, as one of them sees the others; a replica that is whole has none."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from distbelief.core import events, roles
+from distbelief.core.conversations import dealing, initialising, membership, partitioning
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Effect, Send
+from distbelief.core.messages import Address, Message
+from distbelief.core.portions import Portion
+from distbelief.errors import JobFailed
+from distbelief.replica.links import unwanted
+from distbelief.sharding.layout import Layout, check_same
+
+Steps = Generator[Effect, Any, None]
+
+
+class Siblings:
+    """The other partitions.
+
+    Args:
+        role: whose siblings they are.
+        incarnation: of the replica: all its partitions live and die together.
+        partitions: of the replica.
+        address: where the others reach this one.
+    """
+
+    def __init__(self, role: str, incarnation: int, partitions: int = 1, address: str = "") -> None:
+        self.role, self._incarnation, self._address = role, incarnation, address
+        self._all = roles.partitions_of(role, partitions)
+        self.partition = roles.partition_of(role)
+        self.superior = roles.COORDINATOR if self.partition == 0 else self._all[0]
+        """Who deals to this partition, and is told what it has done."""
+        self.followers = self._all[1:] if self.partition == 0 else ()
+        """Those that this one leads."""
+        self._permitted = 0
+        """The push up to which this partition may push, where it follows."""
+        self._asked: deque[membership.Rejoin] = deque()
+        """What followers ask about shards that they have lost."""
+        self._places: tuple[Address, ...] = ()
+        self._hailed: set[str] = set()
+        self._layouts: dict[str, Layout] = {}
+        self._awaited: set[str] = set()
+        """Followers that have not done yet what they were told."""
+        self._lives: tuple[int, ...] = ()
+        """Of the shards that followers are initialising."""
+        self._gone: set[str] = set()
+        self._generation = self._exchange = 0
+        self._rounds: dict[str, partitioning.AtRound] = {}
+        """What others have last said of theirs."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether another partition leads this one."""
+        return self.superior != roles.COORDINATOR
+
+    @property
+    def busy(self) -> bool:
+        """Whether followers have not done yet what they were told."""
+        return bool(self._awaited)
+
+    def waits(self) -> str:
+        """Which of them is waited for, in words; "" where none is."""
+        if self._gone:
+            return f"to be started anew with {roles.named(sorted(self._gone))}, which is gone"
+        return f"for {roles.named(sorted(self._awaited))} to do the same" if self._awaited else ""
+
+    def meet(self, layout: Layout) -> Steps:
+        """Link to all others, each to those before it; a lead waits until those that it leads join it.
+
+        Raises:
+            JobFailed: one of them is gone.
+            LayoutError: one has another model, or has it split otherwise.
+        """
+        if len(self._all) == 1:
+            return
+        yield Send(roles.COORDINATOR, partitioning.PartitionHere(Address(self._address, self._incarnation)))
+        while not self._places:
+            self._greet((yield RECEIVE))
+        for role, place in list(zip(self._all, self._places, strict=True))[: self.partition]:
+            if not (yield Connect(role, place)):
+                raise JobFailed(f"{self.role}: {role} cannot be reached")
+            yield Send(role, partitioning.PartitionHail())
+        while not self._hailed >= {*self._all[self.partition + 1 :]} or not self._layouts.keys() >= {*self.followers}:
+            self._greet((yield RECEIVE))
+        for role, theirs in self._layouts.items():
+            check_same(layout, theirs, role)
+
+    def _greet(self, arrival: Arrival) -> None:
+        match arrival.event:
+            case partitioning.Meet(places):
+                self._places = places
+            case partitioning.PartitionHail():
+                self._hailed.add(arrival.sender)
+            case membership.Join() as joining:
+                self._layouts[arrival.sender] = joining.layout
+            case _ if not self.takes(arrival):
+                unwanted(self.role, arrival)
+
+    def has(self, role: str) -> bool:
+        """Whether a role is one of them."""
+        return role in self._all
+
+    def role_of(self, partition: int) -> str:
+        """The partition of a number."""
+        return self._all[partition]
+
+    def begin(self, generation: int) -> None:
+        """The replica begins, in a generation of the job."""
+        self._generation, self._exchange, self._permitted = generation, 0, 0
+        self._rounds.clear()
+
+    def may_push(self, clock: int) -> bool:
+        """Whether a push may be made now: one that follows waits for its lead."""
+        return not self.follows or clock <= self._permitted
+
+    def takes(self, arrival: Arrival) -> bool:
+        """Note what another partition tells of what all do together; whether it is that."""
+        who = arrival.sender
+        if who not in self._all:
+            return False
+        match arrival.event:
+            case partitioning.PushPart(clock=clock):
+                self._permitted = clock
+            case partitioning.AtRound() as told:
+                self._rounds[who] = told
+            case initialising.Ready(shards=lives) if who in self.followers:
+                if lives == self._lives:
+                    self.done(who)
+            case membership.Leave() if who in self.followers:
+                self.done(who)
+            case membership.Rejoin() as asked if who in self.followers:
+                self._asked.append(asked)
+            case membership.Anew() if who in self.followers:
+                pass  # as this one does
+            case events.Lost():  # it has ended as it was to; or it has died, and this one is about to be ended too
+                self._gone.add(who)
+            case _:
+                return False
+        return True
+
+    def relayed(self) -> Steps:
+        """Hand on what followers ask of the coordinator."""
+        while self._asked:
+            yield Send(self.superior, self._asked.popleft())
+
+    # rounds: all hold the parameters of one
+
+    def agree(self, tick: int, wait: Callable[[], Steps]) -> Generator[Effect, Any, tuple[int, bool]]:
+        """Tell the others the round of which this partition holds the parameters.
+
+        Args:
+            tick: that round.
+            wait: for the next arrival.
+
+        Returns:
+            The highest of all, and whether all have that.
+        """
+        if len(self._all) == 1:
+            return tick, True
+        self._exchange += 1
+        own = partitioning.AtRound(self._generation, self._exchange, tick)
+        if self.follows:
+            yield Send(self.superior, own)
+            while not self._is_current(self.superior):
+                yield from wait()
+            told = self._rounds[self.superior]
+            return told.tick, told.settled
+        while not all(map(self._is_current, self.followers)):
+            yield from wait()
+        ticks = {tick, *(self._rounds[one].tick for one in self.followers)}
+        highest, settled = max(ticks), len(ticks) == 1
+        yield from self.tell(partitioning.AtRound(self._generation, self._exchange, highest, settled))
+        return highest, settled
+
+    def _is_current(self, who: str) -> bool:
+        told = self._rounds.get(who)
+        return told is not None and (told.generation, told.exchange) == (self._generation, self._exchange)
+
+    # a lead
+
+    def tell(self, message: Message, awaited: bool = False) -> list[Send]:
+        """Tell those that this one leads; until each has said that it is `done`, where that is awaited."""
+        if awaited:
+            self._awaited = {*self.followers}
+        return [Send(one, message) for one in self.followers]
+
+    def welcome(self, welcome: membership.Welcome) -> list[Send]:
+        """Hand on where the shards are; where these are to be initialised, until each has done so with its own."""
+        self._lives = lives_of(welcome)
+        return self.tell(welcome, awaited=welcome.initialise)
+
+    def deal(self, batch: Batch) -> list[Send]:
+        """Have them compute a minibatch too."""
+        return self.tell(dealing.Deal(Portion(batch.epoch, batch.index, 1)))
+
+    def push(self, clock: int) -> dict[str, Send]:
+        """Have them push their parts of a push."""
+        return {one.to: one for one in self.tell(partitioning.PushPart(clock))}
+
+    def done(self, who: str) -> None:
+        """One has done what it was told."""
+        self._awaited.discard(who)
+
+
+def lives_of(welcome: membership.Welcome) -> tuple[int, ...]:
+    """Which life of each shard a welcome names."""
+    return tuple(place.incarnation for place in welcome.shards)

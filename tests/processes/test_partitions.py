@@ -1,0 +1,61 @@
+"""Split replicas as processes: over both carriers, with partitions that are killed, and what they leave behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distbelief.core import records
+from distbelief.core.optimizer import optim
+from distbelief.errors import UsageError
+from distbelief.places.processes.local import Local
+from distbelief.strategies import Downpour, Synchronous
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("split", ["stages", "neurons"])
+def test_one_split_replica_ends_where_the_whole_one_does(tmp_path: Path, transport: str, split: str) -> None:
+    found = {}
+    for name, more in (("whole", {}), ("split", {"partitions": 2, "split": split})):
+        strategy = Downpour(replicas=1, shards=3, optimizer=optim("adagrad", lr=0.05), **more)  # type: ignore[arg-type]  # its options
+        result = jobs.run(tmp_path / name, strategy, task="digits", on=Local(transport=transport))
+        found[name] = load_file(tmp_path / name / "model.safetensors"), result
+    (whole, result), (pieces, other) = found["whole"], found["split"]
+    assert whole.keys() == pieces.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(pieces[name], tensor, rtol=1e-4, atol=1e-5)
+        assert split != "stages" or torch.equal(pieces[name], tensor), "stages compute the same, bit for bit"
+    assert other["test_accuracy"] == pytest.approx(result["test_accuracy"], abs=0.01)
+    assert other["per_replica"] == [{"id": 0, "steps": 90, "samples": 1437, "pushes": 90, "lost": 0}]
+
+
+@pytest.mark.parametrize("victim", ["replica 0.0", "replica 1.1"])
+def test_a_replica_of_which_a_partition_is_killed_is_started_anew(
+    tmp_path: Path, watch: jobs.Watch, victim: str
+) -> None:
+    """The others go on meanwhile; what it held is dealt again."""
+    watch.once(records.Stepped, lambda: jobs.kill(victim), 3)
+    strategy = Downpour(replicas=2, partitions=2, optimizer=optim("sgd", lr=0.05), restarts=2)
+    result = jobs.run(tmp_path, strategy, task="digits", epochs=30, evaluate_every=0)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 30 * 1437
+    gone = [one for one in watch.of(records.Gone) if one.died]
+    assert [one.role for one in gone] == [victim.partition(".")[0] + ".0"]
+    assert len([one for one in watch.of(records.Joined) if one.role == gone[0].role]) == 2
+
+
+def test_rounds_go_on_without_a_replica_of_which_a_partition_is_killed(tmp_path: Path, watch: jobs.Watch) -> None:
+    watch.once(records.Stepped, lambda: jobs.kill("replica 1.1"), 3)
+    strategy = Synchronous(replicas=2, partitions=2, optimizer=optim("sgd", lr=0.05), restarts=0)
+    result = jobs.run(tmp_path, strategy, task="digits", epochs=20, evaluate_every=0)
+    assert result["outcome"] == "done"
+    assert result["samples"] == 20 * 1437
+
+
+def test_no_guest_joins_a_job_of_split_replicas(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a guest is one process, and replicas are split over 2"):
+        jobs.run(tmp_path, Downpour(partitions=2), on=Local(transport="tcp", listen="127.0.0.1"))
