@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distbelief.places.simulated.handling import INSTANT, Handling
     from distbelief.places.simulated.simulated import Simulated
     from distbelief.places.simulated.virtual_cluster import Crash
+    from distbelief.planner.plan import plan
     from distbelief.runtime.loop import join
     from distbelief.strategies import (
         Allreduce,
@@ -65,6 +66,7 @@ _PLACES = {
     "expand": "compression.expanding",
     "Compression": "compression.options",
     "load": "tasks.files.loading",
+    "plan": "planner.plan",
     "Job": "job",
     **dict.fromkeys(
         ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),
@@ -87,7 +89,7 @@ __all__ = [
     "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel",
     "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
     "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate", "expand",
-    "join", "load", "optim", "run", "tasks",
+    "join", "load", "optim", "plan", "run", "tasks",
 ]  # fmt: skip
 
 

@@ -273,6 +273,54 @@ def cost(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class PlanOptions:
+    """Which strategy, with how many replicas and shards, trains a task fastest on some machines, and why."""
+
+    machines: str = ""
+    """Hosts and the cores of each, such as 4x8; this machine where none are given."""
+    network: str = "latency=50us,bandwidth=10Gbit"
+    """Latency and bandwidth between hosts."""
+    max_memory: str = ""
+    """Of each process, such as 4GB."""
+    strategies: tuple[str, ...] = ()
+    """Those that may be chosen; else single, downpour, synchronous, allreduce and hogwild."""
+    batch_size: int = 64
+    """Samples in a minibatch of one replica."""
+    optimizer: str = "sgd"
+    """What updates."""
+    seconds: float = 10.0
+    """For the profile."""
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    json: bool = False
+    """Show it as JSON."""
+
+
+def plan(args: list[str]) -> int:
+    """`distbelief plan TASK [options]`."""
+    task, asked = _of_a_task("plan", PlanOptions, args)
+    chosen = optim(asked.optimizer)
+    line: dict[str, Any] = dict(words.network(asked.network))
+    memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
+    from distbelief.cli import cost_tables, plan_tables
+    from distbelief.planner import plan as planning
+    from distbelief.planner.candidates import PLANNED
+    from distbelief.transport.virtual import NetworkModel
+
+    with cost_tables.progress(f"planning {task}") as told:
+        found = planning.plan(
+            task, asked.machines or None, NetworkModel(**line), strategies=asked.strategies or PLANNED,
+            batch_size=asked.batch_size, optimizer=chosen, max_memory=memory, seconds=asked.seconds,
+            data_dir=asked.data_dir, told=told,
+        )  # fmt: skip
+    if asked.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        plan_tables.show_plan(found)
+    return 0
+
+
+@dataclass(frozen=True)
 class JoinOptions:
     """Add a replica on this machine to a job that was started elsewhere with --listen, which wrote the ticket."""
 
@@ -443,7 +491,8 @@ def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
 
 
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
-    f.__name__: f for f in (train, launch, simulate, evaluate, compress, expand, join, leave, status, cost, bench, draw)
+    f.__name__: f
+    for f in (train, launch, simulate, evaluate, compress, expand, join, leave, status, cost, plan, bench, draw)
 }
 """Every command, by name."""
 

@@ -28,6 +28,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   leave TICKET                                     let the replicas that joined from this machine finish, and go
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
   cost TASK [options]                              what a step takes and holds, layer by layer; what epochs cost
+  plan TASK [options]                              which strategy, with how many replicas, is fastest on some machines
   draw ALGORITHM [options]                         what an all-reduce sends, or a pipeline runs, step by step
   bench NAME [options]                             measure: {benches}
 

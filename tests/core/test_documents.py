@@ -13,7 +13,7 @@ import pytest
 
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
-from distbelief.cli import commands, cost_tables, main, options
+from distbelief.cli import commands, cost_tables, main, options, plan_tables
 from distbelief.cli.compress import CompressOptions, ExpandOptions
 from distbelief.compression import compressing, expanding
 from distbelief.core.protocol import MESSAGES
@@ -23,6 +23,7 @@ from distbelief.places import evaluate, status
 from distbelief.places.join import guest
 from distbelief.places.processes import forkserver
 from distbelief.places.simulated import sweep
+from distbelief.planner import plan
 from distbelief.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(cost, "measure", lambda *_, **__: None)
     monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
+    monkeypatch.setattr(plan, "plan", lambda *_, **__: None)
+    monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
     monkeypatch.setattr(
         evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0}
     )
@@ -106,6 +109,8 @@ def test_an_option_that_is_named_is_one() -> None:
         commands.StatusOptions,
         commands.JoinOptions,
         commands.DrawPipelineOptions,
+        commands.CostOptions,
+        commands.PlanOptions,
         CompressOptions,
         ExpandOptions,
         *(bench.options for bench in BENCHES.values()),

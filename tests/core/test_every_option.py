@@ -30,13 +30,14 @@ from distbelief.bench import (
 )
 from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure
-from distbelief.cli import commands, cost_tables, options
+from distbelief.cli import commands, cost_tables, options, plan_tables
 from distbelief.costs import cost as costing
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.join import guest
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
+from distbelief.planner import plan as planning
 
 TCP = {"transport": "tcp"}
 LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -135,6 +136,17 @@ SMALL: dict[str, dict[str, str]] = {
         "data_dir": "there",
         "json": "",
     },
+    "plan": {
+        "machines": "4x8",
+        "network": "latency=1ms",
+        "max_memory": "2GB",
+        "strategies": "single",
+        "batch_size": "8",
+        "optimizer": "adam",
+        "seconds": "2",
+        "data_dir": "there",
+        "json": "",
+    },
 }
 KINDS = {
     "evaluate": commands.EvaluateOptions,
@@ -143,6 +155,7 @@ KINDS = {
     "draw": commands.DrawOptions,
     "draw 1f1b": commands.DrawPipelineOptions,
     "cost": commands.CostOptions,
+    "plan": commands.PlanOptions,
 }
 
 
@@ -171,6 +184,8 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(tasks, "resolve", lambda *words: asked.append(words))
     monkeypatch.setattr(costing, "measure", lambda *_, **more: [asked.append({**more, "told": 0}), Told()][1])
     monkeypatch.setattr(cost_tables, "show_cost", print)
+    monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
+    monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
     monkeypatch.setattr(commands.Path, "write_text", lambda path, text: asked.append((str(path), text)))
     command, *first = command.split()
     came = []
@@ -191,7 +206,7 @@ class Told:
         return "a table"
 
 
-FIRST = {"draw": "hierarchical", "cost": "digits"}
+FIRST = {"draw": "hierarchical", "cost": "digits", "plan": "digits"}
 """The word before the options, where that is no run folder."""
 
 

@@ -9,10 +9,11 @@ import tempfile
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
+from distbelief.planner.pricing import Counted
 from distbelief.tasks import Task, TensorData, resolve
 
 SHORT = 12_800
@@ -84,25 +85,11 @@ def _noise(width: int) -> TensorData:
     return TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
 
 
-class _Counted:
-    """Data that can only be counted: for phantoms."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        """Nothing that could be computed with."""
-        return indices, indices
-
-
 def points(samples: int, width: int) -> Task:
     """A linear model of 4 * `width` parameters, on so many samples that nobody looks at."""
-    return Task(model=lambda: nn.Linear(width, 4, bias=False), train=lambda: _Counted(samples))
+    return Task(model=lambda: nn.Linear(width, 4, bias=False), train=lambda: Counted(samples))
 
 
 def counted(samples: int) -> Task:
     """The MLP on so many samples that nobody looks at."""
-    return dataclasses.replace(resolve("mnist"), train=lambda: _Counted(samples))
+    return dataclasses.replace(resolve("mnist"), train=lambda: Counted(samples))
