@@ -15,7 +15,7 @@ import msgspec
 
 from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import LAYERWISE, Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout
@@ -277,6 +277,10 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"--clip-norm {self.clip_norm} of split replicas: no partition knows the norm of the whole gradient; "
                 "leave it off"
+            )
+        if self.optimizer.name in LAYERWISE:
+            raise UsageError(
+                f"--optimizer {self.optimizer.name} of split replicas: no home has the norms of a layer; use another"
             )
         if self.precision != Settings().precision:
             raise UsageError(

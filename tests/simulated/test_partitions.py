@@ -18,6 +18,7 @@ from distbelief.core.conversations import partitioning, pushing
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
@@ -25,6 +26,7 @@ from distbelief.strategies.parameter_server.options import ServedWithOptimizer
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
+from distbelief.transport.virtual import NetworkModel
 
 SEEDS = int(os.environ.get("DISTBELIEF_SEEDS", "1000")) // 10
 SPLITS = {
@@ -33,6 +35,10 @@ SPLITS = {
     "three stages": {"split": "stages", "partitions": 3, "shards": 3},
 }
 SAMPLES = 43
+UNEVEN = Simulated(
+    network=NetworkModel(latency=1e-3, jitter=5.0, delay_chance=0.2, delay=2e-2),
+    compute=ComputeModel(spread="exponential", slow={0: 3.0}),
+)
 
 
 def smooth() -> nn.Module:
@@ -77,10 +83,14 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("backup", [0, 1])
 @pytest.mark.parametrize("how", ["stages", "neurons"])
-def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, how: str) -> None:
-    """Whatever a round is made of, all shards make it of the same, and it is one step of plain SGD on that."""
-    run = play(plain, Synchronous(3, optimizer=Optimizer("sgd", 0.05), **SPLITS[how]), epochs=2, dtype=torch.float64)  # type: ignore[arg-type]  # its options
+def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, how: str, backup: int) -> None:
+    """Whatever a round is made of, all shards make it of the same, and it is one step of plain SGD on that; also where
+    replicas come late, and all their partitions go on with the parameters of one round.
+    """
+    strategy = Synchronous(3, optimizer=Optimizer("sgd", 0.05), backup_workers=backup, **SPLITS[how])  # type: ignore[arg-type]  # its options
+    run = play(plain, strategy, UNEVEN, epochs=2, dtype=torch.float64)
     accounting = Accounting(run)
     run.simulation.run()
     accounting.finish(run.outcome, [])
@@ -225,6 +235,7 @@ def test_replay(plain: SimpleNamespace) -> None:
         (Downpour(partitions=0), {}, "--partitions 0: must be 1 or more"),
         (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas"),
         (Downpour(partitions=2), {"precision": "bf16"}, "--precision bf16 of split replicas"),
+        (Synchronous(partitions=2, optimizer=Optimizer("lars", 1.0)), {}, "--optimizer lars of split replicas"),
         (Downpour(partitions=2, split="stage"), {}, "unknown way to split 'stage'; did you mean 'stages'?"),
         (Downpour(shards=9, partitions=9), {}, "--partitions 9: there are 3 layers with parameters"),
     ],

@@ -10,6 +10,7 @@ TOGETHER = "In a synchronous job without standbys all shards go back"
 JOURNAL = "A coordinator that is killed is started anew"
 CTRL_C = "A Ctrl-C at any moment of the command ends it"
 REPLICAS = "A replica that dies is started anew"
+SPLIT = "A split replica is one replica"
 
 CONSISTENCY, STANDBYS, REVIVAL = (
     "tests/simulated/test_consistency.py",
@@ -20,7 +21,36 @@ SWEEP = f"{CONSISTENCY}::test_no_fault_loses_or_repeats_a_gradient_under_any_con
 DOWNPOUR_SWEEP = "tests/simulated/test_sweep.py::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
 MACHINE = "tests/machines/test_coordinator.py"
 
+PARTITIONS = "tests/simulated/test_partitions.py"
+SPLIT_SWEEP = f"{PARTITIONS}::test_no_fault_loses_or_repeats_a_gradient_of_split_replicas[0]"
+SPLIT_ROUNDS = f"{PARTITIONS}::test_rounds_of_split_replicas_are_sgd_on_the_unions"
+
 MUTANTS = [
+    Mutant(
+        "a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/pushes.py",
+        "{*sent, *parts}", "{*sent}",
+        (SPLIT_SWEEP,), seconds=60,
+    ),
+    Mutant(
+        "partitions-outlive-each-other", SPLIT, "places/supervisor.py",
+        ", *self._kill_siblings(life)]", "]",
+        (SPLIT_SWEEP,), seconds=60,
+    ),
+    Mutant(
+        "partitions-hold-parameters-of-two-rounds", SPLIT, "replica/siblings.py",
+        "highest, settled = max(ticks), len(ticks) == 1", "highest, settled = tick, True",
+        (SPLIT_ROUNDS,), seconds=20,
+    ),
+    Mutant(
+        "rounds-are-ruled-for-the-first-home-only", SPLIT, "core/conversations/agreement.py",
+        "        if not partition:\n            return self\n", "        return self\n",
+        (SPLIT_ROUNDS,), seconds=20,
+    ),
+    Mutant(
+        "what-a-partition-has-lost-nobody-hears-of", SPLIT, "replica/siblings.py",
+        "                self._asked.append(asked)\n", "                pass\n",
+        (SPLIT_SWEEP,), seconds=60,
+    ),
     Mutant(
         "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "coordination/closing.py",
         "        self._interrupted = reason\n", "",
