@@ -14,7 +14,14 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import initialising, membership, partitioning, pushing
+from distbelief.core.conversations import (
+    checkpointing,
+    dealing,
+    initialising,
+    membership,
+    partitioning,
+    pushing,
+)
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Effect, Payload, Send, Story
 from distbelief.core.settings import Plan
 from distbelief.replica.links import Links, unwanted
@@ -249,6 +256,8 @@ class ServedReplica:
                 pass
             case membership.Welcome() as welcome:
                 self.welcome = welcome
+            case dealing.Deal() | dealing.Drain() | checkpointing.Hold() | checkpointing.Go() if self._training is None:
+                pass  # it is about to be welcomed, and knows nothing yet that this could be about
             case membership.Finish():
                 self.ending = True
                 self.wanted_away |= arrival.sender == roles.SUPERVISOR

@@ -15,6 +15,7 @@ from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
+from distbelief.coordination.partitions import PartitionRegistry
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shard_registry import ShardRegistry
 from distbelief.coordination.standbys import Standbys
@@ -37,7 +38,8 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import common_memory, served_reader
 
 COORDINATOR_STATE = (
-    Coordinator, Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, Standbys, Lives, Dealing, Dealer,
+    Coordinator, Evaluations, Saving, SnapshotTimer, ShardRegistry, Membership, PartitionRegistry, Standbys, Lives,
+    Dealing, Dealer,
     Address, Portion, Position, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding,
     EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from distbelief.core.effects import Batch
 from distbelief.errors import LocalProtocolError
 from distbelief.replica.downpour import DownpourReplica as Story
+from distbelief.replica.downpour import DownpourTraining
 from distbelief.runtime.player import Part
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
@@ -89,14 +90,22 @@ def telling(story: type[Story]) -> Players:
     return dataclasses.replace(PLAYERS, replica=replica)
 
 
-class Forgetful(Story):
+class Skipping(DownpourTraining):
     """Computes every minibatch but the fifth, of which it says that it has."""
 
     def _next_batch(self) -> Generator[Any, Any, Batch | None]:
         batch = yield from super()._next_batch()
-        if batch is not None and self.step == 4:
+        if batch is not None and self._replica.step == 4:
             batch = yield from super()._next_batch()
         return batch
+
+
+class Forgetful(Story):
+    """One that trains so."""
+
+    def __init__(self, *joining: Any, **more: Any) -> None:
+        super().__init__(*joining, **more)
+        self._make = Skipping
 
 
 @dataclass(frozen=True)
@@ -118,8 +127,8 @@ class Deaf(Story):
     """Never leaves."""
 
     def _leave(self) -> Any:
-        while True:
-            yield from self._wait()
+        while self._training is not None:
+            yield from self._training.wait()
 
 
 @dataclass(frozen=True)

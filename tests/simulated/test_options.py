@@ -216,6 +216,8 @@ ALL: dict[str, Cases] = {
         Case(0, "told", {"epochs": 3}, dying("coordinator")),
     ),
     "standby": Case(1, "traffic"),
+    "partitions": Case(2, "traffic"),
+    "split": Case("neurons", "traffic", {"partitions": 2}),
     "push_every": Case(2),
     "fetch_every": Case(2),
     "local_lr": Case(0.1, beside={"fetch_every": 2}),

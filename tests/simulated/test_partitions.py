@@ -83,14 +83,14 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("backup", [0, 1])
+@pytest.mark.parametrize("backup", [0, 2])
 @pytest.mark.parametrize("how", ["stages", "neurons"])
 def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, how: str, backup: int) -> None:
     """Whatever a round is made of, all shards make it of the same, and it is one step of plain SGD on that; also where
     replicas come late, and all their partitions go on with the parameters of one round.
     """
     strategy = Synchronous(3, optimizer=Optimizer("sgd", 0.05), backup_workers=backup, **SPLITS[how])  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, UNEVEN, epochs=2, dtype=torch.float64)
+    run = play(plain, strategy, UNEVEN, epochs=4, batch_size=2, dtype=torch.float64)
     accounting = Accounting(run)
     run.simulation.run()
     accounting.finish(run.outcome, [])
@@ -100,15 +100,27 @@ def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, 
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    order = [numbers for _, numbers in plain.minibatches(SAMPLES, 4, 2, 0)]
+    order = [numbers for _, numbers in plain.minibatches(SAMPLES, 2, 4, 0)]
     for _, group in sorted(groups[0].items()):
-        numbers = torch.cat([order[epoch * 11 + index] for epoch, index in accounting.batches(group)])
+        numbers = torch.cat([order[epoch * 22 + index] for epoch, index in accounting.batches(group)])
         inputs, targets = data.batch(numbers)
         optimizer.zero_grad()
         task.loss(model(inputs), targets).backward()
         optimizer.step()
     for name, tensor in weights(run, torch.float64).items():
         torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("shard", ["shard 0", "shard 1"])
+def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(
+    plain: SimpleNamespace, shard: str
+) -> None:
+    """The one that has lost it asks its lead, which asks the coordinator; the job goes on."""
+    strategy = Downpour(2, partitions=2, split="stages", restarts=2)
+    run = play(plain, strategy, Simulated(crashes=(Crash(shard, 30),)), epochs=6, snapshot_every="5")
+    run.simulation.run()
+    assert run.outcome == "done"
+    assert run.simulation.killed == [shard]
 
 
 def test_a_partition_pushes_to_the_shards_of_its_own_home_only(plain: SimpleNamespace) -> None:

@@ -90,7 +90,7 @@ class Accounts:
             self._taken.add(key)
         elif isinstance(message, operations.Operate) and message.commands and self._completes(message.commands[0]):
             index = int(to.split()[1])
-            if message.number > self._run.simulation.shards[index]._newest.number:  # type: ignore[attr-defined]
+            if message.number > self._run.simulation.shards[index].sums._newest.number:  # type: ignore[attr-defined]
                 self._hold(index)  # or it is told again, and was done by the life before
 
     @staticmethod

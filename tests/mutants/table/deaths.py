@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant(
         "what-a-partition-has-lost-nobody-hears-of", SPLIT, "replica/siblings.py",
         "                self._asked.append(asked)\n", "                pass\n",
-        (SPLIT_SWEEP,), seconds=60,
+        (f"{PARTITIONS}::test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it[shard 1]",),
     ),
     Mutant(
         "a-ctrl-c-while-a-job-ends-is-forgotten", CTRL_C, "coordination/closing.py",
