@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
+from distbelief.core.records import Record
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour, Synchronous
@@ -37,15 +38,28 @@ def test_one_split_replica_ends_where_the_whole_one_does(tmp_path: Path, transpo
 def test_a_replica_of_which_a_partition_is_killed_is_started_anew(
     tmp_path: Path, watch: jobs.Watch, victim: str
 ) -> None:
-    """The others go on meanwhile; what it held is dealt again."""
-    watch.once(records.Stepped, lambda: jobs.kill(victim), 3)
+    """Whichever partition it is, all of its replica come again; what that held is dealt again, and the others go on."""
+    lead = f"{victim.partition('.')[0]}.0"
+    joined: list[str] = []
+    killed: list[int] = []
+
+    def act(record: Record) -> None:
+        if isinstance(record, records.Joined):
+            joined.append(record.role)
+            if joined.count(lead) == 2:
+                watch.interrupt()
+        elif isinstance(record, records.EpochDone) and len(joined) == 2 and not killed:
+            killed.append(jobs.kill(victim))
+
+    watch.act = act
     strategy = Downpour(replicas=2, partitions=2, optimizer=optim("sgd", lr=0.05), restarts=2)
-    result = jobs.run(tmp_path, strategy, task="digits", epochs=30, evaluate_every=0)
-    assert result["outcome"] == "done"
-    assert result["samples"] == 30 * 1437
-    gone = [one for one in watch.of(records.Gone) if one.died]
-    assert [one.role for one in gone] == [victim.partition(".")[0] + ".0"]
-    assert len([one for one in watch.of(records.Joined) if one.role == gone[0].role]) == 2
+    result = jobs.run(tmp_path, strategy, epochs=jobs.MANY, evaluate_every=0)
+    assert result["outcome"] == "interrupted"
+    assert [one.role for one in watch.of(records.Gone) if one.died] == [lead]
+    watch.rest()
+    epochs = int(result["epochs"]) + 1  # type: ignore[call-overload]  # a number
+    whole = jobs.run(tmp_path, strategy, epochs=epochs, evaluate_every=0, resume=True)
+    assert (whole["outcome"], whole["samples"]) == ("done", epochs * jobs.SAMPLES)
 
 
 def test_rounds_go_on_without_a_replica_of_which_a_partition_is_killed(tmp_path: Path, watch: jobs.Watch) -> None:
