@@ -11,7 +11,7 @@ from torch import nn
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed, Phantom
 from distbelief.core.settings import Settings
-from distbelief.errors import DistbeliefError, TrainingError
+from distbelief.errors import DistbeliefError
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.options import Split
@@ -22,9 +22,9 @@ from distbelief.split.tracing import trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.order import Order, key
+from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import as_data
-from distbelief.tasks.worker import hint, load, on_device
+from distbelief.tasks.worker import load, on_device, raised_at
 
 AUTO = "auto"
 """The way that is taken where none is named: stages, which any model has that is not one layer."""
@@ -169,6 +169,8 @@ class PartitionTrainer:
         for parameter in self._parameters:
             parameter.grad = None
         try:
+            # what data draw is the same at every partition; what nodes draw has keys of its own
+            seed_chance(self._seed, batch.epoch, batch.index)
             numbers = self._order.indices(batch.epoch, batch.index)
             inputs, targets = (on_device(one, self._device) for one in self._data.batch(numbers))
             cut = cut_minibatch((inputs,), targets, 1, key(self._seed, batch.epoch, batch.index))
@@ -176,11 +178,8 @@ class PartitionTrainer:
             result = yield from step(self._program, cut)
         except DistbeliefError:
             raise
-        except Exception as error:
-            where = f"epoch {batch.epoch + 1}, minibatch {batch.index}, partition {self._program.home}"
-            raise TrainingError(
-                f"task {self._task.reference!r} raised at {where}: {type(error).__name__}: {error}{hint(error)}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise raised_at(self._task, batch, error, f", partition {self._program.home}") from error
         return Computed(result.loss, len(numbers), time.perf_counter() - begun)
 
     def share(self, run: RunSegment) -> float:

@@ -167,23 +167,22 @@ class Trainer:
             parameter.grad = None
         try:
             numbers = self.order.indices(batch.epoch, batch.index)
-            inputs, targets = self.data.batch(numbers)
-            inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
-            loss = self._arithmetic.backward(lambda: self._loss(batch, inputs, targets))
+            loss = self._arithmetic.backward(lambda: self._loss(batch, numbers))
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
-            where = f"epoch {batch.epoch + 1}, minibatch {batch.index}"
-            raise TrainingError(
-                f"task {self.task.reference!r} raised at {where}: {type(error).__name__}: {error}{hint(error)}"
-            ) from error
+            raise raised_at(self.task, batch, error) from error
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         return Computed(float(loss.detach()), len(numbers), time.perf_counter() - start)
 
-    def _loss(self, batch: Batch, inputs: Any, targets: Any) -> torch.Tensor:
-        """The mean loss of a minibatch, with its own chance: the same whenever it is computed."""
+    def _loss(self, batch: Batch, numbers: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a minibatch, with its own chance, which its data may draw from too: the same whenever it is
+        computed.
+        """
         seed_chance(self._seed, batch.epoch, batch.index)
+        inputs, targets = self.data.batch(numbers)
+        inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
         loss = self.task.loss(self.model(inputs), targets)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             return loss
@@ -192,6 +191,16 @@ class Trainer:
             f"the loss of task {self.task.reference!r} is {got}: it must be a scalar tensor, the mean over the "
             "minibatch"
         )
+
+
+def raised_at(task: Task, batch: Batch, error: BaseException, where: str = "") -> TrainingError:
+    """The error for what a task's functions raised at a minibatch.
+
+    >>> print(raised_at(Task(model=lambda: None, train=list).named("mine:task"), Batch(0, 7), ValueError("no")))
+    task 'mine:task' raised at epoch 1, minibatch 7: ValueError: no
+    """
+    place = f"epoch {batch.epoch + 1}, minibatch {batch.index}{where}"
+    return TrainingError(f"task {task.reference!r} raised at {place}: {type(error).__name__}: {error}{hint(error)}")
 
 
 def hint(error: BaseException) -> str:

@@ -25,13 +25,14 @@ from torch import nn
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from distbelief import tasks
+from distbelief.core.effects import Batch
 from distbelief.errors import DataError, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.order import Order, key, seed_chance
-from distbelief.tasks.task import correct
-from distbelief.tasks.worker import measure, placed
+from distbelief.tasks.task import Task, correct
+from distbelief.tasks.worker import Trainer, measure, placed
 
 # the package's name `mnist` is the function
 MNIST: Any = importlib.import_module("distbelief.tasks.mnist")
@@ -449,3 +450,21 @@ def test_chance_follows_from_seed_epoch_and_minibatch_alone() -> None:
     assert draw(1, 2, 3) == draw(1, 2, 3)
     assert draw(1, 2, 3) not in [draw(*keys) for keys in ((0, 2, 3), (1, 0, 3), (1, 2, 0), (3, 2, 1))]
     assert key(1, 23, 4) != key(12, 3, 4)
+
+
+def test_what_data_draw_follows_from_the_minibatch_too() -> None:
+    """Augmentation is the same whatever was computed before."""
+
+    class Noisy:
+        def __len__(self) -> int:
+            return 8
+
+        def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.randn(len(indices), 2), indices % 2
+
+    model = nn.Linear(2, 2)
+    trainer = Trainer(Task(model=lambda: model, train=Noisy), model, 4, seed=1)
+    alone = trainer.compute(Batch(0, 1)).loss
+    trainer.compute(Batch(0, 0))
+    torch.rand(5)
+    assert trainer.compute(Batch(0, 1)).loss == alone

@@ -23,6 +23,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import ServedWithOptimizer
+from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_revivals
@@ -81,6 +82,28 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
     oracle = plain.sequential(task, optimizer, lr=0.05, epochs=2, batch_size=4)
     for name, tensor in weights(run, torch.float64).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
+
+
+def test_what_data_draw_at_random_is_the_same_at_every_partition(plain: SimpleNamespace) -> None:
+    """Inputs and targets that are drawn anew for each minibatch: by its own chance, wherever it is computed."""
+    base = plain.classes(smooth, samples=SAMPLES).train()
+
+    class Augmented:
+        def __len__(self) -> int:
+            return SAMPLES
+
+        def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, targets = base.batch(indices)
+            return inputs + torch.randn_like(inputs), (targets + torch.randint(0, 3, targets.shape)) % 3
+
+    found = []
+    for more in ({}, SPLITS["stages"]):
+        job = Job(
+            task=Task(model=smooth, train=Augmented), strategy=Downpour(1, **more), batch_size=4, evaluate_every=0,  # type: ignore[arg-type]  # its options
+        )  # fmt: skip
+        run = Observed(job).run()
+        found.append(weights(run, torch.float32))
+    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
 
 
 @pytest.mark.parametrize("backup", [0, 2])
