@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from distbelief.bench.parts.peers import Peers
 from distbelief.bench.parts.timing import figure, interleave, number, show, spread
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
+from distbelief.costs.profile import one_thread
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -155,7 +156,7 @@ def _handling(task: str) -> Handling:
     made = resolve(task)
     model = build_model(made, 0, "cpu")
     trainer, length = Trainer(made, model, BATCH, 0), layout_of(model).trained.size
-    with _one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
+    with one_thread(), Peers() as peers, contextlib.ExitStack() as stack:
         sides = {size: Ours(peers, "shared", size) for size in (SMALL, length)}
         for ours in sides.values():
             stack.callback(ours.close)
@@ -180,16 +181,6 @@ def _step(trainer: Trainer, ours: Ours, index: int, trip: bool) -> float:
         ours.trips(1)
     ours.parameters.view(torch.float32).sum()
     return time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _job(case: Case) -> Job:

@@ -240,7 +240,8 @@ class Coordinator(Answering):
 
     def begin(self) -> list[Effect]:
         """Train, now that the parameters are there."""
-        assert self.plan is not None and self.data is not None  # noqa: PT018
+        assert self.plan is not None
+        assert self.data is not None
         self.enter(Phase.TRAINING)
         effects: list[Effect] = [
             WriteRecord(admission.started(self.plan, self.data.samples, self.epochs)),

@@ -131,7 +131,7 @@ def measure(
         TrainingError: the model or the loss raised with every batch size.
     """
     begin = time.perf_counter()
-    with _one_thread():
+    with one_thread():
         model = build_model(task, 0, device)
         clock = _Events() if next(model.parameters()).is_cuda else _Thread()
 
@@ -369,7 +369,8 @@ class _Events:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Have torch compute with one thread, as replicas do."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -90,7 +90,7 @@ def do(one: Shard, *commands: Any) -> tuple[float, ...]:
 
 
 def vector(one: Shard, name: str) -> torch.Tensor:
-    return torch.cat([piece.view(-1).double() for piece in one.held.vector(name)])  # type: ignore[attr-defined]
+    return torch.cat([piece.view(-1).double() for piece in one.held.vector(name)])  # type: ignore[attr-defined]  # a slice of torch's
 
 
 def contribute(
