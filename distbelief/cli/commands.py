@@ -29,8 +29,9 @@ from distbelief.schedules.drawing import draw as draw_schedule
 from distbelief.schedules.pipeline import chain
 from distbelief.schedules.pipeline_drawing import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import PIPELINES, pipeline
+from distbelief.schedules.pipelines import PIPELINES, check_pipeline, pipeline
 from distbelief.schedules.price import LinkModel
+from distbelief.split.options import Split
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
@@ -321,6 +322,70 @@ def plan(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class SplitOptions:
+    """What of a model would go to which partition, what crosses between them, and whether it pays, before training."""
+
+    partitions: int = 2
+    """Processes that a replica is split over."""
+    split: str = "stages"
+    """One way, or PATTERN=WAY,... of modules' names; a number is a partition."""
+    batch_size: int = 64
+    """Samples in a minibatch."""
+    schedule: str = ""
+    """sequential, gpipe, 1f1b or pipedream; sequential with one microbatch, else 1f1b, where none is named."""
+    microbatches: int = 1
+    """Parts of a minibatch that go through the partitions by themselves."""
+    optimizer: str = "sgd"
+    """What updates."""
+    network: str = "latency=50us,bandwidth=10Gbit"
+    """Latency and bandwidth between partitions."""
+    seconds: float = 10.0
+    """For measured steps."""
+    draw: str = ""
+    """A file to put a picture into (SVG): what each partition computes, and what crosses."""
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    json: bool = False
+    """Show it as JSON."""
+
+
+def split(args: list[str]) -> int:
+    """`distbelief split TASK [options]`."""
+    task, asked = _of_a_task("split", SplitOptions, args)
+    if asked.schedule or asked.microbatches != 1:
+        check_pipeline(asked.schedule or "1f1b", asked.microbatches, "each")
+    if not 0 < asked.seconds < math.inf:
+        raise UsageError(f"--seconds {asked.seconds:g}: must be more than 0, and finite")
+    chosen, how = optim(asked.optimizer), Split.parse(asked.split, asked.partitions)
+    line = words.network(asked.network)
+    link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
+    from distbelief.cli import cost_tables, split_tables
+    from distbelief.costs import splitting
+    from distbelief.split.drawing import draw_split
+    from distbelief.tasks import resolve
+
+    with cost_tables.progress(f"splitting {task}") as told:
+        found, programs = splitting.measure(
+            resolve(task, asked.data_dir), how, batch_size=asked.batch_size, schedule=asked.schedule,
+            microbatches=asked.microbatches, optimizer=chosen, link=link, seconds=asked.seconds, told=told,
+        )  # fmt: skip
+    if asked.draw:
+        _write_picture(asked.draw, draw_split(programs))
+    if asked.json:
+        print(msgspec.json.encode(found.as_json()).decode())
+    else:
+        split_tables.show_split(found)
+    return 0
+
+
+def _write_picture(path: str, picture: str) -> None:
+    try:
+        Path(path).write_text(picture)
+    except OSError as error:
+        raise UsageError(f"--draw {path}: cannot be written ({error}); name a file in a folder of yours") from error
+
+
+@dataclass(frozen=True)
 class JoinOptions:
     """Add a replica on this machine to a job that was started elsewhere with --listen, which wrote the ticket."""
 
@@ -492,7 +557,7 @@ def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
 
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     f.__name__: f
-    for f in (train, launch, simulate, evaluate, compress, expand, join, leave, status, cost, plan, bench, draw)
+    for f in (train, launch, simulate, evaluate, compress, expand, join, leave, status, cost, plan, split, bench, draw)
 }
 """Every command, by name."""
 

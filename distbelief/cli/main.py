@@ -29,6 +29,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   status RUN [options]                             who takes part in a running job, how far, and what each waits for
   cost TASK [options]                              what a step takes and holds, layer by layer; what epochs cost
   plan TASK [options]                              which strategy, with how many replicas, is fastest on some machines
+  split TASK [options]                             what goes where in a split model, what crosses, whether it pays
   draw ALGORITHM [options]                         what an all-reduce sends, or a pipeline runs, step by step
   bench NAME [options]                             measure: {benches}
 

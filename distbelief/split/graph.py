@@ -361,8 +361,17 @@ class Rewriter:
             pieces = _inside("inner", held.pieces) if held else {}
             self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
         made = self.split.graph.create_node(op, target, args, kwargs)
-        made.meta["flops"] = node.meta["flops"]
+        made.meta["flops"] = round(node.meta["flops"] * self._share(node, part))
         return self._known(made, home, node.meta["path"], shape)
+
+    def _share(self, node: fx.Node, part: HomePart | None) -> float:
+        """Of the operations of a node, those of a part: by what it gives; one of all homes, where that is a summand."""
+        whole = self._traced.shapes.get(node)
+        if part is None or whole is None:
+            return 1.0
+        if part.gives is None:
+            return 1 / self.split.partitions
+        return (part.gives.stop - part.gives.start) / whole.fixed[part.gives.dimension]
 
     def _layer(self, node: fx.Node) -> nn.Module | None:
         return self._traced.layer(node) if node.op == "call_module" else None

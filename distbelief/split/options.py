@@ -72,6 +72,17 @@ class Split:
             found[pattern] = int(way) if way.isdecimal() else way
         return cls(found, partitions)
 
+    @property
+    def text(self) -> str:
+        """As it is written on a command line.
+
+        >>> Split({"conv*": "filters", "fc*": 1}).text
+        'conv*=filters,fc*=1'
+        """
+        if isinstance(self.ways, str):
+            return self.ways
+        return ",".join(f"{pattern}={way}" for pattern, way in self.ways.items())
+
     def of(self, path: str) -> str | int | None:
         """The way or the home of a module, by its path; None where no pattern fits it or what it is in."""
         if isinstance(self.ways, str):

@@ -13,17 +13,18 @@ import pytest
 
 import distbelief as db
 from distbelief.bench import BENCHES, Bench
-from distbelief.cli import commands, cost_tables, main, options, plan_tables
+from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
 from distbelief.cli.compress import CompressOptions, ExpandOptions
 from distbelief.compression import compressing, expanding
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
-from distbelief.costs import cost
+from distbelief.costs import cost, splitting
 from distbelief.places import evaluate, status
 from distbelief.places.join import guest
 from distbelief.places.processes import forkserver
 from distbelief.places.simulated import sweep
 from distbelief.planner import plan
+from distbelief.split import drawing
 from distbelief.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(cost, "measure", lambda *_, **__: None)
     monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
+    monkeypatch.setattr(splitting, "measure", lambda *_, **__: (None, []))
+    monkeypatch.setattr(split_tables, "show_split", lambda _: None)
+    monkeypatch.setattr(drawing, "draw_split", lambda _: "")
+    monkeypatch.setattr(commands.Path, "write_text", lambda *_: None)
     monkeypatch.setattr(plan, "plan", lambda *_, **__: None)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
     monkeypatch.setattr(
@@ -111,6 +116,7 @@ def test_an_option_that_is_named_is_one() -> None:
         commands.DrawPipelineOptions,
         commands.CostOptions,
         commands.PlanOptions,
+        commands.SplitOptions,
         CompressOptions,
         ExpandOptions,
         *(bench.options for bench in BENCHES.values()),

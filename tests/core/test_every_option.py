@@ -30,14 +30,16 @@ from distbelief.bench import (
 )
 from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure
-from distbelief.cli import commands, cost_tables, options, plan_tables
+from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
 from distbelief.costs import cost as costing
+from distbelief.costs import splitting
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.join import guest
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
 from distbelief.planner import plan as planning
+from distbelief.split import drawing
 
 TCP = {"transport": "tcp"}
 LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -136,6 +138,19 @@ SMALL: dict[str, dict[str, str]] = {
         "data_dir": "there",
         "json": "",
     },
+    "split": {
+        "partitions": "3",
+        "split": "neurons",
+        "batch_size": "8",
+        "schedule": "gpipe",
+        "microbatches": "2",
+        "optimizer": "adam",
+        "network": "latency=1ms",
+        "seconds": "2",
+        "draw": "drawn.svg",
+        "data_dir": "there",
+        "json": "",
+    },
     "plan": {
         "machines": "4x8",
         "network": "latency=1ms",
@@ -156,6 +171,7 @@ KINDS = {
     "draw 1f1b": commands.DrawPipelineOptions,
     "cost": commands.CostOptions,
     "plan": commands.PlanOptions,
+    "split": commands.SplitOptions,
 }
 
 
@@ -186,6 +202,11 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(cost_tables, "show_cost", print)
     monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
+    monkeypatch.setattr(
+        splitting, "measure", lambda *words, **more: [asked.append((words[1:], {**more, "told": 0})), (Told(), [])][1]
+    )
+    monkeypatch.setattr(split_tables, "show_split", print)
+    monkeypatch.setattr(drawing, "draw_split", lambda _: "a picture")
     monkeypatch.setattr(commands.Path, "write_text", lambda path, text: asked.append((str(path), text)))
     command, *first = command.split()
     came = []
@@ -206,7 +227,7 @@ class Told:
         return "a table"
 
 
-FIRST = {"draw": "hierarchical", "cost": "digits", "plan": "digits"}
+FIRST = {"draw": "hierarchical", "cost": "digits", "plan": "digits", "split": "digits"}
 """The word before the options, where that is no run folder."""
 
 

@@ -1,0 +1,49 @@
+"""How a split model and what it costs are shown."""
+
+from __future__ import annotations
+
+from distbelief.bench.parts.timing import number, show
+from distbelief.costs.splitting import KINDS, Home, SplitCost
+from distbelief.costs.trace import WHOLE
+
+
+def show_split(cost: SplitCost) -> None:
+    """Print the tables of a split, and what it says in words."""
+    show(
+        f"{cost.task}, {cost.split} over {cost.partitions} partitions, traced by {cost.traced}: operations (forward) "
+        "and bytes that leave, of one sample",
+        ("module", "partition", "parameters", "operations", "sends, B", "sends of the model, B"),
+        [
+            [one.module or WHOLE, str(one.home), *map(_count, (one.parameters, one.operations, one.sends, one.tensors))]
+            for one in cost.placements
+        ],
+    )
+    once = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
+    whole = cost.whole
+    show(
+        f"a step of {cost.batch_size} samples{once}, and memory when most is held",
+        ("ms, kB, MB", "computes", "waits", "update", "messages", "sends", *KINDS, "all"),
+        [
+            *map(_home, cost.homes),
+            ["one process", number(1e3 * whole.computes), "", number(1e3 * whole.update), "", "",
+                *_memory(whole.memory)],
+        ],
+    )  # fmt: skip
+    print(cost.verdict)
+    print("\n".join(f"note: {note}" for note in cost.notes), end="\n" * bool(cost.notes))
+
+
+def _home(home: Home) -> list[str]:
+    times = (home.computes, home.waits, home.update)
+    return [
+        f"partition {home.home}", *(number(1e3 * one) for one in times), str(home.messages),
+        number(home.sent / 1e3), *_memory(home.memory),
+    ]  # fmt: skip
+
+
+def _memory(memory: dict[str, int]) -> list[str]:
+    return [f"{size / 1e6:,.2f}" for size in (*(memory[kind] for kind in KINDS), sum(memory.values()))]
+
+
+def _count(value: int) -> str:
+    return f"{value:,}" if value else ""

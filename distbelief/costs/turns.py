@@ -1,0 +1,178 @@
+"""A model and the same one split, by turns on one minibatch in this process: what each segment takes and keeps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from distbelief.schedules.pipeline import Pass, Pipeline
+from distbelief.schedules.pipeline_price import SegmentCost
+from distbelief.split.inline import play
+from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
+from distbelief.split.program import HomeProgram
+from distbelief.tasks.task import Data, Task
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 60
+"""Of both, after a first in which nothing is timed."""
+
+
+class Ran(NamedTuple):
+    """A segment of a home, one way."""
+
+    home: int
+    segment: int
+    direction: Pass
+
+
+class Turns:
+    """Steps of both, on one minibatch.
+
+    Args:
+        task: whose loss is computed.
+        model: the whole one.
+        programs: of each home.
+        data: the training set.
+        batch_size: of the minibatch.
+        made: in which order each home does what.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, programs: Sequence[HomeProgram], data: Data, batch_size: int, made: Pipeline
+    ) -> None:
+        self._task, self._model, self._programs, self._data, self._made = task, model, programs, data, made
+        self._indices = torch.arange(batch_size) % len(data)
+        inputs, targets = data.batch(self._indices)
+        self._batches = cut_minibatch((inputs,), targets, made.microbatches)
+        self._wholes: list[tuple[float, float]] = []
+        self._splits: list[dict[Ran, float]] = []
+        self._kept: dict[Ran | None, int] = {}
+        self.kept = 0
+        """Bytes that the whole model keeps for its way back."""
+        self.busy = 1.0
+        """The wall's time, as a multiple of the thread's."""
+        for layer in (layer for program in programs for layer in program.layers):
+            layer.train()
+
+    def take(self, seconds: float, told: Callable[[str], None]) -> None:
+        """Compute: once to see what is kept, then until there are enough rounds or the time is over."""
+        self._keep()
+        begin, worked = time.perf_counter(), time.thread_time()
+        end = begin + seconds
+        while len(self._splits) < LEAST_ROUNDS or (len(self._splits) < MOST_ROUNDS and time.perf_counter() < end):
+            self._wholes.append(self._whole_step())
+            self._splits.append(self._split_step(_Watch()).took)
+            told(f"round {len(self._splits)} of the whole model and the split one")
+        self.busy = (time.perf_counter() - begin) / (time.thread_time() - worked)
+
+    def whole(self) -> tuple[float, float]:
+        """Seconds of gathering a minibatch, and of computing its gradient, in the whole model."""
+        gathered, computed = zip(*self._wholes, strict=True)
+        return statistics.median(gathered), statistics.median(computed)
+
+    def costs(self) -> list[SegmentCost]:
+        """Of each segment of the schedule, for a microbatch."""
+        numbers = dict.fromkeys(range(len(self._programs)), 0)
+        found = []
+        for segment in self._made.graph.segments:
+            home, number = segment.home, numbers[segment.home]
+            numbers[home] += 1
+            there, back = Ran(home, number, Pass.FORWARD), Ran(home, number, Pass.BACKWARD)
+            kept = self._kept.get(there, 0) // self._made.microbatches
+            found.append(SegmentCost(self._median(there), self._median(back), kept=kept))
+        return found
+
+    def _median(self, ran: Ran) -> float:
+        return statistics.median(one.get(ran, 0.0) for one in self._splits) / self._made.microbatches
+
+    def _whole_step(self) -> tuple[float, float]:
+        _forget([self._model])
+        begin = time.thread_time()
+        inputs, targets = self._data.batch(self._indices)
+        gathered = time.thread_time()
+        self._task.loss(self._model(inputs), targets).backward()
+        return gathered - begin, time.thread_time() - gathered
+
+    def _split_step(self, watch: _Watch) -> _Watch:
+        _forget(program.module for program in self._programs)
+        orders = zip(self._programs, self._made.orders, strict=True)
+        play([_watched(program.home, step(program, self._batches, order), watch) for program, order in orders])
+        return watch
+
+    def _keep(self) -> None:
+        """See what autograd keeps: of the whole model, and of each segment beside what it received."""
+        modules = [self._model, *(program.module for program in self._programs)]
+        held = {_address(one) for module in modules for one in (*module.parameters(), *module.buffers())}
+        watch = _Watch(held)
+        with saved_tensors_hooks(watch.keep, lambda saved: saved):
+            self._whole_step()
+        self.kept = watch.kept.get(None, 0)
+        watch = _Watch(held)
+        with saved_tensors_hooks(watch.keep, lambda saved: saved):
+            self._split_step(watch)
+        self._kept = watch.kept
+
+
+class _Watch:
+    """What segments take, and what they keep that is not held or received anyway."""
+
+    def __init__(self, held: Iterable[int] = ()) -> None:
+        self.took: dict[Ran, float] = {}
+        self.running: Ran | None = None
+        self.kept: dict[Ran | None, int] = {}
+        """Bytes; None is the whole model."""
+        self._held = {*held}
+        self._here: set[tuple[int, int]] = set()
+        """What each home has received or keeps already."""
+        self._alive: list[Tensor] = []
+        """So that no address is that of two."""
+
+    def receive(self, home: int, tensor: Tensor) -> None:
+        """Something has come to a home."""
+        self._here.add((home, _address(tensor)))
+        self._alive.append(tensor)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Autograd keeps something for the way back."""
+        address, home = _address(tensor), self.running.home if self.running else -1
+        if address not in self._held and (home, address) not in self._here:
+            self._here.add((home, address))
+            self.kept[self.running] = self.kept.get(self.running, 0) + tensor.untyped_storage().nbytes()
+            self._alive.append(tensor)
+        return tensor
+
+
+def _watched(home: int, story: HomeStory, watch: _Watch) -> HomeStory:
+    """A home's story, whose time is that of the segment which was last begun."""
+    answer: Tensor | None = None
+    ran: Ran | None = None
+    while True:
+        watch.running, begin = ran, time.thread_time()
+        try:
+            effect = story.send(answer)
+        except StopIteration as end:
+            result: HomeResult = end.value
+            return result
+        finally:
+            if ran is not None:
+                watch.took[ran] = watch.took.get(ran, 0.0) + time.thread_time() - begin
+        if isinstance(effect, RunSegment):
+            ran = Ran(home, effect.segment.number, effect.direction)
+        answer = yield effect
+        if answer is not None:
+            watch.receive(home, answer)
+
+
+def _forget(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.grad = None
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,174 @@
+"""A split model as a picture: what each home computes from top to bottom, and what crosses, of one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from distbelief.schedules.pipeline import SegmentGraph
+from distbelief.split.graph import Transfer, TransferKind
+from distbelief.split.program import HomeProgram, Received, Segment, segment_graph
+
+COLOURS = {
+    TransferKind.SEND: "#2c6fbb", TransferKind.GATHER: "#2a8a57", TransferKind.SUM: "#c06a15",
+    TransferKind.HALO: "#8a4fbf", TransferKind.TENSOR: "#777777",
+}  # fmt: skip
+WIDTH, ASIDE, LINE, BETWEEN, TOP = 250, 70, 15, 34, 56
+"""Pixels: of a box, between two columns, of a line of text, between two rows, above the first."""
+
+
+class _Box(NamedTuple):
+    lines: tuple[str, ...]
+    x: int
+    y: int
+
+    @property
+    def height(self) -> int:
+        return LINE * len(self.lines) + 8
+
+
+def draw_split(programs: Sequence[HomeProgram]) -> str:
+    """A column for each home, a box for each run of modules that it computes without waiting, arrows for what crosses.
+
+    Going back, gradients take the same arrows the other way. A box says first what it takes from others: how many
+    tensors, and bytes of one sample of each (all bytes of a tensor of the model).
+
+    Args:
+        programs: of each home.
+
+    Returns:
+        The picture, as SVG.
+
+    >>> import torch
+    >>> from distbelief.split.options import Split
+    >>> from distbelief.split.plan import apply
+    >>> from distbelief.split.program import build
+    >>> from distbelief.split.tracing import trace
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    >>> split = apply(Split("stages"), trace(model, (torch.zeros(2, 4),)), None, None)
+    >>> picture = draw_split([build(split, home, model) for home in (0, 1)])
+    >>> "takes send 12 B" in picture, picture.count("<path")
+    (True, 1)
+    """
+    graph = segment_graph(programs)
+    places = _places(graph)
+    segments = {place: programs[place[0]].segments[place[1]] for place in places}
+    arrivals = _arrivals(programs)
+    texts = {place: _lines(programs[place[0]], segment, arrivals.get(place, [])) for place, segment in segments.items()}
+    boxes = _laid_out(graph, places, texts)
+    width = ASIDE + len(programs) * (WIDTH + ASIDE)
+    height = max(box.y + box.height for box in boxes.values()) + 16
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        *_headings(programs),
+    ]
+    givers = {transfer: place for place, one in segments.items() for given in one.gives for transfer in given.transfers}
+    for place, taken in arrivals.items():
+        parts += [_arrow(boxes[givers[one]], boxes[place], one) for one in taken]
+    for box in boxes.values():
+        parts += _drawn(box)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+Place = tuple[int, int]
+"""A home, and the number of its segment."""
+
+
+def _places(graph: SegmentGraph) -> list[Place]:
+    """Of each segment of the schedule."""
+    counts = [0] * graph.homes
+    found = []
+    for segment in graph.segments:
+        found.append((segment.home, counts[segment.home]))
+        counts[segment.home] += 1
+    return found
+
+
+def _arrivals(programs: Sequence[HomeProgram]) -> dict[Place, list[Transfer]]:
+    """What comes to a home for each segment first."""
+    found: dict[Place, list[Transfer]] = {}
+    for program in programs:
+        here = set[Transfer]()
+        for segment in program.segments:
+            new = [one.transfer for one in segment.takes if isinstance(one, Received) and one.transfer not in here]
+            here |= {*new}
+            found[program.home, segment.number] = list(dict.fromkeys(new))
+    return found
+
+
+def _lines(program: HomeProgram, segment: Segment, taken: Sequence[Transfer]) -> tuple[str, ...]:
+    """The text of a box."""
+    alike: dict[tuple[str, int], int] = {}
+    for one in taken:
+        key = one.kind.value, one.shape.bytes(1)
+        alike[key] = alike.get(key, 0) + 1
+    lines = [f"takes {kind} {f'{count} x ' if count > 1 else ''}{size:,} B" for (kind, size), count in alike.items()]
+    return (*lines, *(_module(program, path) for path in segment.paths)) or ("puts together",)
+
+
+def _module(program: HomeProgram, path: str) -> str:
+    """A module, and which part of its first divided tensor is here."""
+    for name, piece in program.pieces.items():
+        if name.startswith(f"{path}."):
+            before = ":, " * piece.dimension
+            return f"{path}  {name.rpartition('.')[2]}[{before}{piece.start}:{piece.stop}]"
+    return path or "the loss"
+
+
+def _laid_out(
+    graph: SegmentGraph, places: Sequence[Place], texts: Mapping[Place, tuple[str, ...]]
+) -> dict[Place, _Box]:
+    """Each segment below all that it waits for."""
+    givers = {number: at for at, one in enumerate(graph.segments) for number in one.gives}
+    rows: list[int] = []
+    last: dict[int, int] = {}
+    for one in graph.segments:
+        before = [rows[givers[number]] for number in one.takes]
+        rows.append(1 + max([*before, last.get(one.home, -1)]))
+        last[one.home] = rows[-1]
+    tall = [0] * (max(rows) + 1)
+    for row, place in zip(rows, places, strict=True):
+        tall[row] = max(tall[row], LINE * len(texts[place]) + 8)
+    tops = [TOP + sum(tall[:row]) + BETWEEN * row for row in range(len(tall))]
+    return {
+        place: _Box(texts[place], ASIDE + place[0] * (WIDTH + ASIDE), tops[row])
+        for row, place in zip(rows, places, strict=True)
+    }
+
+
+def _headings(programs: Sequence[HomeProgram]) -> list[str]:
+    found = []
+    for program in programs:
+        count = sum(one.numel() for one in program.module.parameters())
+        x = ASIDE + program.home * (WIDTH + ASIDE) + WIDTH // 2
+        found.append(
+            f'<text x="{x}" y="22" text-anchor="middle" font-size="13">partition {program.home}: {count:,} parameters'
+            "</text>"
+        )
+    return found
+
+
+def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
+    """From below one box to above another."""
+    x, y = source.x + WIDTH / 2, source.y + source.height
+    to, end = target.x + WIDTH / 2, target.y
+    colour, told = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes(1):,} B"
+    return (
+        f'<path d="M{x:g} {y} C{x:g} {y + 24} {to:g} {end - 28} {to:g} {end - 6}" fill="none" stroke="{colour}" '
+        f'stroke-width="1.5"><title>{escape(told)}</title></path>'
+        f'<polygon points="{to:g},{end} {to - 4:g},{end - 7} {to + 4:g},{end - 7}" fill="{colour}"/>'
+    )
+
+
+def _drawn(box: _Box) -> list[str]:
+    """A box with its text."""
+    parts = [
+        f'<rect x="{box.x}" y="{box.y}" width="{WIDTH}" height="{box.height}" rx="3" fill="#f4f7fb" stroke="#445"/>'
+    ]
+    for number, line in enumerate(box.lines):
+        style = ' fill="#555" font-style="italic"' if line.startswith("takes ") else ""
+        parts.append(f'<text x="{box.x + 8}" y="{box.y + LINE * (number + 1)}"{style}>{escape(line)}</text>')
+    return parts

@@ -1,0 +1,158 @@
+"""What a split model costs: what is where adds up to the whole, a step is the price of known segments, and it is told
+whether that pays.
+"""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from distbelief.cli import main
+from distbelief.core.optimizer import optim
+from distbelief.costs import splitting, turns
+from distbelief.costs.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
+from distbelief.errors import UsageError
+from distbelief.schedules.pipeline_price import SegmentCost
+from distbelief.schedules.price import LinkModel
+from distbelief.split.drawing import draw_split
+from distbelief.split.options import Split
+from distbelief.split.plan import apply
+from distbelief.split.program import build
+from distbelief.split.tracing import trace
+from distbelief.tasks import Task
+from distbelief.tasks.mnist import lenet
+
+WAYS = ["stages", "columns", "neurons", "groups", "regions", "conv*=filters,fc*=columns"]
+
+
+def mlp() -> nn.Module:
+    layers = {"fc1": nn.Linear(6, 8), "tanh": nn.Tanh(), "fc2": nn.Linear(8, 4)}
+    return nn.Sequential(OrderedDict(layers))
+
+
+TASK = Task(model=mlp, train=lambda: (torch.randn(40, 6), torch.randint(0, 4, (40,))))
+
+
+def known(monkeypatch: pytest.MonkeyPatch, segments: list[SegmentCost], whole: float) -> None:
+    """Segments, a whole step and updates that take what is said."""
+    monkeypatch.setattr(turns.Turns, "take", lambda *_: None)
+    monkeypatch.setattr(turns.Turns, "costs", lambda _: segments)
+    monkeypatch.setattr(turns.Turns, "whole", lambda _: (1e-3, whole))
+    monkeypatch.setattr(
+        splitting.updates, "measure", lambda one, n: splitting.updates.Update(one.name, n * 1e-6, 8 * n)
+    )
+
+
+def cost_of(split: str = "stages", **more: object) -> SplitCost:
+    return measure(TASK, Split.parse(split, 2), **{"batch_size": 10, **more})[0]  # type: ignore[arg-type]
+
+
+def test_a_step_is_the_price_of_its_segments_with_what_each_home_does_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, [SegmentCost(2e-3, 4e-3), SegmentCost(1e-3, 3e-3)], 5e-3)
+    found = cost_of(link=LinkModel(1e-4, 32e6))
+    # gathering, both segments there and back, 8 floats of 10 samples each way, and the update of 56 parameters
+    assert found.step == pytest.approx(1e-3 + 10e-3 + 2 * (1e-4 + 320 / 32e6) + 56e-6)
+    assert found.whole.step == pytest.approx(1e-3 + 5e-3 + 92e-6)
+    assert [home.computes for home in found.homes] == pytest.approx([6e-3, 4e-3])
+    assert [(home.messages, home.sent) for home in found.homes] == [(1, 320), (1, 320)]
+    assert "does not pay in time" in found.verdict
+    assert f"{found.whole.step / found.step:.2f} times as fast" in found.verdict
+    known(monkeypatch, [SegmentCost(2e-3, 4e-3), SegmentCost(1e-3, 3e-3)], 20e-3)
+    assert cost_of().verdict.startswith("splitting pays: ")
+
+
+def test_microbatches_are_priced_by_their_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, [SegmentCost(1e-3, 2e-3), SegmentCost(1e-3, 2e-3)], 5e-3)
+    for schedule in ("gpipe", "1f1b"):
+        found = cost_of(schedule=schedule, microbatches=5, link=LinkModel(0.0, float("inf")))
+        assert found.step == pytest.approx(1e-3 + (2 + 4) * 3e-3 + 56e-6)
+        assert found.homes[0].messages == 5
+    with pytest.raises(UsageError, match="11 microbatches need a sample each"):
+        cost_of(microbatches=11)
+
+
+@pytest.mark.parametrize(("ways", "homes"), [(ways, 2) for ways in WAYS] + [("groups", 3), ("stages", 4)])
+def test_what_is_where_adds_up_to_the_whole(ways: str, homes: int) -> None:
+    model = lenet()
+    traced = trace(model, (torch.zeros(2, 1, 28, 28),))
+    graph = apply(Split.parse(ways, homes), traced, nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64))
+    rows = splitting.placements(graph)
+    assert sum(row.parameters for row in rows) == sum(one.numel() for one in model.parameters())
+    # 2 operations for each multiply-add of 5x5 filters at 28x28 and 10x10 places and of the dense layers, by hand
+    by_hand = 2 * sum(one.weight.numel() * places for one, places in zip(
+        (one for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear)), (576, 64, 1, 1), strict=True
+    ))  # fmt: skip
+    assert sum(row.operations for row in rows) == pytest.approx(by_hand, rel=1e-3)
+    assert {row.home for row in rows} == set(range(homes))
+
+
+def test_memory_is_what_is_held_for_a_step() -> None:
+    found = cost_of(optimizer=optim("adam"), seconds=0.01)
+    # inputs, what tanh gives (kept once by tanh and the layer behind it), log of softmax, targets, and their count
+    assert found.whole.memory == {
+        PARAMETERS: 368,
+        GRADIENTS: 368,
+        STATE: pytest.approx(736, abs=8),
+        KEPT: 240 + 320 + 160 + 80 + 4,
+    }
+    first, second = found.homes
+    assert (first.memory[PARAMETERS], second.memory[PARAMETERS]) == (56 * 4, 36 * 4)
+    # each beside slots for what crosses: the value at the second, its gradient at the first
+    assert (first.memory[KEPT], second.memory[KEPT]) == (240 + 320 + 320, 160 + 80 + 4 + 320)
+    assert found.step > 0 < found.whole.step
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_a_picture_has_each_module_where_it_is_and_each_crossing_once(ways: str) -> None:
+    model, targets = lenet(), torch.zeros(2, dtype=torch.int64)
+    traced = trace(model, (torch.zeros(2, 1, 28, 28),))
+    graph = apply(Split.parse(ways, 2), traced, nn.functional.cross_entropy, targets)
+    programs = [build(graph, home, model) for home in (0, 1)]
+    picture = draw_split(programs)
+    assert picture.count("<path") == len(graph.transfers)
+    assert all(f"partition {home}:" in picture for home in (0, 1))
+    for program in programs:
+        for name, piece in program.pieces.items():
+            if name.endswith("weight"):
+                assert (
+                    f"{name.removesuffix('.weight')}  weight[{':, ' * piece.dimension}{piece.start}:{piece.stop}]"
+                    in picture
+                )
+
+
+def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "neurons"]
+    picture = tmp_path / "split.svg"
+    assert main.run([*words, "--draw", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("partition 1", "computes", "optimizer state", "times as fast"))
+    assert picture.read_text().startswith("<svg")
+    assert main.run([*words, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["speedup"] == pytest.approx(made["whole"]["gathers"] and _whole(made) / made["step"])
+    assert made["crossings"][0]["kind"] in ("sum", "gather")
+    assert main.run([*words, "--draw", str(tmp_path / "no" / "x.svg")]) == 2
+    assert "name a file in a folder of yours" in capsys.readouterr().err
+
+
+def _whole(made: dict[str, dict[str, float]]) -> float:
+    return sum(made["whole"][name] for name in ("gathers", "computes", "update"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--split stage", "did you mean 'stages'?"),
+        ("--schedule gpip --microbatches 2", "did you mean 'gpipe'?"),
+        ("--seconds 0", "--seconds 0: must be more than 0"),
+        ("--partitions 1", "partitions=1: a model is split over 2"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_is_measured(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["split", "digits", *words.split()]) == 2
+    assert told in capsys.readouterr().err
