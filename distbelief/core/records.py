@@ -146,6 +146,23 @@ class Applied(Record, frozen=True, tag=True, gc=False):
     staleness: dict[int, int]
 
 
+class StepsTimed(Record, frozen=True, tag=True, gc=False):
+    """What the steps of a replica were made of, in seconds, from its first gradient to its last."""
+
+    role: str
+    steps: int
+    compute: float
+    """Its gradients."""
+    update: float
+    """Its own updates of parameters that it shares in memory, or that it alone has."""
+    communicate: float
+    """Its other work: bringing gradients to where they leave from, sending, taking what arrives, adding it up."""
+    wait: float
+    """Until something arrives."""
+    waits_for: str = ""
+    """Whose words ended the longest of these waits: shard, replica or coordinator."""
+
+
 class Note(Record, frozen=True, tag=True, gc=False):
     """A sentence for whoever watches."""
 
@@ -198,5 +215,5 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | Note | Ending | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Note | Ending | Finished
 )  # fmt: skip

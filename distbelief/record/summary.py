@@ -11,6 +11,9 @@ import msgspec
 from distbelief.core import records, roles
 from distbelief.record.folder import versions
 
+TIMES = ("steps", "compute", "update", "communicate", "wait")
+"""Of a replica's steps: how many were timed, and the seconds that they took."""
+
 
 class ReplicaCounts(msgspec.Struct):
     """What one replica has done; `lost` are minibatches that died with it and were dealt again."""
@@ -19,6 +22,8 @@ class ReplicaCounts(msgspec.Struct):
     samples: int = 0
     pushes: int = 0
     lost: int = 0
+    times: records.StepsTimed | None = None
+    """Of its lives that ended in peace."""
     gone: str = ""
     """Why it died; empty while it takes part and where it left in peace."""
 
@@ -114,6 +119,13 @@ class Summary:
 
     def _take_applied(self, _: float, record: records.Applied) -> None:
         self.applied[record.role] = record
+
+    def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
+        replica = self._replica(record.role)
+        before = replica.times
+        replica.times = record if before is None else records.StepsTimed(
+            record.role, *(getattr(before, name) + getattr(record, name) for name in TIMES), record.waits_for
+        )  # fmt: skip
 
     def _take_finished(self, _: float, record: records.Finished) -> None:
         self.outcome, self.cause, self.reason = record.outcome, record.cause, record.reason
@@ -223,7 +235,14 @@ class Summary:
             "staleness": self.staleness(),
             "bytes": {"pushed": self.pushed, "fetched": self.fetched},
             "per_replica": [
-                {"id": index, "steps": one.steps, "samples": one.samples, "pushes": one.pushes, "lost": one.lost}
+                {
+                    "id": index,
+                    "steps": one.steps,
+                    "samples": one.samples,
+                    "pushes": one.pushes,
+                    "lost": one.lost,
+                    "times": one.times and {name: getattr(one.times, name) for name in (*TIMES, "waits_for")},
+                }
                 for index, one in sorted(known.items())
             ],
             "dropped": self.dropped,
@@ -276,6 +295,7 @@ TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.Tested: Summary._take_tested,
     records.Gone: Summary._take_gone,
     records.Applied: Summary._take_applied,
+    records.StepsTimed: Summary._take_steps_timed,
     records.Finished: Summary._take_finished,
 }
 """How each kind of record is added; the others change nothing of a summary."""

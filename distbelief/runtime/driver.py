@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distbelief.core import events, messages, roles
-from distbelief.core.conversations import pushing
+from distbelief.core.conversations import membership, pushing
 from distbelief.core.effects import (
     Arrival,
     Attach,
@@ -42,6 +42,7 @@ from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, Re
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
 from distbelief.runtime.player import Player, Store, Worker, stay
+from distbelief.runtime.step_times import ASIDE, COMPUTE, SHARE, UPDATE, WAIT, WORK, StepTimes
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
@@ -84,11 +85,15 @@ class Driver:
         endpoint.deliver = lambda arrival: self._handle(player, arrival)
 
     def add_story(
-        self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None
-    ) -> None:
-        """Play a story; it begins when the driver runs or is asked to `begin`."""
+        self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None,
+        worked: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        """Play a story; it begins when the driver runs or is asked to `begin`. `worked` says how long its thread has
+        worked beside steps, where time is simulated.
+        """
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
+        player.times = StepTimes(role, self.clock.now, worked)
         endpoint.deliver = lambda arrival: self._arrive(player, arrival)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
@@ -339,7 +344,8 @@ class Driver:
         assert story is not None
         if self._players.get(player.role) is not player:
             return
-        send = story.send
+        send, times = story.send, player.times
+        times.go_on(answer)
         while True:
             try:
                 effect = send(answer)
@@ -348,7 +354,10 @@ class Driver:
                 return
             kind = type(effect)
             answer = None
+            times.begin(DOING.get(kind, ASIDE))
             if kind is Send:
+                if type(effect.message) is membership.Leave:  # type: ignore[union-attr]  # a Send
+                    self._tell_times(player)
                 say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]  # a Send
             elif kind is Receive:
                 if not effect.wait:  # type: ignore[union-attr]  # a Receive
@@ -357,14 +366,21 @@ class Driver:
                     continue
                 if not player.inbox:
                     player.waits, player.since = True, self.clock.now()
+                    times.begin(WAIT)
                     return
                 answer = player.inbox.popleft()
             elif kind is Compute or kind is Work or kind is Update or kind is ReduceGradients:
                 answer = self._work(player, effect)
                 if answer is None:
                     return
+                times.go_on(answer)
             else:
                 answer = self._answer(player, effect)
+
+    def _tell_times(self, player: Player) -> None:
+        """Write down what the steps of a replica were made of, which leaves and makes no more."""
+        if (timed := player.times.tell()) is not None:
+            self._sink(self.clock.now(), player.role, timed)
 
     def _end_story(self, player: Player) -> None:
         if player.caller is not None and player.caller.waits:  # what it said last is still to be heard
@@ -391,7 +407,10 @@ class Driver:
         for player in tuple(self._reducing):
             plays = self._players.get(player.role) is player
             done = player.reduce(self.clock.glance, self.clock.now) if plays else False
-            if done is not None:
+            if done is None:
+                player.times.begin(WAIT)
+            else:
+                player.times.go_on(sender=player.role)
                 self._reducing.remove(player)
                 self._advance(player, done)
 
@@ -440,6 +459,11 @@ class Driver:
         player.endpoint.close()
 
 
+DOING: Mapping[type[Effect], str] = {
+    Compute: COMPUTE, Work: SHARE, Update: UPDATE, Send: WORK, Receive: WORK, ReduceGradients: WORK, Connect: WORK,
+    RecordEffect: WORK,
+}  # fmt: skip
+"""What a replica does that asks for something; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     RecordEffect: Driver._perform_record,
     End: Driver._perform_end,

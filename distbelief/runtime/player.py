@@ -15,6 +15,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.record.journal import JournalEntry
 from distbelief.runtime.lasting import Caller, LastingHost
+from distbelief.runtime.step_times import StepTimes
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
@@ -132,6 +133,7 @@ class Player:
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None
+        self.times = StepTimes(role, lambda: 0.0, None)
         self.store: Store | None = None
         self.become: Callable[[str, int, Any], None] = stay
         self.send = endpoint.send

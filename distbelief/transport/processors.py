@@ -108,13 +108,16 @@ class SimulatorClock(Protocol):
 class Thread(ABC):
     """One role's: what it is given to do it does in that order, one after the other."""
 
+    worked: float
+    """Seconds of work that it was given, beside steps."""
+
     @abstractmethod
     def do(self, seconds: float, then: Then, argument: Any) -> None:
         """Work for so many seconds, and then call."""
 
+    @abstractmethod
     def step(self, seconds: float, then: Then, argument: Any) -> None:
         """Make a step of so many seconds, and then call; it may not need a core for all of them."""
-        self.do(seconds, then, argument)
 
     @abstractmethod
     def owe(self, seconds: float) -> None:
@@ -139,19 +142,29 @@ class OwnThread(Thread):
     3.0
     """
 
-    __slots__ = ("_clock", "_free", "_stopped", "_uncalled")
+    __slots__ = ("_clock", "_free", "_stopped", "_uncalled", "worked")
 
     def __init__(self, clock: SimulatorClock) -> None:
         self._clock, self._free, self._uncalled, self._stopped = clock, 0.0, 0, False
+        self.worked = 0.0
 
     def do(self, seconds: float, then: Then, argument: Any) -> None:
         """Work, and then call."""
-        self.owe(seconds)
+        self.worked += seconds
+        self.step(seconds, then, argument)
+
+    def step(self, seconds: float, then: Then, argument: Any) -> None:
+        """Make a step, and then call."""
+        self._add(seconds)
         self._uncalled += 1
         self._clock.call_at(self._free, self._done, (then, argument))
 
     def owe(self, seconds: float) -> None:
         """Work."""
+        self.worked += seconds
+        self._add(seconds)
+
+    def _add(self, seconds: float) -> None:
         now, free = self._clock.time, self._free
         self._free = (free if free > now else now) + seconds
 
@@ -256,10 +269,11 @@ class SharedThread(Thread):
         self._host, self._clock = host, clock
         self._given: deque[tuple[float, float, Then | None, Any]] = deque()
         """Of each piece: seconds of work, seconds before which it is not over, and what is called then."""
-        self._began = 0.0
+        self._began = self.worked = 0.0
 
     def do(self, seconds: float, then: Then | None, argument: Any) -> None:
         """Work, and then call."""
+        self.worked += seconds
         self._add(seconds, 0.0, then, argument)
 
     def step(self, seconds: float, then: Then, argument: Any) -> None:

@@ -48,6 +48,7 @@ RUN = [
     (5.5, r.Tested(2, 0.5, 0.95)),
     (5.6, r.Applied("shard 0", 8, 80, {0: 6, 1: 2})),
     (5.6, r.Applied("shard 1", 7, 80, {0: 4, 3: 3})),
+    (5.6, r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, "shard")),
     (5.7, r.Finished.of(Cause.EPOCHS_DONE, "all 2 epochs are trained")),
 ]
 
@@ -73,8 +74,9 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
         "target": {"accuracy": 0.9, "reached": True, "seconds": 4.5, "epochs": 2},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
         "bytes": {"pushed": 1200, "fetched": 900},
-        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0}, {"id": 1, "steps": 0,
-            "samples": 0, "pushes": 0, "lost": 2}],
+        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "times": {"steps": 7,
+            "compute": 1.0, "update": 0.0, "communicate": 0.5, "wait": 1.5, "waits_for": "shard"}},
+            {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2, "times": None}],
         "history": [
             {"seconds": 2.5, "epoch": 1, "samples": 40, "updates": 4, "train_loss": 2.5, "test_loss": 0.7,
                 "test_accuracy": 0.85},
@@ -95,7 +97,9 @@ def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
 
 def test_the_one_process_of_single_is_replica_0():
     run = [(0.0, r.Started(1, 0, 100, 40, 10, 2)), (1.0, r.Stepped("single", 4, 40, 0, 0.5, 0, 0, 0, 4))]
-    assert played(None, run)["per_replica"] == [{"id": 0, "steps": 4, "samples": 40, "pushes": 0, "lost": 0}]
+    assert played(None, run)["per_replica"] == [
+        {"id": 0, "steps": 4, "samples": 40, "pushes": 0, "lost": 0, "times": None}
+    ]
 
 
 def test_a_loss_weighs_as_many_steps_as_it_is_the_mean_of():
@@ -165,8 +169,8 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     )
     expected = played(None)
     assert result == expected
-    assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 7
-    whole = 8 + 2 + 7 + torn.count(b"\n")
+    assert len(list(read_metrics(folder.metrics))) == 8 + 2 + 8
+    whole = 8 + 2 + 8 + torn.count(b"\n")
     assert len(folder.metrics.read_bytes().splitlines()) == whole, "a line that is empty or torn is left"
 
 

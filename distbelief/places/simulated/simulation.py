@@ -233,7 +233,7 @@ class Simulation:
     def _play_story(
         self, role: str, story: Story, endpoint: VirtualEndpoint, worker: Worker, store: Keeper | None = None
     ) -> None:
-        self.driver.add_story(role, story, endpoint, worker, store)
+        self.driver.add_story(role, story, endpoint, worker, store, lambda: endpoint.thread.worked)
         if self._revives:
             self.driver.link(role)
 

@@ -46,6 +46,15 @@ class _Since:
     seconds: float = 0.0
 
 
+@dataclass
+class _Times:
+    """What its steps were made of, in seconds."""
+
+    steps: int = 0
+    compute: float = 0.0
+    update: float = 0.0
+
+
 class SingleLoop:
     """One training loop.
 
@@ -86,7 +95,7 @@ class SingleLoop:
         self._saved = self._now(), 0
         """When there was a checkpoint last, and after how many steps."""
         self._unsaved = ""
-        self._since = _Since()
+        self._since, self._times = _Since(), _Times()
         own = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
         self._timed = context.timed(own)
         if settings.evaluate_every and task.test is not None:
@@ -105,6 +114,9 @@ class SingleLoop:
         )
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
+        timed = self._times
+        if timed.steps:
+            self._note(records.StepsTimed(roles.SINGLE, timed.steps, timed.compute, timed.update, 0.0, 0.0))
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
         self._note(records.Finished.of(*records.ended(cause, reason, self._unsaved)))
 
@@ -157,7 +169,10 @@ class SingleLoop:
                 f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in "
                 "the model"
             )
+        begin, times = self._now(), self._times
         self._timed.update()
+        times.steps, times.compute = times.steps + 1, times.compute + computed.seconds
+        times.update += self._now() - begin
         self._steps += 1
         self._samples += computed.samples
         since = self._since

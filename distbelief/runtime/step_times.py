@@ -1,0 +1,95 @@
+"""What the steps of a replica are made of: computing, updating, communicating and waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distbelief.core import records, roles
+from distbelief.core.effects import Arrival, Computed
+
+COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work", "wait", "aside"
+"""What a replica may be doing: a gradient, a share of one, an update of what it shares, work of its own that brings its
+step on, a wait, or what is no part of a step, such as measuring its model.
+"""
+PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
+
+
+class StepTimes:
+    """Follows one replica from its first gradient to its last.
+
+    Args:
+        role: of the replica.
+        now: the time.
+        worked: seconds of work that were neither gradients nor waits, where time is simulated: what a thread works
+            there, somebody else may see as a wait. None where it is all that is left.
+
+    >>> moments = iter([0.0, 2.0, 3.0, 6.0, 6.5, 8.5])
+    >>> times = StepTimes("replica 0", lambda: next(moments), None)
+    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))  # until 2.0
+    >>> times.begin(WAIT); times.go_on(Arrival("shard 1", None))  # from 3.0 until 6.0
+    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))
+    >>> times.tell()
+    StepsTimed(role='replica 0', steps=2, compute=4.0, update=0.0, communicate=1.5, wait=3.0, waits_for='shard')
+    """
+
+    def __init__(self, role: str, now: Callable[[], float], worked: Callable[[], float] | None) -> None:
+        self._role, self._now, self._worked = role, now, worked
+        self.doing = ""
+        """What it does now; "" before its first gradient."""
+        self._since = self._first_worked = 0.0
+        self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
+        self._waited: dict[str, float] = {}
+        self._steps, self._seconds = 0, 0.0
+        self._last: tuple[float, ...] = ()
+
+    def begin(self, doing: str) -> None:
+        """It does something else from now on."""
+        if not self.doing:
+            if doing not in (COMPUTE, SHARE):
+                return
+            self._since, self._first_worked = self._now(), self._worked() if self._worked else 0.0
+        elif doing != self.doing:
+            before, self.doing = self.doing, doing
+            self._pass(before)
+            if before == SHARE:
+                self._end()
+        self.doing = doing
+
+    def go_on(self, answer: Any = None, sender: str = "") -> None:
+        """What it asked for is answered: it goes on with its own work."""
+        if not self.doing or self.doing == SHARE:  # what is a share is computed in the story itself
+            return
+        before, self.doing = self.doing, WORK
+        elapsed = self._pass(before)
+        if type(answer) is Computed:
+            self._steps += 1
+            self._seconds += answer.seconds
+            self._end()
+        elif before == WAIT and (sender := sender or (answer.sender if type(answer) is Arrival else "")):
+            kind = roles.kind(sender).value
+            self._waited[kind] = self._waited.get(kind, 0.0) + elapsed
+
+    def tell(self) -> records.StepsTimed | None:
+        """All up to the end of the last gradient, once; None where there was none, or where another partition tells."""
+        if not self._last or roles.partition_of(self._role) > 0:
+            return None
+        (*parts, seconds, worked), self._last = self._last, ()
+        _, share, update, _, wait = parts
+        compute = seconds + share
+        rest = max(0.0, sum(parts) - compute - update)
+        communicate = min(rest, max(0.0, worked - update)) if self._worked else max(0.0, rest - wait)
+        longest = max(self._waited, key=lambda kind: self._waited[kind], default="")
+        return records.StepsTimed(self._role, self._steps, compute, update, communicate, rest - communicate, longest)
+
+    def _pass(self, doing: str) -> float:
+        """The time until now was spent on something."""
+        now = self._now()
+        elapsed, self._since = now - self._since, now
+        self._spent[doing] += elapsed
+        return elapsed
+
+    def _end(self) -> None:
+        """A gradient, or a share of one, is there."""
+        worked = self._worked() - self._first_worked if self._worked else 0.0
+        self._last = (*(self._spent[part] for part in PARTS), self._seconds, worked)

@@ -1,0 +1,64 @@
+"""What the steps of replicas are made of: on clusters where every part is known beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import distbelief as db
+from distbelief.places.simulated.handling import Handling
+
+STEP, LATENCY = 1e-3, 1e-4
+LINE = db.NetworkModel(latency=LATENCY, bandwidth=1e12)
+
+
+def times(strategy: Any, **cluster: Any) -> list[dict[str, Any]]:
+    """Of each replica, in seconds a step."""
+    compute = db.ComputeModel(step=STEP, spread="constant", slow=cluster.pop("slow", {}))
+    job = db.Job("digits", strategy, 4, batch_size=72, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
+    place = db.Simulated(cluster.pop("network", LINE), compute, phantom=True, **{"handling": db.INSTANT, **cluster})
+    found = [one["times"] for one in db.run(job, on=place)["per_replica"]]
+    return [{name: one[name] / one["steps"] if name != "waits_for" else one[name] for name in one} for one in found]
+
+
+def test_a_replica_waits_one_round_trip_for_its_shard() -> None:
+    [one] = times(db.Downpour(replicas=1, shards=1))
+    assert one["compute"] == pytest.approx(STEP)
+    assert one["wait"] == pytest.approx(2 * LATENCY, rel=0.05)
+    assert (one["update"], one["communicate"], one["waits_for"]) == (0.0, 0.0, "shard")
+
+
+def test_with_prefetch_it_waits_for_nothing_that_comes_in_time() -> None:
+    [one] = times(db.Downpour(replicas=1, shards=1, prefetch=1))
+    assert one["wait"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_in_rounds_the_fast_wait_for_the_slow() -> None:
+    fast, slow = times(db.Synchronous(replicas=2, shards=1), slow={1: 3.0})
+    assert slow["compute"] == pytest.approx(3 * STEP)
+    assert fast["compute"] == pytest.approx(STEP)
+    assert fast["wait"] - slow["wait"] == pytest.approx(2 * STEP, rel=0.05)
+
+
+def test_in_an_allreduce_the_fast_wait_for_the_slow() -> None:
+    fast, slow = times(db.Allreduce(replicas=2), slow={1: 3.0})
+    assert slow["compute"] == pytest.approx(3 * STEP)
+    assert fast["wait"] == pytest.approx(slow["wait"] + 2 * STEP, rel=0.05)
+    assert fast["waits_for"] == "replica"
+
+
+def test_messages_and_copies_are_work_and_no_wait() -> None:
+    [idle] = times(db.Downpour(replicas=1, shards=1))
+    [busy] = times(db.Downpour(replicas=1, shards=1), handling=Handling(message=1e-5, memory=1e12))
+    # of a step, its replica takes one acknowledgement and one answer, and now and then word of the coordinator
+    assert busy["communicate"] == pytest.approx(2e-5, rel=0.4)
+    assert idle["communicate"] == 0.0
+
+
+def test_those_who_share_a_memory_update_it_themselves() -> None:
+    one, other = times(db.Hogwild(replicas=2), handling=Handling(message=0.0, memory=1e9))
+    trained = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    for found in (one, other):
+        assert found["update"] == pytest.approx(3 * trained / 1e9, rel=0.6)
+        assert found["wait"] == pytest.approx(0.0, abs=1e-4)
