@@ -123,9 +123,8 @@ class Summary:
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
         replica = self._replica(record.role)
         before = replica.times
-        replica.times = record if before is None else records.StepsTimed(
-            record.role, *(getattr(before, name) + getattr(record, name) for name in TIMES), record.waits_for
-        )  # fmt: skip
+        both = {name: getattr(before, name, 0) + getattr(record, name) for name in TIMES}
+        replica.times = msgspec.structs.replace(record, **both)
 
     def _take_finished(self, _: float, record: records.Finished) -> None:
         self.outcome, self.cause, self.reason = record.outcome, record.cause, record.reason
