@@ -327,8 +327,8 @@ class SplitOptions:
 
     partitions: int = 2
     """Processes that a replica is split over."""
-    split: str = "stages"
-    """One way, or PATTERN=WAY,... of modules' names; a number is a partition."""
+    split: str = "auto"
+    """One way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto looks at all ways."""
     batch_size: int = 64
     """Samples in a minibatch."""
     schedule: str = ""

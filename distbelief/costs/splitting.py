@@ -22,6 +22,7 @@ from distbelief.schedules.pipeline import Pass, Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
+from distbelief.split.choosing import Choice, choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
@@ -89,6 +90,16 @@ class Home(msgspec.Struct, frozen=True):
     """Their bytes."""
 
 
+class Way(msgspec.Struct, frozen=True):
+    """A way to split, by a guess from its operations."""
+
+    split: str
+    speedup: float | None
+    """How many times as fast as in one process; None where it cannot be."""
+    reason: str = ""
+    """Why it cannot be."""
+
+
 class Whole(msgspec.Struct, frozen=True):
     """The same step in one process with one thread."""
 
@@ -122,6 +133,8 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted, of a process with a core of its own for each home."""
     crossings: list[Crosses]
     """What crosses in a step, forward."""
+    ways: list[Way]
+    """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
 
     @property
@@ -200,6 +213,8 @@ def measure(
     told("tracing the model")
     model = build_model(task, 0, "cpu").train()
     traced = trace(model, (inputs,))
+    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size)
+    split = choice.split
     graph = apply(split, traced, task.loss, targets)
     programs = [build(graph, home, model) for home in range(split.partitions)]
     made = pipeline(schedule or ("sequential" if microbatches == 1 else "1f1b"), segment_graph(programs), microbatches)
@@ -215,7 +230,7 @@ def measure(
         task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
         batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
         homes=homes, whole=whole, step=whole.gathers + price.seconds + max(home.update for home in homes),
-        crossings=_crossings(graph), notes=_notes(split.partitions, turns.busy),
+        crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy),
     )  # fmt: skip
     return found, programs
 
@@ -284,6 +299,13 @@ def placements(graph: SplitGraph) -> list[Placement]:
         if "path" in n.meta))}  # fmt: skip
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
     return [Placement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
+
+
+def _ways(choice: Choice) -> list[Way]:
+    """What was chosen from."""
+    return [
+        Way(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason) for one in choice.candidates
+    ]
 
 
 def _crossings(graph: SplitGraph) -> list[Crosses]:

@@ -150,6 +150,32 @@ class Rewriter:
         """Where a value of the traced graph is."""
         return self._values[node]
 
+    def share_out(self, homes: Mapping[fx.Node, int]) -> None:
+        """Give the tensors of modules that several homes call to one of these each, so that all have some to hold.
+
+        Args:
+            homes: of nodes that are to be computed whole.
+        """
+        users: dict[str, set[int]] = {}
+        for node, home in homes.items():
+            if node.op == "call_module":
+                for _, tensor in _tensors(self._traced.layer(node), remove_duplicate=True):
+                    users.setdefault(self._names[id(tensor)], set()).add(home)
+        held = [0] * self.split.partitions
+        shared: dict[str, list[str]] = {}
+        for name, at in users.items():
+            if len(at) == 1:
+                held[min(at)] += self._model_tensors[name].numel()
+            elif self._is_held(name):
+                shared.setdefault(name.rpartition(".")[0], []).append(name)
+        sizes = {path: sum(self._model_tensors[name].numel() for name in names) for path, names in shared.items()}
+        for path in sorted(shared, key=lambda path: -sizes[path]):
+            home = min(users[shared[path][0]], key=lambda home: (held[home], home))
+            held[home] += sizes[path]
+            for name in shared[path]:
+                tensor = self._model_tensors[name]
+                self._owns(name, Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, home))
+
     # what a node becomes
 
     @property

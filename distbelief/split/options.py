@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from distbelief.errors import UsageError
 from distbelief.split.registry import check_way
 
+AUTO = "auto"
+"""In the place of a way: the one with the least price."""
 MOST = 1 << 10
 """Most partitions of a model."""
 
@@ -29,8 +31,8 @@ class Split:
     """
 
     ways: str | Mapping[str, str | int]
-    """One way for the whole model; or, by patterns of modules' names, a way or the number of a home for each. The first
-    pattern that fits counts, and what none fits follows what it takes.
+    """One way for the whole model, or `auto`; or, by patterns of modules' names, a way or the number of a home: the
+    first pattern that fits counts, and what none fits follows what it takes.
     """
     partitions: int = 2
     """2 or more."""
@@ -49,7 +51,8 @@ class Split:
             raise UsageError(f"chunks={self.chunks}: cuts the sequence of a split by time, in 1 chunk or more")
         for way in given:
             if isinstance(way, str):
-                check_way(way)
+                if self.ways != AUTO:
+                    check_way(way)
             elif not 0 <= way < self.partitions:
                 raise UsageError(f"home {way}: with {self.partitions} partitions, homes are 0 to {self.partitions - 1}")
 

@@ -37,7 +37,7 @@ def apply(
     """The split graph of a model.
 
     Args:
-        split: how.
+        split: how; not `auto`, for which `choosing.choose` finds a way.
         traced: the model.
         loss: of its output and the targets; None for the output alone.
         targets: an example of what the loss takes.
@@ -50,6 +50,7 @@ def apply(
     traced, placed = _unrolled(split, traced)
     rewriter = Rewriter(traced, split.partitions)
     placed |= _placed(split, traced, [node for node in rewriter.nodes if node not in placed], work)
+    rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
     for node in rewriter.nodes:
         where = placed.get(node)
         if node.target is operator.getitem and node.args[0] not in traced.shapes:

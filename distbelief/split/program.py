@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from distbelief.errors import LocalProtocolError
 from distbelief.schedules.pipeline import Boundary, HomeSegment, SegmentGraph
 from distbelief.sharding.layout import Piece
 from distbelief.split.graph import SplitGraph, Transfer
+from distbelief.split.tidying import Shape
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Segment:
     """From what it takes to what it gives, in their orders."""
     flops: int
     """Of its forward, for the samples that the model was traced with."""
+    elements: int
+    """That its nodes give, forward, of one sample."""
+    nodes: int
+    """How many it has."""
     paths: tuple[str, ...]
     """The modules that it computes, in order."""
 
@@ -158,6 +163,12 @@ LIGHT = frozenset({torch.narrow, operator.getitem})
 """Functions that only take a value apart: they stay with what computes it."""
 
 
+def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
+    """That nodes give of one sample; what only takes a value apart gives none."""
+    given = (shapes[node] for node in nodes if node in shapes and node.op != "get_attr" and node.target not in LIGHT)
+    return sum(shape.elements(1) for shape in given)
+
+
 class _Builder:
     def __init__(self, split: SplitGraph, home: int, model: nn.Module) -> None:
         self._split, self._home = split, home
@@ -238,6 +249,8 @@ class _Builder:
             tuple(Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in gives),
             made.forward,
             sum(node.meta["flops"] for node in run),
+            elements(run, self._split.shapes),
+            len(run),
             tuple(dict.fromkeys(node.meta["path"] for node in run if node.op == "call_module")),
         )
 

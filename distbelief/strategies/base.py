@@ -239,7 +239,7 @@ class Splittable(Replicated):
     """Processes over which each replica is split."""
     split: str = field(default="auto", kw_only=True)
     """How the model is split over them: a way (stages, neurons, ...), or ways by patterns of its modules
-    (conv*=filters,fc*=neurons)."""
+    (conv*=filters,fc*=neurons); auto takes the way with the least price."""
 
     def replica_roles(self) -> tuple[str, ...]:
         """The partitions of all replicas of a job."""

@@ -13,8 +13,9 @@ from distbelief.core.effects import Batch, Computed, Phantom
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError
 from distbelief.schedules.pipeline import Pass
+from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
-from distbelief.split.options import Split
+from distbelief.split.options import AUTO, Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, build
@@ -26,8 +27,6 @@ from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import as_data
 from distbelief.tasks.worker import load, on_device, raised_at
 
-AUTO = "auto"
-"""The way that is taken where none is named: stages, which any model has that is not one layer."""
 EXAMPLES = 2
 """Samples that a model is traced with."""
 NOTHING = torch.empty(0)
@@ -44,8 +43,10 @@ def split_graph(task: Task, model: nn.Module, settings: Settings) -> SplitGraph:
     inputs, targets = as_data(task.train()).batch(torch.arange(EXAMPLES))
     device = next(model.parameters()).device
     traced = trace(model, (on_device(inputs, device),))
-    way = "stages" if settings.split == AUTO else settings.split
-    return apply(Split.parse(way, settings.partitions), traced, task.loss, on_device(targets, device))
+    split, targets = Split.parse(settings.split, settings.partitions), on_device(targets, device)
+    if split.ways == AUTO:
+        split = choose(split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size).split
+    return apply(split, traced, task.loss, targets)
 
 
 def partition(

@@ -110,7 +110,9 @@ class _Unrolling:
         for given in self._chunks_of(sequence, dimension, bounds, path):
             flow = given
             for number, name in enumerate(layers):
-                flow, states[number] = self._step(node, name, flow, states[number], stack, homes[number])
+                flow, states[number] = self._step(
+                    node, name, flow, states[number], stack, homes[number], len(bounds) - 1
+                )
             outputs.append(flow)
         whole = replace(self.shapes[outputs[0]], fixed=self._side(outputs[0], dimension, steps))
         output = self._call(torch.cat, (outputs, dimension), path, whole, homes[-1])
@@ -178,11 +180,11 @@ class _Unrolling:
         return self._call(torch.narrow, (state, 0, number, 1), path, shape)
 
     def _step(
-        self, node: fx.Node, name: str, flow: fx.Node, state: Any, stack: nn.RNNBase, home: int
+        self, node: fx.Node, name: str, flow: fx.Node, state: Any, stack: nn.RNNBase, home: int, chunks: int
     ) -> tuple[fx.Node, Any]:
-        """One layer over one chunk."""
+        """One layer over one chunk, of as many steps as the others more or less."""
         made = self.graph.call_module(name, (flow,) if state is None else (flow, state))
-        made.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers)
+        made.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
         self.homes[made] = home
         taken = self.shapes[flow]
         gives = replace(taken, fixed=(*taken.fixed[:-1], stack.hidden_size), differentiable=True)

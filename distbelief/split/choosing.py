@@ -1,0 +1,163 @@
+"""Choosing: which way to split a model, by a price that every process computes alike: of operations, not of time.
+
+The price is that of the schedule with which the homes compute. What a segment takes is guessed from what it computes:
+so many operations a second, so long for each element that it gives and for each of its nodes, twice as much on the way
+back. `distbelief split` measures instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from distbelief.errors import UsageError
+from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
+from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.price import LinkModel
+from distbelief.split.options import AUTO, Split
+from distbelief.split.plan import Loss, apply
+from distbelief.split.program import HomeProgram, build, elements, segment_graph
+from distbelief.split.registry import DIVIDING, PLACING, rule_of
+from distbelief.split.tracing import Traced
+
+RATE, ELEMENT, NODE, BACK = 4e10, 1e-9, 1e-5, 2.0
+"""Operations a second of a core; seconds of an element and of a node, forward; how much longer the way back takes."""
+TOLD = 3
+"""Other ways that are named beside the best one."""
+LINE = LinkModel(50e-6, 1.25e9)
+"""Between two homes."""
+
+
+class Candidate(NamedTuple):
+    """A way to split, and its price or why it cannot be."""
+
+    split: Split
+    seconds: float
+    """Of a step; infinite where it cannot be."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a model is split by, and what else was looked at."""
+
+    split: Split
+    whole: float
+    """Guessed seconds of a step of the whole model."""
+    candidates: tuple[Candidate, ...]
+    """All ways, the best one first; one that was named stands alone."""
+
+    @property
+    def told(self) -> str:
+        """What it was chosen for, in a sentence."""
+        best = self.candidates[0]
+        others = [one for one in self.candidates[1 : 1 + TOLD] if not one.reason]
+        beside = "; ".join(f"{_named(one.split)} {self.whole / one.seconds:.2f}" for one in others)
+        speedup = self.whole / best.seconds
+        pays = "" if speedup > 1 else "; it does not pay in time, only in memory"
+        return (
+            f"{_named(best.split)} over {best.split.partitions} partitions: {speedup:.2f} times as fast as one process "
+            f"by its operations{f' ({beside})' if beside else ''}{pays}"
+        )
+
+
+def choose(
+    split: Split, traced: Traced, model: nn.Module, loss: Loss | None, targets: Any, examples: int, batch_size: int
+) -> Choice:
+    """The way that is named; for `auto`, of the ways that can be, the one with the least price.
+
+    Args:
+        split: how, or `auto`.
+        traced: the model.
+        model: the same; no value of it is read.
+        loss: of its output and the targets.
+        targets: an example of what the loss takes.
+        examples: samples that the model was traced with.
+        batch_size: of the steps that are priced.
+
+    Raises:
+        UsageError: it cannot be split so, or in no way: with the reasons.
+    """
+    shapes = _without_values(model)
+    scale = batch_size / examples
+    ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
+    found: list[Candidate] = []
+    for one in ways:
+        try:
+            graph = apply(one, traced, loss, targets)
+            programs = [build(graph, home, shapes) for home in range(one.partitions)]
+            found.append(Candidate(one, _price(programs, scale, batch_size)))
+        except UsageError as error:
+            if len(ways) == 1:
+                raise
+            found.append(Candidate(one, float("inf"), str(error)))
+    found.sort(key=lambda one: one.seconds)
+    if found[0].reason:
+        raise UsageError(
+            f"the model cannot be split over {split.partitions} partitions: "
+            + "; ".join(f"{one.split.text}: {one.reason}" for one in found)
+        )
+    return Choice(found[0].split, _of_whole(traced, scale, batch_size), tuple(found))
+
+
+def _ways(traced: Traced, partitions: int) -> list[Split]:
+    """Every way by itself; and convolutions in each way that they have, beside fully connected layers by neurons."""
+    plain = [way for way in (*PLACING, *DIVIDING) if way not in ("columns", "rows")]
+    found: list[Split] = [Split(way, partitions) for way in plain]
+    layers = {str(node.target): traced.layer(node) for node in traced.layers}
+    dense = [path for path, layer in layers.items() if rule_of(layer, "columns")]
+    for way in ("filters", "regions"):
+        able = [path for path, layer in layers.items() if rule_of(layer, way)]
+        if able and dense:
+            mixed = {path: way if path in able else "neurons" for path in layers if path in (*able, *dense)}
+            found.append(Split(mixed, partitions))
+    return found
+
+
+def _named(split: Split) -> str:
+    """The ways in words.
+
+    >>> _named(Split({"conv1": "filters", "conv2": "filters", "fc1": "neurons"}))
+    'conv1 and 1 more=filters, fc1=neurons'
+    """
+    if isinstance(split.ways, str):
+        return split.ways
+    first: dict[str | int, list[str]] = {}
+    for pattern, way in split.ways.items():
+        first.setdefault(way, []).append(pattern)
+    parts = [f"{paths[0]}{f' and {len(paths) - 1} more' * (len(paths) > 1)}={way}" for way, paths in first.items()]
+    return ", ".join(parts)
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have shapes alone."""
+    memo: dict[int, Any] = {id(one): one.detach().to("meta") for one in model.buffers()}
+    for one in model.parameters():
+        memo[id(one)] = nn.Parameter(one.detach().to("meta"), one.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+def _price(programs: Sequence[HomeProgram], scale: float, samples: int) -> float:
+    """Guessed seconds of a step."""
+    made = pipeline("sequential", segment_graph(programs))
+    left = {program.home: iter(program.segments) for program in programs}
+    costs = []
+    for place in made.graph.segments:
+        one = next(left[place.home])
+        forward = _seconds(scale * one.flops, samples * one.elements, one.nodes)
+        costs.append(SegmentCost(forward, BACK * forward))
+    return price_pipeline(made, costs, LINE, samples).seconds
+
+
+def _of_whole(traced: Traced, scale: float, samples: int) -> float:
+    nodes = [node for node in traced.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+    flops = sum(node.meta["flops"] for node in nodes)
+    return (1 + BACK) * _seconds(scale * flops, samples * elements(nodes, traced.shapes), len(nodes))
+
+
+def _seconds(flops: float, elements: float, nodes: int) -> float:
+    return flops / RATE + elements * ELEMENT + nodes * NODE
