@@ -206,7 +206,7 @@ class ServedReplica:
             if training is None:
                 self.siblings.begin(self.generation)
                 if self.split is not None:
-                    self.split.begin(self.generation)
+                    yield from self.split.begin(self.generation)
                 server = ServerView(plan, self.vectors, self.links, self.incarnation)
                 training = self._training = self._make(self, server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
@@ -250,6 +250,8 @@ class ServedReplica:
     def take(self, arrival: Arrival) -> None:
         """Note what the coordinator tells, or the supervisor, and who is gone."""
         match arrival.event:
+            case partitioning.Crossed():
+                pass  # whoever waits looks again
             case partitioning.Boundary() as crossing if self.split is not None:
                 self.split.arrive(crossing)
             case _ if self.siblings.takes(arrival):

@@ -147,6 +147,10 @@ class Siblings:
         while self._asked:
             yield Send(self.superior, self._asked.popleft())
 
+    def moment(self, step: int) -> int:
+        """A step of the replica since it began, as a number that grows with its lives and the job's generations too."""
+        return (self._incarnation << 12 | self._generation) << 34 | step
+
     # rounds: all hold the parameters of one
 
     def agree(self, tick: int, wait: Callable[[], Steps]) -> Generator[Effect, Any, tuple[int, bool]]:

@@ -4,11 +4,14 @@ them, and takes what crosses to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from distbelief.core.conversations.partitioning import Boundary
+import torch
+
+from distbelief.core.conversations.partitioning import Boundary, Crossed
 from distbelief.core.effects import Batch, Computed, Effect, Phantom, Send, Work
+from distbelief.fabric.crossings import Crossings
 from distbelief.replica.siblings import Siblings, Steps
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take
@@ -20,6 +23,11 @@ PART = 1 << 20
 class SplitPart(Protocol):
     """The part of a split model that a partition holds."""
 
+    @property
+    def slots(self) -> Sequence[int]:
+        """Bytes of each thing that may cross in a step, at most; none where nothing is computed."""
+        ...
+
     def play(self, batch: Batch) -> Generator[HomeEffect, Any, Computed]:
         """Its part of a step: the gradient of a minibatch, left where the vectors take it from; the loss, where it has
         that.
@@ -30,12 +38,28 @@ class SplitPart(Protocol):
         """Of the work of a step, that of a segment."""
         ...
 
-    def encode(self, given: Give) -> bytes | Phantom:
-        """What crosses, as bytes; only how many these are, where nothing is computed."""
+    def slot(self, asked: Give | Take) -> int:
+        """Which of all things that cross in a step it is."""
         ...
 
-    def decode(self, wanted: Take, data: bytes) -> Any:
-        """What has crossed."""
+    def size(self, asked: Give | Take) -> int:
+        """How many bytes cross."""
+        ...
+
+    def encode(self, given: Give) -> torch.Tensor | None:
+        """What crosses, in host memory; None where nothing is computed."""
+        ...
+
+    def shape(self, asked: Give | Take) -> tuple[int, ...]:
+        """Of what crosses."""
+        ...
+
+    def decode(self, wanted: Take, data: bytearray) -> Any:
+        """What has crossed, of its bytes."""
+        ...
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What has crossed, where this partition computes."""
         ...
 
 
@@ -57,33 +81,46 @@ class SplitCompute:
     Args:
         siblings: with whom it makes them.
         part: what it computes.
+        crossings: what it shares with the others, where they are on one host; else what crosses is sent.
     """
 
-    def __init__(self, siblings: Siblings, part: SplitPart) -> None:
-        self.siblings, self._part = siblings, part
+    def __init__(self, siblings: Siblings, part: SplitPart, crossings: Crossings | None = None) -> None:
+        self.siblings, self._part, self._crossings = siblings, part, crossings
         self._generation = self._step = 0
-        self._here: dict[Crossing, bytes] = {}
+        self._here: dict[Crossing, bytearray] = {}
         self._coming: dict[Crossing, list[bytes]] = {}
-        self._wanted: Take | None = None
+        self._waits_for: Give | Take | None = None
 
-    def begin(self, generation: int) -> None:
+    def begin(self, generation: int) -> list[Send]:
         """The replica begins, in a generation of the job; what is left of another is dropped."""
-        self._generation, self._step, self._wanted = generation, 0, None
+        self._generation, self._step, self._waits_for = generation, 0, None
         self._here = {one: data for one, data in self._here.items() if one.generation >= generation}
         self._coming = {one: parts for one, parts in self._coming.items() if one.generation >= generation}
+        return self._begin_step()
+
+    def _begin_step(self) -> list[Send]:
+        if self._crossings is None:
+            return []
+        return [self._wake(home) for home in self._crossings.begin(self.siblings.moment(self._step))]
+
+    def _wake(self, home: int) -> Send:
+        return Send(self.siblings.role_of(home), Crossed())
 
     def waits(self) -> str:
         """What it waits for, in words; "" where for nothing."""
-        if self._wanted is None:
+        if self._waits_for is None:
             return ""
-        transfer, way = self._wanted.transfer, self._wanted.direction
-        home = transfer.source if way is Pass.FORWARD else transfer.target
+        transfer, way = self._waits_for.transfer, self._waits_for.direction
+        other = self.siblings.role_of(self._other(self._waits_for))
+        if isinstance(self._waits_for, Give):
+            return f"for {other} to begin the step"
         what = f"what {transfer.path} needs" if way is Pass.FORWARD else f"the gradient of what {transfer.path} needed"
-        return f"for {what} from {self.siblings.role_of(home)}"
+        return f"for {what} from {other}"
 
     def compute(self, batch: Batch, wait: Callable[[], Steps]) -> Generator[Effect, Any, Computed]:
         """Its part of a step; `wait` is for the next arrival."""
         self._step += 1
+        yield from self._begin_step()
         play, answer, begins = self._part.play(batch), None, True
         while True:
             try:
@@ -97,30 +134,53 @@ class SplitCompute:
                     yield Work(self._part.share(asked), begins)
                     begins = False
                 case Give():
-                    yield from self._give(asked)
+                    yield from self._give(asked, wait)
                 case Take():
                     answer = yield from self._take(asked, wait)
+
+    def _other(self, asked: Give | Take) -> int:
+        """The home at the other end."""
+        transfer, leaves = asked.transfer, isinstance(asked, Give)
+        return transfer.target if leaves is (asked.direction is Pass.FORWARD) else transfer.source
 
     def _crossing(self, asked: Give | Take) -> Crossing:
         backward = asked.direction is Pass.BACKWARD
         return Crossing(self._generation, self._step, asked.transfer.number, asked.microbatch, backward)
 
-    def _give(self, given: Give) -> list[Send]:
-        transfer, data, crossing = given.transfer, self._part.encode(given), self._crossing(given)
-        to = self.siblings.role_of(transfer.target if given.direction is Pass.FORWARD else transfer.source)
-        if isinstance(data, Phantom):
-            return [Send(to, Boundary(*crossing, 0, b""), data)]
-        parts = [data[start : start + PART] for start in range(0, len(data), PART)] or [data]
-        return [
-            Send(to, Boundary(*crossing, len(parts) - 1 - i, part), Phantom(len(part))) for i, part in enumerate(parts)
-        ]
+    def _give(self, given: Give, wait: Callable[[], Steps]) -> Steps:
+        data, other, crossing = self._part.encode(given), self._other(given), self._crossing(given)
+        to = self.siblings.role_of(other)
+        if data is None:
+            yield Send(to, Boundary(*crossing, 0, b""), Phantom(self._part.size(given)))
+        elif self._crossings is not None:
+            slot = self._part.slot(given)
+            while not self._crossings.give(slot, other, data):
+                self._waits_for = given
+                yield from wait()
+            self._waits_for = None
+            if self._crossings.sleeps(other):
+                yield self._wake(other)
+        else:
+            sent = data.contiguous().reshape(-1).view(torch.uint8)
+            parts = [sent[start : start + PART] for start in range(0, len(sent), PART)] or [sent]
+            for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+                yield Send(to, Boundary(*crossing, left, part.numpy().tobytes()), Phantom(len(part)))
 
     def _take(self, wanted: Take, wait: Callable[[], Steps]) -> Generator[Effect, Any, Any]:
-        self._wanted, crossing = wanted, self._crossing(wanted)
-        while crossing not in self._here:
-            yield from wait()
-        self._wanted = None
-        return self._part.decode(wanted, self._here.pop(crossing))
+        if self._crossings is None:
+            crossing = self._crossing(wanted)
+            while crossing not in self._here:
+                self._waits_for = wanted
+                yield from wait()
+            taken = self._part.decode(wanted, self._here.pop(crossing))
+        else:
+            slot, dtype, shape = self._part.slot(wanted), wanted.transfer.shape.dtype, self._part.shape(wanted)
+            while (tensor := self._crossings.take(slot, dtype, shape)) is None:
+                self._waits_for = wanted
+                yield from wait()
+            taken = self._part.placed(tensor)
+        self._waits_for = None
+        return taken
 
     def arrive(self, told: Boundary) -> None:
         """Something that crosses to this partition is here, or a part of it; what is of the past is dropped."""
@@ -130,4 +190,4 @@ class SplitCompute:
         parts = self._coming.setdefault(crossing, [])
         parts.append(told.data)
         if not told.left:
-            self._here[crossing] = b"".join(self._coming.pop(crossing))
+            self._here[crossing] = bytearray().join(self._coming.pop(crossing))

@@ -5,17 +5,20 @@ nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
+from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.shared_memory import in_order
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
@@ -131,6 +134,8 @@ class Context:
     """Whether a user's own loop computes: a step of it may be several backward passes."""
     memory: Memory | None = None
     """What the replicas share, where the strategy needs it."""
+    crossings: Memory | None = None
+    """What the partitions of split replicas share, where they are on one host."""
     process: Process | None = None
     """Where it is a process."""
     virtual: SimulatedContext | None = None
@@ -147,7 +152,18 @@ class Context:
         if self.part is None:
             return None
         address = self.process.listen() if self.process else ""
-        return SplitCompute(Siblings(self.role, self.incarnation, self.settings.partitions, address), self.part)
+        siblings = Siblings(self.role, self.incarnation, self.settings.partitions, address)
+        return SplitCompute(siblings, self.part, self._crossings(self.part.slots))
+
+    def _crossings(self, slots: Sequence[int]) -> Crossings | None:
+        """Where partitions find what crosses between them, each replica in a part of what they share."""
+        if self.crossings is None or not in_order():
+            return None
+        homes = self.settings.partitions
+        length = segment_bytes(homes, slots)
+        start = roles.index_of(self.role) * length
+        memory = self.crossings(self.settings.replicas * length)[start : start + length]
+        return Crossings(memory, roles.partition_of(self.role), homes, slots)
 
     @property
     def module(self) -> FlatModule:
@@ -198,6 +214,6 @@ class LoopContext:
     """Makes its steps take the time that they have here."""
 
 
-def open_memory(spec: ProcessSpec) -> int:
-    """A descriptor of the supervisor's memory."""
-    return os.open(f"/proc/{spec.supervisor}/fd/{spec.memory}", os.O_RDWR)
+def open_memory(spec: ProcessSpec, descriptor: int) -> int:
+    """A descriptor of ours for memory of the supervisor's."""
+    return os.open(f"/proc/{spec.supervisor}/fd/{descriptor}", os.O_RDWR)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.effects import Batch, Computed, Phantom
+from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
-from distbelief.errors import DistbeliefError
+from distbelief.errors import DistbeliefError, LocalProtocolError
 from distbelief.schedules.pipeline import Pass
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
@@ -29,6 +29,7 @@ from distbelief.tasks.worker import load, on_device, raised_at
 
 EXAMPLES = 2
 """Samples that a model is traced with."""
+WAYS = (Pass.FORWARD, Pass.BACKWARD)
 NOTHING = torch.empty(0)
 BACKWARD = 2.0
 """Of the work of a forward pass, that of the backward pass."""
@@ -65,7 +66,12 @@ def partition(
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
-    return flat, PartitionTrainer(task, program, settings)
+    return flat, PartitionTrainer(task, program, settings, crossing(graph))
+
+
+def crossing(graph: SplitGraph) -> list[Transfer]:
+    """What crosses between the homes of a split model, in an order that all of them know."""
+    return sorted(graph.transfers.values(), key=lambda one: one.number)
 
 
 def programs(task: Task, model: nn.Module, settings: Settings) -> list[HomeProgram]:
@@ -96,6 +102,8 @@ class PhantomPartition:
         samples: in the training set.
         batch_size: of the job.
     """
+
+    slots: Sequence[int] = ()
 
     def __init__(self, program: HomeProgram, samples: int, batch_size: int) -> None:
         self._program, self._all, self._batch_size = program, samples, batch_size
@@ -131,12 +139,27 @@ class PhantomPartition:
         """Of the work of a step, that of a segment."""
         return share_of(run, self._program)
 
-    def encode(self, given: Give) -> Phantom:
-        """How many bytes cross."""
-        return Phantom(given.transfer.shape.bytes(self._samples))
+    def slot(self, asked: Give | Take) -> int:
+        """Which of all things that cross in a step it is."""
+        raise LocalProtocolError(f"{asked} has no bytes")
 
-    def decode(self, wanted: Take, data: bytes) -> None:
+    def size(self, asked: Give | Take) -> int:
+        """How many bytes cross."""
+        return asked.transfer.shape.bytes(self._samples)
+
+    def encode(self, given: Give) -> None:
+        """Nothing is computed."""
+
+    def shape(self, asked: Give | Take) -> tuple[int, ...]:
+        """Of what would cross."""
+        return asked.transfer.shape.at(self._samples)
+
+    def decode(self, wanted: Take, data: bytearray) -> None:
         """Nothing has crossed."""
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where it is."""
+        return tensor
 
 
 class PartitionTrainer:
@@ -146,10 +169,14 @@ class PartitionTrainer:
         task: whose training set and loss are used.
         program: of the home.
         settings: of the job.
+        transfers: all that crosses between the homes.
     """
 
-    def __init__(self, task: Task, program: HomeProgram, settings: Settings) -> None:
+    def __init__(self, task: Task, program: HomeProgram, settings: Settings, transfers: Sequence[Transfer]) -> None:
         self._task, self._program = task, program
+        self._numbers = {one: number for number, one in enumerate(transfers)}
+        self.slots = [one.shape.bytes(settings.data.batch_size) for one in transfers for _ in WAYS]
+        """Bytes of each thing that crosses, at most."""
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
         self._order = Order(len(self._data), self._batch_size, settings.seed)
@@ -187,12 +214,28 @@ class PartitionTrainer:
         """Of the work of a step, that of a segment."""
         return share_of(run, self._program)
 
-    def encode(self, given: Give) -> bytes:
-        """What crosses, as bytes."""
-        return bytes(given.tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    def slot(self, asked: Give | Take) -> int:
+        """Which of all things that cross in a step it is."""
+        return len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
 
-    def decode(self, wanted: Take, data: bytes) -> torch.Tensor:
-        """The tensor that has crossed."""
-        shape = wanted.transfer.shape
-        flat = torch.frombuffer(bytearray(data), dtype=shape.dtype)
-        return flat.reshape(shape.at(self._samples[wanted.microbatch])).to(self._device)
+    def size(self, asked: Give | Take) -> int:
+        """How many bytes cross."""
+        return asked.transfer.shape.bytes(self._samples[asked.microbatch])
+
+    def encode(self, given: Give) -> torch.Tensor:
+        """What crosses, in host memory."""
+        return given.tensor.cpu()
+
+    def shape(self, asked: Give | Take) -> tuple[int, ...]:
+        """Of what crosses."""
+        return asked.transfer.shape.at(self._samples[asked.microbatch])
+
+    def decode(self, wanted: Take, data: bytearray) -> torch.Tensor:
+        """The tensor that has crossed, of its bytes."""
+        dtype = wanted.transfer.shape.dtype
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return self.placed(flat.reshape(self.shape(wanted)))
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What has crossed, where this partition computes."""
+        return tensor.to(self._device)

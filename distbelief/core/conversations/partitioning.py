@@ -57,6 +57,10 @@ class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Whether all partitions hold those of this round."""
 
 
+class Crossed(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Wake up: in the memory that the partitions share there is what you may be waiting for."""
+
+
 class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A part of what crosses between two partitions in a step: a value on its way forward, or its gradient."""
 
@@ -79,6 +83,7 @@ PARTITIONING = Conversation(
         Says(Meet, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=PartitionHere),
         Says(PartitionHail, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Boundary, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
+        Says(Crossed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         *(
             Says(one, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
             for one in (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import mmap
 import os
 import runpy
@@ -356,19 +357,25 @@ class _Process:
             batch_size,
             scripted,
             self._memory,
+            self._crossings,
             Process(spec, self._listen),
         )
 
     @property
     def _memory(self) -> Memory | None:
         """What the processes of the job share, where they share any."""
-        return None if self.spec.memory < 0 else self._share
+        return None if self.spec.memory < 0 else functools.partial(self._share, self.spec.memory)
 
-    def _share(self, length: int) -> torch.Tensor:
-        """So many bytes of the supervisor's memory. The descriptor stays open: with any that a process closes, its
+    @property
+    def _crossings(self) -> Memory | None:
+        """What the partitions of its replicas share, where they do."""
+        return None if self.spec.crossings < 0 else functools.partial(self._share, self.spec.crossings)
+
+    def _share(self, memory: int, length: int) -> torch.Tensor:
+        """So many bytes of memory of the supervisor's. The descriptor stays open: with any that a process closes, its
         locks on that file are gone.
         """
-        descriptor = open_memory(self.spec)
+        descriptor = open_memory(self.spec, memory)
         if os.fstat(descriptor).st_size < length:
             os.ftruncate(descriptor, length)
         return torch.frombuffer(mmap.mmap(descriptor, max(length, 1)), dtype=torch.uint8)[:length]

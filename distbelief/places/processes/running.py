@@ -71,8 +71,12 @@ class Running:
         # last, when nothing is left that fails: `close` gives them back
         shared = job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
+        crosses = settings.partitions > 1 and cluster.carrier == "shared"
+        self._crossings = os.memfd_create("distbelief crossings") if crosses else -1
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
-        self._told = msgspec.structs.replace(told, memory=self._memory, journal=self._journal)
+        self._told = msgspec.structs.replace(
+            told, memory=self._memory, crossings=self._crossings, journal=self._journal
+        )
 
     def run(self, woken: Connection) -> dict[str, Any]:
         """Start, watch and end the job; a word on `woken` is a signal that came."""
@@ -101,8 +105,9 @@ class Running:
         self.desk.close()
         if self._join_server:
             self._join_server.close()
-        for descriptor in (*self._journal, *([self._memory] if self._memory >= 0 else [])):
-            os.close(descriptor)
+        for descriptor in (*self._journal, self._memory, self._crossings):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     # starting
 

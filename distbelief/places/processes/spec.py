@@ -61,6 +61,8 @@ class Spec(Opening, frozen=True, kw_only=True):
     init_from: str | None
     memory: int
     """The supervisor's descriptor of the memory that is read in place; -1 for none."""
+    crossings: int = -1
+    """That of the memory through which partitions give each other what crosses; -1 where they send it."""
     script: list[str] = []
     """The user's own script and its arguments; empty where a task is trained."""
     evaluator: bool = True

@@ -62,7 +62,7 @@ def carrier(spec: ProcessSpec, role: str, settings: Settings) -> Carrier:
     """What adds up the gradients of a replica: shared memory inside a host, torch.distributed over a network."""
     index, own = roles.index_of(role), settings.own(AllreduceSettings)
     if spec.transport == "shared":
-        descriptor = open_memory(spec)
+        descriptor = open_memory(spec, spec.memory)
         return SharedMemory(descriptor, index, settings.replicas, own.algorithm, own.per_host)
     if interface := interface_of(spec.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -32,7 +32,7 @@ class ProcessUpdater:
 
     def __init__(self, process: Process, held: MappedModel) -> None:
         self._held = held
-        self._locks = Locks(open_memory(process.spec), lambda process: held.counts.holder(process))
+        self._locks = Locks(open_memory(process.spec, process.spec.memory), lambda process: held.counts.holder(process))
         self._left: list[LockedStep] | None = None
 
     def waits(self) -> str:

@@ -12,6 +12,7 @@ STRANGERS = "A slow or silent stranger is dropped after 5 s"
 TICKET = "Who joins a job has shown its ticket"
 IMPORTS = "Nothing that is sent or read has a module imported"
 LOCK = "A lock whose holder dies is free at once"
+CROSSES = "What crosses between partitions in shared memory"
 HOOK = "A script with DDP and `comm_hook`"
 
 TCP_TESTS = "tests/processes/test_tcp.py::"
@@ -20,6 +21,7 @@ SILENCES = (
 )
 TLS_TESTS = "tests/processes/test_tls.py::"
 LINKS = "tests/processes/test_transports.py::"
+CROSSING = "tests/core/test_crossings.py::"
 VIRTUAL = "tests/machines/test_virtual.py::"
 JOIN = "tests/processes/test_join.py::"
 JOIN_SERVER = "tests/processes/test_join_server.py::"
@@ -27,6 +29,30 @@ ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
 
 MUTANTS = [
+    Mutant(
+        "what-crosses-is-written-over-while-it-is-read",
+        CROSSES,
+        "fabric/crossings.py",
+        "self._reached(OWN * to, self._step - 1)",
+        "self._reached(OWN * to, self._step - 2)",
+        (CROSSING + "test_what_was_taken_stays_until_the_step_after_the_next_begins",),
+    ),
+    Mutant(
+        "what-crossed-a-step-ago-is-taken",
+        CROSSES,
+        "fabric/crossings.py",
+        "self._reached(OWN * self._homes + at, self._step)",
+        "self._reached(OWN * self._homes + at, self._step - 2)",
+        (CROSSING + "test_nothing_is_taken_before_it_is_given_in_this_step",),
+    ),
+    Mutant(
+        "who-sleeps-is-not-woken",
+        CROSSES,
+        "fabric/crossings.py",
+        "        stamps[asleep] = 1\n",
+        "        stamps[asleep] = 0\n",
+        (CROSSING + "test_who_looks_in_vain_sleeps_and_is_woken_by_what_it_waits_for",),
+    ),
     Mutant(
         "the-last-message-leaves-first",
         ORDER,

@@ -1,0 +1,155 @@
+"""What crosses between the homes of a split replica on one host: it lies in one segment that all of them map.
+
+A home writes what it gives into a slot and stamps it with the step; who takes it looks for the stamp, and reads it
+where it lies. Every slot is there twice, for even and odd steps: a home that begins a step needs nothing of the step
+before the last any more, so that others may write over what it took then. A stamp has one writer and only grows; what
+it speaks of is written before it, which processors of the x86-64 kind let others see in that order.
+
+Who has looked in vain writes down that it sleeps, and looks once more; who stamps something looks afterwards whether
+the other sleeps, and is to wake it. One of the two sees what the other wrote, as each lets its own be seen before it
+looks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+LOOK_SECONDS = 1e-3
+"""How long one looks for a stamp before one sleeps: waking takes longer than most of what crosses."""
+CROWDED_SECONDS = 20e-6
+"""A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""
+VIEWS_LIMIT = 1024
+"""Most tensors that are kept, of slots and shapes."""
+LINE = 64
+"""Bytes from one stamp to the next, and what slots are aligned to: what a core writes is in no line of another's."""
+OWN = 2
+"""Words of each home: the step that it has begun, and whether it sleeps."""
+TURNS = 2
+"""Steps of which what crosses may be in the segment."""
+
+
+def segment_bytes(homes: int, slots: Sequence[int]) -> int:
+    """How long the segment is that so many homes need for slots of these bytes each.
+
+    >>> segment_bytes(2, [100])
+    640
+    """
+    return LINE * (OWN * homes + TURNS * len(slots)) + TURNS * sum(map(_aligned, slots))
+
+
+class Crossings:
+    """One home's end.
+
+    Args:
+        memory: of all homes: `segment_bytes` of them, 1-D uint8.
+        home: whose end it is.
+        homes: how many there are.
+        slots: bytes of each thing that may cross in a step, the same at every home.
+    """
+
+    def __init__(self, memory: torch.Tensor, home: int, homes: int, slots: Sequence[int]) -> None:
+        data: Any = memory.numpy()
+        self._stamps = memoryview(data)[: LINE * (OWN * homes + TURNS * len(slots))].cast("q")
+        start = len(self._stamps) * self._stamps.itemsize
+        self._slots = []
+        for size in slots:
+            for _ in range(TURNS):
+                # a tensor of its own for each: views of one share the counter by which autograd finds that a value has
+                # been overwritten
+                held = (
+                    torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start)
+                    if size
+                    else torch.empty(0, dtype=torch.uint8)
+                )
+                self._slots.append(held)
+                start += _aligned(size)
+        self._views: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+        self._home, self._homes = home, homes
+        self._step = 0
+        self._fence = threading.Lock()
+
+    def begin(self, step: int) -> list[int]:
+        """A step begins here, and nothing of those before is needed; steps only grow, and those of a later life or
+        generation are above all before.
+
+        Returns:
+            Homes that are to be woken.
+        """
+        self._step = step
+        self._stamps[_word(OWN * self._home)] = step
+        return [home for home in range(self._homes) if home != self._home and self.sleeps(home)]
+
+    def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
+        """Have something cross to a home: a tensor of at most the slot's bytes, in host memory. False where that home
+        has not begun the step before: this one is woken when it has, and is to ask again.
+        """
+        if not self._reached(OWN * to, self._step - 1):
+            return False
+        at = self._turn(slot)
+        self._view(at, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+        self._stamps[_word(OWN * self._homes + at)] = self._step
+        return True
+
+    def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """What has crossed in this step, which stays as it is until the next but one begins. None where nothing has:
+        this home is woken when it has, and is to ask again.
+        """
+        at = self._turn(slot)
+        if not self._reached(OWN * self._homes + at, self._step):
+            return None
+        return self._view(at, dtype, shape)
+
+    def sleeps(self, home: int) -> bool:
+        """Whether a home sleeps: it is to be woken after something has been stamped that concerns it."""
+        with self._fence:  # what was stamped is to be seen before this is looked at
+            return self._stamps[_word(OWN * home + 1)] != 0
+
+    def _reached(self, number: int, least: int) -> bool:
+        """Look for a stamp; where it does not come for a moment, this home sleeps from now on."""
+        stamps, word, asleep = self._stamps, _word(number), _word(OWN * self._home + 1)
+        stamps[asleep] = 0
+        if stamps[word] >= least:
+            return True
+        now = perf_counter()
+        end = now + LOOK_SECONDS
+        while now < end:
+            os.sched_yield()
+            if stamps[word] >= least:
+                return True
+            before, now = now, perf_counter()
+            if now - before > CROWDED_SECONDS:
+                break
+        stamps[asleep] = 1
+        with self._fence:
+            if stamps[word] < least:
+                return False
+        stamps[asleep] = 0
+        return True
+
+    def _view(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        key = (at, dtype, shape)
+        known = self._views.get(key)
+        if known is None:
+            if len(self._views) >= VIEWS_LIMIT:
+                self._views.clear()
+            size = dtype.itemsize * math.prod(shape)
+            known = self._views[key] = self._slots[at][:size].view(dtype).reshape(shape)
+        return known
+
+    def _turn(self, slot: int) -> int:
+        return TURNS * slot + self._step % TURNS
+
+
+def _word(number: int) -> int:
+    return number * (LINE // 8)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // LINE) * LINE
