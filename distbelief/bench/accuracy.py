@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, machine, show
+from distbelief.bench.parts.timing import figure, finish, show
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.record.machine import machine
 from distbelief.strategies import Downpour, Single, Strategy
 
 EARLY, LATE = 5, 10

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from distbelief.bench.parts import iterations
-from distbelief.bench.parts.timing import figure, finish, machine, number, show
+from distbelief.bench.parts.timing import figure, finish, number, show
 from distbelief.core.optimizer import optim
 from distbelief.costs import profile
 from distbelief.costs.cost import sample_of
 from distbelief.costs.trace import Tracer
 from distbelief.errors import unknown
+from distbelief.record.machine import machine
 from distbelief.tasks import as_data, resolve
 
 ERROR = 0.10

@@ -16,9 +16,10 @@ import torch
 
 from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.peers import Peers
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
+from distbelief.record.machine import machine
 from distbelief.strategies import Hogwild, Locking
 from distbelief.strategies.shared_memory.options import Mapped
 from distbelief.tasks import as_data, resolve

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, machine, show
+from distbelief.bench.parts.timing import figure, finish, show
 from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
+from distbelief.record.machine import machine
 from distbelief.strategies import Allreduce
 
 RATES = {"lars": (5.0, 10.0, 20.0, 40.0), "momentum": (0.0125, 0.025, 0.05, 0.1)}

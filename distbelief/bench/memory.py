@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, machine, number, show
+from distbelief.bench.parts.timing import figure, finish, number, show
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.settle import title_of
+from distbelief.record.machine import machine
 from distbelief.strategies import Downpour
 
 VECTOR = 4 * workloads.WIDE * workloads.WIDE

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distbelief.bench import validate
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, show
+from distbelief.bench.parts.timing import figure, finish, interleave, number, show
 from distbelief.bench.parts.workloads import counted
 from distbelief.core.messages import Message
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
+from distbelief.record.machine import machine
 from distbelief.strategies import Downpour
 
 BATCH = 64

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
 from distbelief.job import Job
 from distbelief.places.status import status
+from distbelief.record.machine import machine
 from distbelief.strategies import Downpour
 
 SECONDS, SHARE = 1.0, 0.85

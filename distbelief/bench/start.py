@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, show, spread
 from distbelief.errors import JobFailed
+from distbelief.record.machine import machine
 
 SECONDS = 3.0
 """The figure to reach."""

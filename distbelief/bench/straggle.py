@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
+from distbelief.record.machine import machine
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 FACTOR, CHANCE, TAIL = 4.0, 0.05, 10.0

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 from distbelief.bench.parts import loops, workloads
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import unknown
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
+from distbelief.record.machine import machine
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy, Synchronous
 from distbelief.tasks import as_data, resolve
 

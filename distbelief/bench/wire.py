@@ -14,8 +14,9 @@ import torch
 from distbelief.bench.parts import limits
 from distbelief.bench.parts.carriers import Ours
 from distbelief.bench.parts.peers import Peers
-from distbelief.bench.parts.timing import figure, finish, interleave, machine, number, ratio, show, spread
+from distbelief.bench.parts.timing import figure, finish, interleave, number, ratio, show, spread
 from distbelief.errors import UsageError
+from distbelief.record.machine import machine
 
 OURS = (
     "shared, landed",

@@ -17,12 +17,14 @@ import msgspec
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
 from distbelief.cli.compress import compress, expand
+from distbelief.cli.study import study
+from distbelief.cli.task_names import TASKS, check_task
+from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError, unknown
 from distbelief.places.processes import forkserver
-from distbelief.references import check_no_path
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
 from distbelief.schedules.drawing import LETTERS
 from distbelief.schedules.drawing import draw as draw_schedule
@@ -38,11 +40,6 @@ if TYPE_CHECKING:
     from distbelief.job import Job
     from distbelief.places.simulated.simulated import Simulated
 
-TASKS = (
-    "digits", "mnist", "mnist-lenet", "mnist-alexnet", "mnist-inception", "mnist-siamese", "mnist-gru", "mnist-local",
-    "mnist-squeezenet", "alexnet", "vgg16", "inception-v1", "squeezenet", "gpt-tiny", "sparse-svm", "dense-svm",
-)  # fmt: skip
-"""The names of `tasks.BUILTINS`, which cannot be looked at without torch."""
 MOST_DRAWN = 64
 """Partitions, and microbatches, of a drawing."""
 
@@ -84,27 +81,11 @@ def simulate(args: list[str]) -> int:
     task, strategy, rest = _task_and_strategy("simulate", args)
     asked = options.parse("simulate", task, strategy, rest)
     job = asked.job(task)
-    virtual = asked.virtual
-    line, steps = (
-        words.network(virtual.network),
-        {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)},
-    )
-    faults, hosts = words.faults(virtual.faults), words.hosts(virtual.hosts)
-    handling = words.handling(virtual.handling)
+    make = cluster(asked.virtual)
     _begin(asked, f"{strategy} on {task}, simulated")
-    from distbelief.places.compute_model import ComputeModel
-    from distbelief.places.simulated.handling import Handling
-    from distbelief.places.simulated.simulated import Simulated
-    from distbelief.places.simulated.virtual_cluster import Crash
-    from distbelief.transport.processors import Hosts
-    from distbelief.transport.virtual import NetworkModel, Outage
-
-    crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
-    network = NetworkModel(**line, **faults.delays, outages=outages)
-    own: dict[str, Any] = {"handling": Handling(**handling), "hosts": Hosts(**hosts) if hosts else None, **faults.place}
-    place = Simulated(network, ComputeModel(**steps), crashes, phantom=virtual.phantom, keep=virtual.keep, **own)
-    if virtual.sweep is not None:
-        return _sweep(place, job, virtual.sweep, asked, args)
+    place = make()
+    if asked.virtual.sweep is not None:
+        return _sweep(place, job, asked.virtual.sweep, asked, args)
     return _run(lambda: place.run(job, _view(asked)), asked, ["simulate", *args])
 
 
@@ -212,7 +193,7 @@ def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[st
     if not args:
         raise UsageError(f"which task? Write it: {prog}; {', '.join(TASKS)}, or module:function of your own")
     task, asked = _first_and_options(prog, "the task", kind, args)
-    _check_task(task)
+    check_task(task)
     return task, asked
 
 
@@ -557,7 +538,23 @@ def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
 
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     f.__name__: f
-    for f in (train, launch, simulate, evaluate, compress, expand, join, leave, status, cost, plan, split, bench, draw)
+    for f in (
+        train,
+        launch,
+        simulate,
+        study,
+        evaluate,
+        compress,
+        expand,
+        join,
+        leave,
+        status,
+        cost,
+        plan,
+        split,
+        bench,
+        draw,
+    )
 }
 """Every command, by name."""
 
@@ -599,21 +596,13 @@ def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, lis
     task = args[0]
     if task.startswith("-"):
         raise UsageError(f"{task}: write the task and the strategy first: distbelief {command} TASK STRATEGY [options]")
-    _check_task(task)
+    check_task(task)
     if len(args) < 2:
         raise UsageError(
             f"distbelief {command} {task}: which strategy? Write it after the task: {', '.join(STRATEGIES)}, or "
             "module:Class of your own"
         )
     return task, _strategy(command, args[1], args), list(args[2:])
-
-
-def _check_task(task: str) -> None:
-    """Refuse what is no task's name."""
-    named = task.partition("@")[0]
-    check_no_path("task", named, "function")
-    if named not in TASKS and ":" not in named:
-        raise unknown("task", named, [*TASKS, "module:function"])
 
 
 def _strategy(command: str, name: str, args: Sequence[str]) -> str:

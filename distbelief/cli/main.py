@@ -21,6 +21,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   train TASK STRATEGY [options]                    train a task on this machine
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
+  study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target
   evaluate RUN|FILE [options]                      measure the model of a run, or of a compressed file, on a test set
   compress RUN [options]                           make the model of a run smaller: one file
   expand FILE [options]                            write the model of a compressed file as safetensors
@@ -124,7 +125,7 @@ def _command(args: list[str]) -> int:
 def usage() -> str:
     """What `distbelief --help` shows."""
     from distbelief.bench import BENCHES
-    from distbelief.cli.commands import TASKS
+    from distbelief.cli.task_names import TASKS
     from distbelief.strategies import STRATEGIES
 
     return USAGE.format(tasks=", ".join(TASKS), strategies=", ".join(STRATEGIES), benches=", ".join(BENCHES))

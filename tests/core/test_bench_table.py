@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from distbelief.bench.parts.timing import figure, finish, machine
+from distbelief.bench.parts.timing import figure, finish
 from distbelief.bench.table import table
 from distbelief.bench.wire import WireOptions
 from distbelief.errors import UsageError
+from distbelief.record.machine import machine
 
 
 def written(tmp_path: Path, name: str, *measured: float, **options: Any) -> str:

@@ -5,16 +5,12 @@ same rounds.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import os
-import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -72,27 +68,6 @@ def figure(what: str, measured: float, promised: float, lower: bool = False) -> 
     """
     return {"what": what, "measured": measured, "promised": promised, "better": "lower" if lower else "higher",
             "reached": measured <= promised if lower else measured >= promised}  # fmt: skip
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": model[0] if model else platform.processor(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load": round(os.getloadavg()[0], 2),
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 class Asked(Protocol):

@@ -1,0 +1,151 @@
+"""The command `study`: several ways to train, compared by rules that are fixed before."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distbelief.cli import options, virtual
+from distbelief.cli.task_names import check_task
+from distbelief.core.settings import option
+from distbelief.errors import UsageError
+from distbelief.places.processes import forkserver
+from distbelief.study import definition
+from distbelief.study.definition import Arm, Study
+
+if TYPE_CHECKING:
+    from distbelief.study.running import Prepare, Prepared
+
+KEPT = ("--out", "--resume", "--seed", "--evaluate-every", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
+        "--target-accuracy", "--json", "--quiet")  # fmt: skip
+"""Options that are the study's, in none of its arms."""
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Run a study, one of the package's or a TOML file: its trials one after the other, which takes hours, and may be
+    interrupted: the same command goes on.
+    """
+
+    out: str = ""
+    """Its folder; studies/NAME where none is given."""
+    minutes: float = float("inf")
+    """After so many no more trial is begun; the same command goes on."""
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    quiet: bool = False
+    """Show nothing but errors."""
+
+
+def study(args: list[str]) -> int:
+    """`distbelief study NAME|FILE.toml [options]`."""
+    prog = "distbelief study NAME|FILE.toml"
+    if not args or args[0] in ("--help", "-h"):
+        if args:
+            options.call_tyro(StudyOptions, prog, f"{StudyOptions.__doc__} Studies: {_names()}", ["--help"])
+        raise UsageError(f"which study? {prog}; the package's own: {_names()}")
+    if args[0].startswith("-"):
+        raise UsageError(f"{args[0]}: write the study first: {prog} [options]")
+    options.refuse(prog, args[1:], [option(field.name) for field in fields(StudyOptions)])
+    asked = options.call_tyro(StudyOptions, prog, str(StudyOptions.__doc__), args[1:])
+    file = definition.find(args[0])
+    read = definition.read(file)
+    more = ("--data-dir", asked.data_dir) if asked.data_dir else ()
+    check(read, file, more)
+    out = Path(asked.out or f"studies/{file.stem}")
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    forkserver.start()
+    from distbelief.study.report import write_report
+    from distbelief.study.running import run
+
+    tell = _nothing if asked.quiet else _tell
+    tell(f"{read.title}: {len(read.arms)} arms, {len(read.seeds)} seeds, into {out}")
+    trials = run(read, out, preparing(more), tell, asked.minutes)
+    report = write_report(out, read, trials)
+    if not asked.quiet:
+        print("\n".join(report.lines()))
+    return 0
+
+
+def preparing(more: Sequence[str] = ()) -> Prepare:
+    """What makes jobs of arms.
+
+    Args:
+        more: words for all of them.
+    """
+
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
+        from distbelief.study.running import Prepared
+
+        command = {"local": "train", "simulated": "simulate"}[arm.place]
+        asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
+        job = asked.job(arm.task)
+        place = asked.local() if arm.place == "local" else virtual.cluster(asked.virtual)()
+        return Prepared(job, place, shlex.join(["distbelief", command, arm.task, arm.strategy, *words]))
+
+    return prepare
+
+
+def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
+    """Refuse options that an arm does not have, and values that they cannot have, before anything is run.
+
+    Raises:
+        UsageError: naming the file, the line and the arm.
+    """
+    lines = file.read_text().splitlines()
+    arms = [number for number, line in enumerate(lines, 1) if line.strip().startswith("[[arms]]")]
+    for arm in read.arms:
+        words = arm.with_value(arm.grid[0] if arm.grid else None)
+        try:
+            check_task(arm.task)
+            if own := next((word for word in words if word in KEPT), ""):
+                raise UsageError(f"{own}: is the study's own; leave it off")
+            command = {"local": "train", "simulated": "simulate"}[arm.place]
+            asked = options.parse(command, arm.task, arm.strategy, [*words, *more])
+            asked.job(arm.task)
+            if arm.place == "simulated":
+                virtual.cluster(asked.virtual)
+        except UsageError as error:
+            named = _named(words, str(error))
+            line = _line(lines, named.removeprefix("--"), arms.index(arm.line) + 1)
+            raise UsageError(f"{file}:{line}: arm {arm.name!r}: {error}") from error
+
+
+def _named(words: Sequence[str], error: str) -> str:
+    """The option that an error is about: it is named there, or else its value is; "" where neither is.
+
+    >>> _named(["--lr", "0.1", "--optimizer", "adagrat"], "unknown optimizer 'adagrat'")
+    '--optimizer'
+    """
+    valued = dict(itertools.pairwise(words))
+    found = [word for word in words if word.startswith("--") and re.search(rf"{word}(?![\w-])", error)]
+    found += [word for word, value in valued.items() if word.startswith("--") and f"{value!r}" in error]
+    return (found or [""])[0]
+
+
+def _line(lines: Sequence[str], name: str, arm: int) -> int:
+    """The line of an option: that of the arm, else that of what all have."""
+    own = definition.line_of(lines, name, arm)
+    if not name or own != definition.line_of(lines, "", arm):
+        return own
+    shared = definition.line_of(lines, name)
+    return own if shared == 1 else shared
+
+
+def _names() -> str:
+    return ", ".join(definition.names())
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
+
+
+def _nothing(_: str) -> None:
+    """Quiet."""

@@ -1,0 +1,275 @@
+"""A study: which arms it compares, by which targets and with which seeds; read from a TOML file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from distbelief.core.settings import option
+from distbelief.errors import UsageError, unknown
+
+STUDIES = Path(__file__).parent / "studies"
+"""The package's own."""
+MOST_TRIALS = 100_000
+PLACES = ("local", "simulated")
+
+Value = str | int | float | bool | list[str | int | float]
+Table = Mapping[str, object]
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One way to train, of those that a study compares."""
+
+    name: str
+    task: str
+    strategy: str
+    place: str
+    """local or simulated."""
+    words: tuple[str, ...]
+    """Its options, as on the command line."""
+    tuned: str = ""
+    """The option whose best value is looked for first, on other seeds."""
+    grid: tuple[float, ...] = ()
+    """The values that it may have."""
+    line: int = 0
+    """Where it begins in the file."""
+
+    def with_value(self, value: float | None) -> tuple[str, ...]:
+        """Its words, with the tuned option at a value.
+
+        >>> Arm("a", "digits", "single", "local", ("--epochs", "3"), "--lr", (0.1,)).with_value(0.1)
+        ('--epochs', '3', '--lr', '0.1')
+        """
+        return (*self.words, self.tuned, f"{value:g}") if value is not None else self.words
+
+
+class Study(msgspec.Struct, frozen=True):
+    """What is compared, and how; fixed before anything is run."""
+
+    title: str
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    targets: tuple[float, ...]
+    """Test accuracies (0 to 1), reached when two evaluations in a row hold them."""
+    baseline: str = ""
+    """The arm that the others are compared with: the first, where none is named."""
+    tuning_seeds: tuple[int, ...] = ()
+    """On which grids are looked through: other ones than `seeds`."""
+    question: str = ""
+
+    def arm(self, name: str) -> Arm:
+        """The arm of a name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+def find(name: str) -> Path:
+    """The file of a study: a path that ends in .toml, or the name of one of the package's.
+
+    Raises:
+        UsageError: there is no such one.
+    """
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise UsageError(f"study {name}: there is no such file; the package's own: {', '.join(names())}")
+        return Path(name)
+    if name not in names():
+        raise unknown("study", name, [*names(), "FILE.toml"])
+    return STUDIES / f"{name}.toml"
+
+
+def names() -> list[str]:
+    """The names of the package's own studies."""
+    return sorted(path.stem for path in STUDIES.glob("*.toml"))
+
+
+def read(path: Path) -> Study:
+    """The study in a file.
+
+    Raises:
+        UsageError: it is none; with the file, the line, and the nearest right word.
+    """
+    try:
+        text = path.read_text()
+        return Reader(str(path), text, tomllib.loads(text)).study()
+    except OSError as error:
+        raise UsageError(f"study {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"study {path} is no TOML: {error}") from error
+
+
+class Reader:
+    """Makes a study of a table, and says where in the file something is wrong.
+
+    Args:
+        file: its name.
+        text: what stands in it.
+        table: the same, as a table.
+    """
+
+    TOP = ("title", "question", "seeds", "tuning_seeds", "targets", "baseline", "place", "common", "cluster", "arms")
+    ARM = ("name", "task", "strategy", "place", "options", "without", "each", "grid")
+
+    def __init__(self, file: str, text: str, table: Table) -> None:
+        self._file, self._lines, self._table = file, text.splitlines(), table
+
+    def study(self) -> Study:
+        """The study.
+
+        Raises:
+            UsageError: it is none.
+        """
+        table = self._table
+        self._known(table, self.TOP, "a study", 0)
+        title = self._text(table, "title", 0)
+        arms = [arm for index, one in enumerate(self._arms()) for arm in self._expanded(index, one)]
+        seeds, tuning = self._numbers("seeds"), self._numbers("tuning_seeds") if "tuning_seeds" in table else ()
+        if not seeds:
+            raise self._wrong("seeds: name one at least, such as seeds = [0, 1, 2, 3, 4]", "seeds")
+        if both := sorted({*seeds} & {*tuning}):
+            raise self._wrong(f"seed {both[0]} is in seeds and in tuning_seeds: tune on others", "tuning_seeds")
+        self._check_arms(arms, tuning)
+        baseline = self._text(table, "baseline", 0) if "baseline" in table else arms[0].name
+        if baseline not in [arm.name for arm in arms]:
+            raise self._wrong(str(unknown("arm", baseline, [arm.name for arm in arms])), "baseline")
+        if len(arms) * len(seeds) > MOST_TRIALS:
+            raise self._wrong(f"{len(arms)} arms with {len(seeds)} seeds: at most {MOST_TRIALS} trials", "seeds")
+        question = self._text(table, "question", 0) if "question" in table else ""
+        return Study(title, tuple(arms), seeds, self._targets(), baseline, tuning, question)
+
+    def _check_arms(self, arms: Sequence[Arm], tuning: Sequence[int]) -> None:
+        names: set[str] = set()
+        for arm in arms:
+            if arm.name in names:
+                raise self._wrong(f"two arms are called {arm.name!r}: give each a name of its own", arm.line)
+            names.add(arm.name)
+        tuned = [arm for arm in arms if arm.grid]
+        if sizes := {len(arm.grid) for arm in tuned} - {len(arm.grid) for arm in tuned[:1]}:
+            odd = next(arm for arm in tuned if len(arm.grid) in sizes)
+            told = f"its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}"
+            raise self._wrong(f"arm {odd.name!r}: {told}: give all as many", odd.line)
+        if tuned and not tuning:
+            raise self._wrong(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it", tuned[0].line)
+
+    def _arms(self) -> list[Table]:
+        arms = self._table.get("arms")
+        if not isinstance(arms, list) or not arms or not all(isinstance(one, dict) for one in arms):
+            raise self._wrong("it has no arms: begin each with [[arms]]", 1)
+        return arms
+
+    def _expanded(self, index: int, one: Table) -> list[Arm]:
+        """The arms that one table stands for: one, or one for each of the values in `each`."""
+        self._known(one, self.ARM, "an arm", index + 1)
+        name, task, strategy = (self._text(one, key, index + 1) for key in ("name", "task", "strategy"))
+        place = one.get("place", self._table.get("place", "local"))
+        if place not in PLACES:
+            raise self._wrong(str(unknown("place", str(place), PLACES)), "place", index + 1)
+        own = self._options(one, "options", index + 1)
+        shared = self._options(self._table, "common", 0)
+        left_out = one.get("without", [])
+        for word in left_out if isinstance(left_out, list) else [left_out]:
+            if str(word).replace("-", "_") not in shared:
+                raise self._wrong(f"arm {name!r}: without {word!r}: [common] has no such option", "without", index + 1)
+            del shared[str(word).replace("-", "_")]
+        cluster = self._options(self._table, "cluster", 0) if place == "simulated" else {}
+        each = self._options(one, "each", index + 1)
+        grid = self._grid(one, index + 1)
+        found = []
+        for values in itertools.product(*map(_several, each.values())):
+            chosen = dict(zip(each, values, strict=True))
+            told = "".join(f", {key.replace('_', ' ')} {value}" for key, value in chosen.items())
+            words = _words({**cluster, **shared, **own, **chosen})
+            line = self._line("", index + 1)
+            found.append(Arm(f"{name}{told}", task, strategy, str(place), words, *grid, line=line))
+        return found
+
+    def _grid(self, one: Table, arm: int) -> tuple[str, tuple[float, ...]]:
+        grid = self._options(one, "grid", arm)
+        if not grid:
+            return "", ()
+        [(name, values), *more] = grid.items()
+        numbers = _several(values)
+        if more or not all(isinstance(value, int | float) for value in numbers):
+            raise self._wrong("grid: is of one option and its numbers, such as {lr = [0.05, 0.1]}", "grid", arm)
+        return option(name), tuple(float(value) for value in numbers)
+
+    def _options(self, table: Table, key: str, arm: int) -> dict[str, Value]:
+        found = table.get(key, {})
+        if not isinstance(found, dict):
+            raise self._wrong(f"{key}: must be a table of options, such as {{lr = 0.1}}", key, arm)
+        for name, value in found.items():
+            if not isinstance(value, str | int | float | bool | list):
+                raise self._wrong(f"{key}: {name} has a value that is no text, number or list", name, arm)
+        return {name.replace("-", "_"): value for name, value in found.items()}
+
+    def _targets(self) -> tuple[float, ...]:
+        targets = _several(self._table.get("targets", []))
+        if not all(isinstance(one, int | float) and 0 < one < 1 for one in targets):
+            raise self._wrong("targets: are test accuracies, fractions from 0 to 1", "targets")
+        return tuple(sorted(float(one) for one in targets))
+
+    def _numbers(self, key: str) -> tuple[int, ...]:
+        values = self._table.get(key)
+        if not isinstance(values, list) or not all(type(one) is int and 0 <= one < 2**63 for one in values):
+            raise self._wrong(f"{key}: must be a list of whole numbers, such as [0, 1, 2]", key)
+        if len({*values}) < len(values):
+            raise self._wrong(f"{key}: one of them is there twice", key)
+        return tuple(values)
+
+    def _text(self, table: Table, key: str, arm: int) -> str:
+        found = table.get(key)
+        if not isinstance(found, str) or not found.strip():
+            raise self._wrong(f'{"arm" if arm else "study"}: {key} is missing: write {key} = "..."', key, arm)
+        return found
+
+    def _known(self, table: Table, names: Sequence[str], what: str, arm: int) -> None:
+        for name in table:
+            if name not in names:
+                raise self._wrong(str(unknown(f"key of {what}", name, names)), name, arm)
+
+    def _line(self, key: str, arm: int = 0) -> int:
+        """The line of a key, of the arm of that number (from 1), or outside of all; where that arm begins, where it is
+        not found.
+        """
+        return line_of(self._lines, key, arm)
+
+    def _wrong(self, told: str, where: str | int, arm: int = 0) -> UsageError:
+        """The error at a key, or at a line."""
+        line = where if isinstance(where, int) else self._line(where, arm)
+        return UsageError(f"{self._file}:{line}: {told}")
+
+
+def line_of(lines: Sequence[str], key: str, arm: int = 0) -> int:
+    """The line, from 1, of a key in a TOML text, of the arm of a number (from 1); where that begins, where the key is
+    not found, or the first line.
+
+    >>> line_of(["title = 'x'", "[[arms]]", "name = 'a'", "[[arms]]", "options = {lr = 1}"], "lr", 2)
+    5
+    """
+    begins = [number for number, line in enumerate(lines, 1) if line.strip().startswith("[[arms]]")]
+    start = begins[arm - 1] if 0 < arm <= len(begins) else 1
+    later = [number for number in begins if number > start]
+    stop = (later or [len(lines) + 1])[0] if arm else len(lines) + 1
+    asked = re.compile(rf"""(?:^|[\s{{,\[."']){re.escape(key).replace("_", "[-_]")}["']?\s*[=\].]""")
+    return next((number for number in range(start, stop) if key and asked.search(lines[number - 1])), start)
+
+
+def _several(value: object) -> list[str | int | float]:
+    return value if isinstance(value, list) else [value]  # type: ignore[list-item]  # checked by who asks
+
+
+def _words(options: Mapping[str, Value]) -> tuple[str, ...]:
+    """Options as words of the command line.
+
+    >>> _words({"lr": 0.1, "phantom": True, "keep": False, "optimizer_options": ["eps=1e-8"]})
+    ('--lr', '0.1', '--phantom', '--optimizer-options', 'eps=1e-8')
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            words += [option(name), *([] if value is True else map(str, _several(value)))]
+    return tuple(words)

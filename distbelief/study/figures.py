@@ -1,0 +1,201 @@
+"""What the trials of each arm add up to: its figures, and a table of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from distbelief.study import statistics
+from distbelief.study.definition import Arm, Study
+from distbelief.study.running import seconds_to
+from distbelief.study.statistics import Interval, median
+from distbelief.study.trials import Trial
+
+BUSY = 0.1
+"""The part of a machine that others take, from which it is said to have been busy."""
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How an arm stands to one target."""
+
+    target: float
+    reached: int
+    of: int
+    seconds: list[float]
+    """Of each trial, in the order of its seeds; a miss is infinite, null in JSON."""
+    median: float
+    speed_up: Interval
+    """Against the baseline, of the same task and place."""
+    seconds_per_step: float
+    """Hardware efficiency, of the median trial."""
+    steps: float
+    """Statistical efficiency: median, a miss infinite."""
+    samples: float
+
+
+class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trials of an arm add up to; figures are medians."""
+
+    name: str
+    task: str
+    strategy: str
+    place: str
+    baseline: str
+    command: str
+    value: float | None
+    """Of the tuned option, that was best."""
+    replicas: int
+    trials: int
+    failed: int
+    reason: str
+    """Why trials failed; "" where none did."""
+    accuracy: float
+    """At the end."""
+    seconds: float
+    samples_per_second: float
+    seconds_per_step: float
+    bytes_per_step: float
+    staleness: float
+    """Mean."""
+    busy: float
+    """The part of the machine that others took, at most."""
+    targets: list[Reached]
+
+    def at(self, target: float) -> Reached:
+        """How it stands to a target."""
+        return next(one for one in self.targets if one.target == target)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    study: Study
+    machine: dict[str, Any]
+    left: int
+    """Trials that are still to be run."""
+    arms: list[ArmFigures]
+    trials: list[Trial]
+    """Those that count, without those that chose values."""
+    sentences: list[str] = []
+
+    def arm(self, name: str) -> ArmFigures:
+        """The figures of an arm."""
+        return next(one for one in self.arms if one.name == name)
+
+    def lines(self) -> list[str]:
+        """A table of the arms, and the sentences."""
+        target = self.study.targets[-1] if self.study.targets else None
+        told = f"seconds to {100 * target:g} %" if target else ""
+        head = ["arm", "trials", "accuracy", "samples/s", *([told, "reached", "speed-up"] if target else [])]
+        rows = [head, *(self._row(one, target) for one in self.arms)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        table = [
+            "  ".join(cell.ljust(width) if not at else cell.rjust(width)
+                      for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+            for row in rows
+        ]  # fmt: skip
+        return [*table, "", *self.sentences, *([f"{self.left} trials are still to be run"] if self.left else [])]
+
+    def _row(self, arm: ArmFigures, target: float | None) -> list[str]:
+        if arm.failed == arm.trials:
+            return [arm.name, str(arm.trials), "", "", *(["", "", ""] if target else [])]
+        row = [arm.name, str(arm.trials), percent(arm.accuracy), f"{arm.samples_per_second:,.0f}"]
+        if target is None:
+            return row
+        found = arm.at(target)
+        return [*row, number(found.median), f"{found.reached} of {found.of}", told_interval(found.speed_up)]
+
+
+def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
+    """What the trials of an arm add up to."""
+    base = baseline_of(study, arm)
+    own, theirs = (_whole([one for one in trials if one.arm == name]) for name in (arm.name, base.name))
+    every = [one for one in trials if one.arm == arm.name]
+    failed = [one for one in every if one.failed]
+    return ArmFigures(
+        name=arm.name, task=arm.task, strategy=arm.strategy, place=arm.place, baseline=base.name,
+        command=every[0].command if every else "", value=every[0].value if every else None,
+        replicas=own[0].replicas if own else 0, trials=len(every), failed=len(failed),
+        reason=failed[0].reason if failed else "",
+        accuracy=median([one.points[-1].accuracy for one in own]),
+        seconds=median([one.seconds for one in own]),
+        samples_per_second=median([one.samples / one.seconds for one in own if one.seconds]),
+        seconds_per_step=median([one.seconds / one.steps for one in own if one.steps]),
+        bytes_per_step=median([one.bytes / one.steps for one in own if one.steps]),
+        staleness=median([_mean(one.staleness) for one in own]),
+        busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
+        targets=[_reached(target, own, theirs, len(failed), len([t for t in trials if t.arm == base.name]))
+                 for target in study.targets],
+    )  # fmt: skip
+
+
+def _whole(trials: Sequence[Trial]) -> list[Trial]:
+    return [one for one in sorted(trials, key=lambda one: one.seed) if not one.failed]
+
+
+def _mean(histogram: dict[str, int]) -> float:
+    count = sum(histogram.values())
+    return sum(int(staleness) * times for staleness, times in histogram.items()) / count if count else 0.0
+
+
+def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial], failed: int, others: int) -> Reached:
+    """How an arm stands to a target; a trial that failed is a miss."""
+    seconds = [seconds_to(one, target) for one in own] + [statistics.MISSED] * failed
+    base = [seconds_to(one, target) for one in theirs] + [statistics.MISSED] * (others - len(theirs))
+    steps, samples = [statistics.MISSED] * failed, [statistics.MISSED] * failed
+    paces = []
+    for one in own:
+        at = statistics.first_held([point.accuracy for point in one.points], target)
+        point = None if at is None else one.points[at]
+        steps.append(statistics.MISSED if point is None else point.steps)
+        samples.append(statistics.MISSED if point is None else point.samples)
+        if point is not None and point.steps:
+            paces.append(statistics.efficiency(point.seconds, point.steps).seconds_per_step)
+    return Reached(
+        target, sum(map(math.isfinite, seconds)), len(seconds), seconds, median(seconds),
+        statistics.ratio_of_medians(base, seconds), median(paces), median(steps), median(samples),
+    )  # fmt: skip
+
+
+def baseline_of(study: Study, arm: Arm) -> Arm:
+    """What an arm is compared with: the study's baseline, or the first arm of its task and place, where that is of
+    another: what was measured and what was simulated are never compared.
+    """
+    base = study.arm(study.baseline)
+    alike = [one for one in study.arms if (one.task, one.place) == (arm.task, arm.place)]
+    return base if base in alike else alike[0]
+
+
+def number(value: float) -> str:
+    """A number with three digits that count; what was missed as a dash.
+
+    >>> number(0.01234), number(1234.5), number(math.inf)
+    ('0.0123', '1,234', '-')
+    """
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """An accuracy.
+
+    >>> percent(0.97531)
+    '97.53 %'
+    """
+    return f"{100 * value:.2f} %" if math.isfinite(value) else "-"
+
+
+def told_interval(found: Interval) -> str:
+    """A ratio with its interval.
+
+    >>> told_interval(Interval(1.5, 2.0, 2.5)), told_interval(Interval(0.0, math.nan, math.inf))
+    ('2 (1.5 to 2.5)', '-')
+    """
+    if not math.isfinite(found.ratio):
+        return "-"
+    high = number(found.high) if math.isfinite(found.high) else "no bound"
+    return f"{number(found.ratio)} ({number(found.low)} to {high})"

@@ -1,0 +1,61 @@
+"""The report of a study: its figures and what was found, as JSON and CSV in its folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from distbelief.record.folder import write_atomically
+from distbelief.study.definition import Study
+from distbelief.study.figures import Report, figures
+from distbelief.study.running import StudyFolder, seconds_to
+from distbelief.study.sentences import sentences
+from distbelief.study.trials import Trial
+
+REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
+
+
+def make_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
+    """What trials of a study add up to.
+
+    Args:
+        path: the folder of the study.
+        study: what is compared.
+        trials: all that have been run.
+    """
+    counted = [one for one in trials if not one.tuning]
+    whole = len(study.arms) * len(study.seeds)
+    tuning = sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
+    made = Report(
+        study=study, machine=StudyFolder(path).machine(), left=whole + tuning - len(trials),
+        arms=[figures(study, counted, arm) for arm in study.arms], trials=counted,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, sentences=sentences(made))
+
+
+def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
+    """Write the report of a study into its folder.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    made = make_report(path, study, trials)
+    write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
+    kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
+            "samples", "updates", "bytes", "busy")  # fmt: skip
+    rows = [[*(getattr(one, name) for name in kept), one.accuracy, *(seconds_to(one, t) for t in study.targets)]
+            for one in made.trials]  # fmt: skip
+    _write(path / TRIALS, [*kept, "accuracy", *(f"seconds to {target:g}" for target in study.targets)], rows)
+    points = [[one.arm, one.seed, *msgspec.structs.astuple(point)] for one in made.trials for point in one.points]
+    _write(path / POINTS, ["arm", "seed", "seconds", "epochs", "samples", "steps", "loss", "accuracy"], points)
+    return made
+
+
+def _write(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([head, *rows])
+    write_atomically(path, text.getvalue().encode())

@@ -1,0 +1,266 @@
+"""Runs a study into a folder, one trial after the other; what was killed goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from distbelief.core.outcomes import Cause, Outcome
+from distbelief.errors import DistbeliefError, Interrupted, UsageError
+from distbelief.job import Job
+from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.record.machine import busy, machine
+from distbelief.study import statistics
+from distbelief.study.definition import Arm, Study
+from distbelief.study.trials import Trial, measure_points, of_result, tidy
+
+STUDY, MACHINE, TRIAL = "study.json", "machine.json", "trial.json"
+KEPT = 100_000
+"""Checkpoints of a run that are kept until its end: all."""
+
+
+class Place(Protocol):
+    """Where a trial is run."""
+
+    def run(self, job: Job) -> dict[str, Any]:
+        """Run a job to its end."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trial that can be run."""
+
+    job: Job
+    place: Place
+    command: str
+    """That runs it by itself."""
+
+
+Prepare = Callable[[Arm, Sequence[str]], Prepared]
+"""Makes a job of an arm and the words of its options; raises `UsageError`, where there is no such option or value."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A trial that is to be run."""
+
+    arm: Arm
+    seed: int
+    value: float | None = None
+    tuning: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where in the folder of the study."""
+        slug = "".join(letter if letter.isalnum() else "-" for letter in self.arm.name.lower())
+        tuned = f"tuning-{self.value:g}-" if self.tuning else ""
+        return f"trials/{slug}/{tuned}seed-{self.seed}"
+
+
+def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
+    """All arms once for each seed, every other time backwards: so that what changes with time, as how busy a machine
+    is, meets all of them, and nobody always follows the same one.
+
+    >>> a, b = (Arm(name, "digits", "single", "local", ()) for name in "ab")
+    >>> [(arm.name, seed) for arm, seed in order([a, b], [0, 1])]
+    [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
+    """
+    for number, seed in enumerate(seeds):
+        for arm in list(arms)[:: -1 if number % 2 else 1]:
+            yield arm, seed
+
+
+class StudyFolder:
+    """The folder of a study.
+
+    Args:
+        path: of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, study: Study) -> None:
+        """Begin it, or go on with it.
+
+        Raises:
+            UsageError: it is of another study, or holds something else.
+        """
+        file = self.path / STUDY
+        if file.is_file():
+            if self.study() != study:
+                raise UsageError(
+                    f"--out {self.path} holds another study than this one, or an earlier state of it: targets, seeds "
+                    "and arms are fixed before anything is run; name another folder"
+                )
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise UsageError(f"--out {self.path} is not empty, and no study: name another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / MACHINE, msgspec.json.encode(machine()))
+        write_atomically(file, msgspec.json.encode(study))
+
+    def study(self) -> Study:
+        """The study that it holds.
+
+        Raises:
+            UsageError: it holds none, or one of another version.
+        """
+        return _read(self.path / STUDY, Study)
+
+    def machine(self) -> dict[str, Any]:
+        """What it was begun on.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        return _read(self.path / MACHINE, dict[str, Any])
+
+    def trial(self, due: Due) -> Trial | None:
+        """What is kept of a trial; None where it has not been run to its end."""
+        file = self.path / due.folder / TRIAL
+        return _read(file, Trial) if file.is_file() else None
+
+    def keep(self, due: Due, trial: Trial) -> None:
+        """Keep a trial.
+
+        Raises:
+            OSError: the disk is full; the trial is run again then.
+        """
+        folder = self.path / due.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / TRIAL, msgspec.json.encode(trial))
+
+
+Kind = TypeVar("Kind")
+
+
+def _read(file: Path, kind: type[Kind]) -> Kind:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}; name the folder of a study") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{file} is spoilt, or of another version: {error}; delete it to have that run again"
+        ) from error
+
+
+def run(
+    study: Study,
+    path: Path,
+    prepare: Prepare,
+    tell: Callable[[str], None] = lambda _: None,
+    minutes: float = float("inf"),
+) -> list[Trial]:
+    """Run what is left of a study; returns all its trials.
+
+    Args:
+        study: what is compared.
+        path: its folder.
+        prepare: makes a job of an arm.
+        tell: is told what is done.
+        minutes: after which no more trial is begun; the same call goes on.
+
+    Raises:
+        UsageError: the folder is of another study; nothing has been run then.
+        Interrupted: Ctrl-C; the same call goes on.
+        OSError: the disk is full.
+    """
+    folder, began = StudyFolder(path), time.monotonic()
+    folder.open(study)
+    lock = RunFolder(path)
+    lock.lock()
+    try:
+        found: list[Trial] = []
+        for stage in (_candidates, _final):
+            for due in stage(study, found):
+                trial = folder.trial(due)
+                if trial is None and time.monotonic() - began > 60 * minutes:
+                    return found
+                found.append(trial or _run(folder, due, prepare, tell))
+        return found
+    finally:
+        lock.unlock()
+
+
+def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
+    """The trials that choose the values of grids."""
+    tuned = [arm for arm in study.arms if arm.grid]
+    return [Due(arm, seed, value, True) for arm, seed in order(tuned, study.tuning_seeds) for value in arm.grid]
+
+
+def _final(study: Study, found: Sequence[Trial]) -> list[Due]:
+    """The trials that count, each arm with the best value of its grid."""
+    best = {arm.name: choose(arm, study.targets, found) for arm in study.arms}
+    return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
+
+
+def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float | None:
+    """The value of an arm's grid with the least median time to the highest target; with the highest median accuracy at
+    the end, where none reaches that.
+    """
+
+    def price(value: float) -> tuple[float, float]:
+        trials = [one for one in found if one.tuning and one.arm == arm.name and one.value == value]
+        last = [-one.points[-1].accuracy if one.points else 0.0 for one in trials]
+        times = [seconds_to(one, targets[-1]) for one in trials] if targets else []
+        return (statistics.median(times) if times else 0.0, statistics.median(last))
+
+    return min(arm.grid, key=price, default=None)
+
+
+def seconds_to(trial: Trial, target: float) -> float:
+    """The seconds of a trial till two evaluations in a row held a target; infinite where none did."""
+    at = statistics.first_held([point.accuracy for point in trial.points], target)
+    return statistics.MISSED if at is None else trial.points[at].seconds
+
+
+def _run(folder: StudyFolder, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
+    """Run one trial, and keep it; one that cannot be run is kept with the reason."""
+    arm, words = due.arm, due.arm.with_value(due.value)
+    tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
+    out = folder.path / due.folder / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    prepared = prepare(arm, (*words, "--seed", str(due.seed)))
+    told: dict[str, Any]
+    try:
+        told = _train(prepared, out, arm.place == "local")
+    except Interrupted:
+        raise
+    except DistbeliefError as error:
+        told = {"outcome": str(Outcome.FAILED), "reason": " ".join(str(error).split())}
+    trial = Trial(
+        arm=arm.name, seed=due.seed, value=due.value, tuning=due.tuning, command=prepared.command, task=arm.task,
+        strategy=arm.strategy, place=arm.place, **told,
+    )  # fmt: skip
+    folder.keep(due, trial)
+    return trial
+
+
+def _train(prepared: Prepared, out: Path, measured: bool) -> dict[str, Any]:
+    """Run a job, and measure its model as it was at each checkpoint."""
+    from distbelief.tasks import resolve
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    job = replace(prepared.job, out=str(out), evaluate_every=0, keep_checkpoints=KEPT)
+    before = busy() if measured else None
+    result = prepared.place.run(job)
+    after = busy() if measured else None
+    if result["outcome"] == Outcome.INTERRUPTED:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(out)
+        raise Interrupted("the study was interrupted, and keeps all trials that had ended: the same command goes on")
+    if result["cause"] == Cause.CHECKPOINT_FAILED:
+        raise OSError(f"{result['reason']}; the same command goes on with the study")
+    points = measure_points(out, resolve(job.reference, job.data_dir), job.seed)
+    tidy(out)
+    taken = None if before is None or after is None else (before + after) / 2
+    return {**of_result(result), "points": points, "busy": taken}

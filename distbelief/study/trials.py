@@ -1,0 +1,140 @@
+"""Trials: one run of one arm with one seed; what is kept of it, and how its model is measured once it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distbelief.core import records
+from distbelief.record.checkpoints import read_manifest
+from distbelief.record.folder import RunFolder
+from distbelief.record.recorder import read_metrics
+from distbelief.record.restore import load_weights
+from distbelief.tasks import Task
+from distbelief.tasks.flat import layout_of
+from distbelief.tasks.worker import build_model, load, measure
+
+
+class Point(msgspec.Struct, frozen=True):
+    """The model at one moment of a run."""
+
+    seconds: float
+    """Of training, till the parameters were kept."""
+    epochs: float
+    samples: int
+    steps: int
+    loss: float
+    """On the test set, as `accuracy` (0 to 1)."""
+    accuracy: float
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one run."""
+
+    arm: str
+    seed: int
+    value: float | None = None
+    """Of the tuned option."""
+    tuning: bool = False
+    """Whether it is one of those that choose the value, which no figure is of."""
+    command: str
+    task: str
+    strategy: str
+    place: str
+    outcome: str
+    reason: str = ""
+    """Why it could not be run, or failed; else how it ended."""
+    replicas: int = 1
+    seconds: float = 0.0
+    epochs: int = 0
+    steps: int = 0
+    samples: int = 0
+    updates: int = 0
+    bytes: int = 0
+    """Pushed and fetched."""
+    staleness: dict[str, int] = {}
+    """So many pushes of each staleness."""
+    busy: float | None = None
+    """The part of this machine that others took, just before and after; not known of a simulated one."""
+    losses: list[tuple[float, float]] = []
+    """Seconds, and the mean loss of the training minibatches since."""
+    points: list[Point] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing to be seen of it."""
+        return not self.points
+
+    @property
+    def accuracy(self) -> float | None:
+        """At the end; None where nothing is to be seen of it."""
+        return self.points[-1].accuracy if self.points else None
+
+
+def of_result(result: dict[str, Any]) -> dict[str, Any]:
+    """What a trial keeps of what `result.json` holds."""
+    losses = [(row["seconds"], row["train_loss"]) for row in result["history"] if row["train_loss"] is not None]
+    return {
+        **{name: result[name] for name in ("outcome", "reason", "replicas", "seconds", "epochs", "steps", "samples",
+                                           "updates")},
+        "bytes": sum(result["bytes"].values()),
+        "staleness": result["staleness"]["histogram"],
+        "losses": losses,
+    }  # fmt: skip
+
+
+def measure_points(run: Path, task: Task, seed: int) -> list[Point]:
+    """Measure every checkpoint of a run, after its end: so that it cost the job nothing.
+
+    Args:
+        run: the run folder.
+        task: whose test set it is measured on.
+        seed: of the run.
+
+    Raises:
+        CheckpointError: one is missing or spoilt.
+    """
+    if task.test is None:
+        return []
+    data = load(task, "test")
+    task = dataclasses.replace(task, test=lambda: data)
+    model = build_model(task, seed, "cpu")
+    layout = layout_of(model)
+    made, per_epoch, steps = _kept(RunFolder(run).metrics)
+    points = []
+    for number in sorted(made):
+        folder = run / "checkpoints" / f"{number:06d}"
+        samples = read_manifest(folder).samples
+        model.load_state_dict(load_weights(folder, layout))
+        found = measure(task, model)
+        points.append(
+            Point(made[number], samples / max(per_epoch, 1), samples, steps[number], found.loss, found.accuracy)
+        )
+    return points
+
+
+def _kept(metrics: Path) -> tuple[dict[int, float], int, dict[int, int]]:
+    """The seconds of training at which each checkpoint was made, the samples of an epoch, and the steps till then."""
+    made: dict[int, float] = {}
+    done: dict[int, int] = {}
+    began, per_epoch, steps = 0.0, 0, 0
+    for seconds, record in read_metrics(metrics):
+        match record:
+            case records.Started():
+                began, per_epoch = seconds, record.samples_per_epoch
+            case records.Stepped():
+                steps += record.steps
+            case records.Checkpointed(number=number, error=""):
+                made[number], done[number] = seconds - began, steps
+    return made, per_epoch, done
+
+
+def tidy(run: Path) -> None:
+    """Leave of a run folder what can be read again: its settings, metrics, result and last model."""
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    for events in run.glob("events.out.tfevents.*"):
+        events.unlink(missing_ok=True)

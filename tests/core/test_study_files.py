@@ -1,0 +1,139 @@
+"""Studies as files: what one says, and what is refused at the door: with the file, the line and the nearest word."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distbelief.cli import main
+from distbelief.cli.study import check
+from distbelief.errors import UsageError
+from distbelief.study import definition
+
+WHOLE = """\
+title = "A study"
+seeds = [0, 1]
+tuning_seeds = [7]
+targets = [0.9, 0.8]
+[common]
+epochs = 2
+lr = 0.1
+[cluster]
+compute = "constant:1ms"
+[[arms]]
+name = "serial"
+task = "digits"
+strategy = "single"
+[[arms]]
+name = "downpour"
+task = "digits"
+strategy = "downpour"
+place = "simulated"
+without = ["lr"]
+options = {optimizer = "adagrad"}
+each = {replicas = [1, 4]}
+grid = {lr = [0.01, 0.02]}
+"""
+
+
+def read(text: str, folder: Path) -> definition.Study:
+    file = folder / "a.toml"
+    file.write_text(text)
+    study = definition.read(file)
+    check(study, file)
+    return study
+
+
+def test_a_file_says_which_arms_there_are_and_what_each_is(tmp_path: Path) -> None:
+    study = read(WHOLE, tmp_path)
+    assert [arm.name for arm in study.arms] == ["serial", "downpour, replicas 1", "downpour, replicas 4"]
+    assert study.arms[0].words == ("--epochs", "2", "--lr", "0.1")
+    last = study.arms[2]
+    assert " ".join(last.words) == "--compute constant:1ms --epochs 2 --optimizer adagrad --replicas 4"
+    assert (last.tuned, last.grid, last.with_value(0.02)[-2:]) == ("--lr", (0.01, 0.02), ("--lr", "0.02"))
+    assert (study.targets, study.baseline, study.tuning_seeds) == ((0.8, 0.9), "serial", (7,))
+
+
+@pytest.mark.parametrize("name", definition.names())
+def test_the_packages_own_studies_can_be_run(name: str) -> None:
+    file = definition.find(name)
+    study = definition.read(file)
+    check(study, file)
+    assert study.question
+
+
+WRONG = {
+    "an unknown key": (("seeds =", "seedz ="), r"a\.toml:2: unknown key of a study 'seedz'; did you mean 'seeds'"),
+    "an unknown key of an arm": (
+        ("each =", "eech ="),
+        r"a\.toml:21: unknown key of an arm 'eech'; did you mean 'each'",
+    ),
+    "an unknown option": (
+        ("optimizer =", "optimiser ="),
+        r"a\.toml:20: .*no option --optimiser; did you mean --opt",
+    ),
+    "an unknown option of all": (("epochs =", "epocs ="), r"a\.toml:6: arm 'serial': .*did you mean --epochs"),
+    "an option of another strategy": (
+        ('"single"', '"single"\noptions = {push-every = 2}'),
+        r"a\.toml:14: arm 'serial': .*no option --push-every: it belongs to strategy downpour",
+    ),
+    "a value that is none": (("adagrad", "adagrat"), r"a\.toml:20: arm 'downpour, replicas 1': .*adagrad"),
+    "a value out of bounds": (("epochs = 2", "epochs = 0"), r"a\.toml:6: arm 'serial': --epochs 0: must be 1 or more"),
+    "an unknown strategy": (('"single"', '"singel"'), r"a\.toml:10: arm 'serial': unknown strategy 'singel'"),
+    "an unknown task": (('"digits"', '"digitz"'), r"a\.toml:10: arm 'serial': unknown task 'digitz'"),
+    "an unknown place": (('"simulated"', '"simulatd"'), r"a\.toml:18: unknown place 'simulatd'"),
+    "a wrong word of the cluster": (("constant:1ms", "constant:1mz"), r"a\.toml:9: arm 'downpour, replicas 1': .*mz"),
+    "no arms": (("[[arms]]", "[[armz]]"), r"a\.toml:10: unknown key of a study 'armz'; did you mean 'arms'"),
+    "no seeds": (("seeds = [0, 1]", "seeds = []"), r"a\.toml:2: seeds: name one"),
+    "a seed twice": (("[0, 1]", "[1, 1]"), r"a\.toml:2: seeds: one of them is there twice"),
+    "a seed that is none": (("[0, 1]", "[0, 1.5]"), r"a\.toml:2: seeds: must be a list of whole numbers"),
+    "tuned on the same seeds": (("[7]", "[1]"), r"a\.toml:3: seed 1 is in seeds and in tuning_seeds"),
+    "a grid, and no seeds for it": (("tuning_seeds = [7]", ""), r"a\.toml:\d+: arm 'downpour, .*name tuning_seeds"),
+    "a grid of words": (("[0.01, 0.02]", '["a"]'), r"a\.toml:22: grid: is of one option and its numbers"),
+    "a target that is no fraction": (("[0.9, 0.8]", "[97]"), r"a\.toml:4: targets: are test accuracies"),
+    "a baseline that is no arm": (("[common]", 'baseline = "serail"\n[common]'), r"a\.toml:5: .*did you mean 'serial'"),
+    "without what nobody has": (('["lr"]', '["lrr"]'), r"a\.toml:19: arm 'downpour': without 'lrr'"),
+    "an option that is the study's": (
+        ("lr = 0.1", "lr = 0.1\nseed = 3"),
+        r"a\.toml:8: arm 'serial': --seed: is the study's own",
+    ),
+    "two arms of one name": (
+        ("[[arms]]", '[[arms]]\nname = "serial"\ntask = "digits"\nstrategy = "single"\n[[arms]]', 1),
+        r"a\.toml:14: two arms are called 'serial'",
+    ),
+    "no title": (('title = "A study"', ""), r"a\.toml:1: study: title is missing"),
+    "no TOML": (("seeds = [0, 1]", "seeds = [0, 1"), r"a\.toml is no TOML: .*line"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file_is_refused_with_its_line_and_the_nearest_word(
+    change: tuple[Any, ...], told: str, tmp_path: Path
+) -> None:
+    text = WHOLE.replace(*change)
+    assert text != WHOLE
+    with pytest.raises(UsageError, match=told):
+        read(text, tmp_path)
+
+
+def test_grids_are_of_equal_size(tmp_path: Path) -> None:
+    text = WHOLE.replace('strategy = "single"', 'strategy = "single"\nwithout = ["lr"]\ngrid = {lr = [0.1]}')
+    with pytest.raises(UsageError, match=r"a\.toml:16: .*its grid has 2 values, that of 'serial' 1: give all as many"):
+        read(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["study"], "which study?"),
+        (["study", "smal"], "unknown study 'smal'; did you mean 'small'"),
+        (["study", "nowhere.toml"], "study nowhere.toml: there is no such file"),
+        (["study", "small", "--minuts", "3"], "no option --minuts; did you mean --minutes"),
+        (["study", "--out"], "write the study first"),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(words) == 2
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert shown.count("\n") == 1

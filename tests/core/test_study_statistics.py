@@ -1,0 +1,84 @@
+"""What trials of a study add up to, against oracles that share nothing with it: brute force, and scipy's bootstrap."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from distbelief.study import statistics
+from distbelief.study.statistics import MISSED, efficiency, first_held, median, ratio_of_medians, speed_up
+
+TIMES = st.lists(st.one_of(st.just(MISSED), st.floats(0.1, 1e6)), min_size=1, max_size=9)
+
+
+@given(TIMES)
+def test_a_miss_is_infinite_in_the_median_and_moves_it_as_any_late_time_would(times: list[float]) -> None:
+    late = sorted(1e300 if math.isinf(one) else one for one in times)
+    middle = float(np.median(late))
+    assert median(times) == (math.inf if middle > 1e200 else pytest.approx(middle))
+
+
+@pytest.mark.parametrize("reached", range(6))
+def test_three_of_five_make_a_median_and_two_do_not(reached: int) -> None:
+    times = [float(seconds) for seconds in range(1, reached + 1)] + [MISSED] * (5 - reached)
+    assert (median(times) < MISSED) == (reached >= 3)
+
+
+@given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), max_size=7), st.sampled_from([0.4, 0.5, 0.95]))
+def test_a_target_is_reached_by_the_first_of_two_evaluations_in_a_row(values: list[float], target: float) -> None:
+    expected = next((at for at, pair in enumerate(itertools.pairwise(values)) if min(pair) >= target), None)
+    assert first_held(values, target) == expected
+    flipped = [-value for value in values]
+    assert first_held(flipped, -target, lower=True) == expected
+
+
+def test_the_interval_is_that_of_scipys_percentile_bootstrap() -> None:
+    chance = random.Random(5)
+    baseline, times = ([chance.lognormvariate(mean, 0.4) for _ in range(15)] for mean in (2.0, 1.0))
+    found = ratio_of_medians(baseline, times, resamples=20_000)
+    theirs = stats.bootstrap(
+        (baseline, times), lambda a, b, axis: np.median(a, axis=axis) / np.median(b, axis=axis), n_resamples=20_000,
+        method="percentile", confidence_level=0.95, rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    assert found.ratio == pytest.approx(float(np.median(baseline) / np.median(times)))
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), rel=0.05)
+
+
+def test_an_interval_knows_what_was_missed() -> None:
+    """An arm of which three in five reach the target may not, with other seeds: it may be infinitely slower."""
+    found = ratio_of_medians([4.0] * 5, [2.0, 2.0, 2.0, MISSED, MISSED])
+    assert (found.low, found.ratio, found.high) == (0.0, 2.0, 2.0)
+    slow = ratio_of_medians([4.0, 4.0, 4.0, MISSED, MISSED], [2.0] * 5)
+    assert (slow.low, slow.ratio, slow.high) == (2.0, 2.0, math.inf)
+    neither = ratio_of_medians([MISSED] * 3, [MISSED] * 3)
+    assert (neither.low, neither.high) == (0.0, math.inf)
+    assert math.isnan(neither.ratio)
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.1, 1e4))
+def test_a_speed_up_is_how_often_the_time_goes_into_the_baselines(baseline: float, time: float) -> None:
+    assert speed_up(baseline, time) * time == pytest.approx(baseline)
+    assert speed_up(baseline, MISSED) == 0.0
+    assert speed_up(MISSED, time) == math.inf
+
+
+@given(st.floats(0.1, 1e4), st.integers(1, 10**6))
+def test_hardware_and_statistical_efficiency_multiply_to_the_time(seconds: float, steps: int) -> None:
+    assert efficiency(seconds, steps).seconds == pytest.approx(seconds)
+
+
+def test_the_same_seed_draws_the_same_interval() -> None:
+    times = [1.0, 2.0, 3.0, 4.0]
+    assert ratio_of_medians(times, times, seed=1) == ratio_of_medians(times, times, seed=1)
+    assert ratio_of_medians(times, times, seed=1) != ratio_of_medians(times, [1.0, 2.0, 3.0, 9.0], seed=1)
+
+
+def test_quantiles_are_numpys() -> None:
+    values = sorted(random.Random(1).random() for _ in range(17))
+    for fraction in (0.0, 0.025, 0.31, 1.0):
+        assert statistics._quantile(values, fraction) == pytest.approx(float(np.quantile(values, fraction)))

@@ -1,0 +1,166 @@
+"""Studies in simulation: killed and gone on with they are what they are at once; what cannot be run is a row."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from distbelief.cli.study import preparing
+from distbelief.errors import UsageError
+from distbelief.study import definition, running
+from distbelief.study.definition import Arm, Study
+from distbelief.study.report import make_report, write_report
+from distbelief.study.running import Prepared, StudyFolder, run
+from distbelief.study.trials import Trial
+
+TEXT = """\
+title = "A study"
+seeds = [0, 1]
+tuning_seeds = [7]
+targets = [0.2, 0.99]
+place = "simulated"
+[common]
+epochs = 2
+snapshot-every = "0"
+[[arms]]
+name = "serial"
+task = "digits"
+strategy = "single"
+[[arms]]
+name = "downpour"
+task = "digits"
+strategy = "downpour"
+grid = {lr = [0.001, 0.2]}
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    file = tmp_path_factory.mktemp("study") / "a.toml"
+    file.write_text(TEXT)
+    return definition.read(file)
+
+
+@pytest.fixture(scope="module")
+def whole(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Trial]]:
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    return folder, run(study, folder, preparing())
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing may catch it."""
+
+
+def dying(moment: int) -> Callable[[], None]:
+    """What dies at the given of the moments at which it is asked."""
+    asked = iter(range(10**6))
+
+    def ask() -> None:
+        if next(asked) == moment:
+            raise Killed
+
+    return ask
+
+
+@pytest.mark.parametrize("moment", [1, 8, 15])
+def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
+    moment: int, study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its job, when its points are measured, and before the next: of three of six trials."""
+    ask = dying(moment)
+
+    def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
+        ask()
+        return preparing()(arm, words)
+
+    with monkeypatch.context() as patch:
+        for name in ("measure_points", "tidy"):
+            real = getattr(running, name)
+            patch.setattr(running, name, lambda *args, real=real: (real(*args), ask())[0])
+        with pytest.raises(Killed):
+            run(study, tmp_path / "out", prepare)
+    assert run(study, tmp_path / "out", preparing()) == whole[1]
+
+
+def test_a_study_in_time_goes_on_where_it_was(study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path) -> None:
+    """With no time nothing is begun, and nothing is lost of what was."""
+    assert run(study, tmp_path / "out", preparing(), minutes=-1.0) == []
+    assert make_report(tmp_path / "out", study, []).left == 6
+    assert run(study, whole[0], preparing(), minutes=-1.0) == whole[1]
+
+
+def test_the_value_of_a_grid_is_chosen_on_its_own_seeds_and_they_count_for_nothing_else(
+    study: Study, whole: tuple[Path, list[Trial]]
+) -> None:
+    folder, trials = whole
+    assert {(one.arm, one.seed, one.value, one.tuning) for one in trials} == {
+        *(("downpour", 7, value, True) for value in (0.001, 0.2)),
+        *(("serial", seed, None, False) for seed in (0, 1)),
+        *(("downpour", seed, 0.2, False) for seed in (0, 1)),
+    }
+    assert {one.seed for one in make_report(folder, study, trials).trials} == {0, 1}
+
+
+def test_points_are_the_checkpoints_with_their_time_and_cost_the_job_nothing(whole: tuple[Path, list[Trial]]) -> None:
+    _, trials = whole
+    serial = next(one for one in trials if one.arm == "serial")
+    assert [point.epochs for point in serial.points] == [1.0, 2.0]
+    assert serial.points[-1].samples == serial.samples
+    assert serial.points[-1].steps == serial.steps
+    assert serial.points[-1].seconds == pytest.approx(serial.seconds, rel=0.01)
+
+
+def test_the_report_counts_misses_and_names_its_baseline(study: Study, whole: tuple[Path, list[Trial]]) -> None:
+    folder, trials = whole
+    made = write_report(folder, study, trials)
+    never = made.arm("downpour").at(0.99)
+    assert (never.reached, never.of, never.median) == (0, 2, float("inf"))
+    assert made.arm("downpour").baseline == "serial"
+    assert len((folder / "trials.csv").read_text().splitlines()) == 1 + 4
+    assert len((folder / "points.csv").read_text().splitlines()) == 1 + sum(len(one.points) for one in made.trials)
+    assert made.left == 0
+    assert 3 <= len(made.sentences) <= 10
+
+
+def test_an_arm_that_cannot_run_is_a_row_with_the_reason(tmp_path: Path) -> None:
+    """Whether there is something to begin from only the job finds out."""
+    file = tmp_path / "a.toml"
+    file.write_text(TEXT.replace('strategy = "single"', 'strategy = "single"\noptions = {init-from = "/nowhere"}'))
+    study = definition.read(file)
+    trials = run(study, tmp_path / "out", preparing())
+    row = make_report(tmp_path / "out", study, trials).arm("serial")
+    assert (row.failed, row.trials) == (2, 2)
+    assert "/nowhere" in row.reason
+    assert row.at(0.2).seconds == [float("inf")] * 2
+    assert make_report(tmp_path / "out", study, trials).arm("downpour").failed == 0
+
+
+def test_a_folder_of_another_study_or_version_is_refused(
+    study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path
+) -> None:
+    other = definition.Study(study.title, study.arms, (0, 1, 2), study.targets, study.baseline, study.tuning_seeds)
+    with pytest.raises(UsageError, match="holds another study than this one"):
+        run(other, whole[0], preparing())
+    (tmp_path / "something").write_text("")
+    with pytest.raises(UsageError, match="is not empty, and no study"):
+        run(study, tmp_path, preparing())
+    (tmp_path / "study.json").write_text('{"title": 3}')
+    with pytest.raises(UsageError, match="is spoilt, or of another version"):
+        StudyFolder(tmp_path).study()
+
+
+def test_a_full_disk_ends_the_study_and_not_the_trial(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    StudyFolder(tmp_path).open(study)
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "write_atomically", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(study, tmp_path, preparing())
+    assert not list(tmp_path.glob("trials/*/*/trial.json"))
