@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import math
 import operator
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, cast
@@ -104,6 +105,12 @@ class Replica:
         self._reported: Batch | None = None
         self._known_order: Order | None = None
         self._asked = False
+        self._process = os.getpid()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that trains, and not one that was forked from it."""
+        return self._process == os.getpid()
 
     @property
     def joined(self) -> bool:
@@ -304,14 +311,22 @@ class ServerOptimizer:
 
 current: Replica | None = None
 """The replica that this process is; set by whoever started it."""
+PLAYED = "DISTBELIEF_ROLE"
+"""In the environment of a script that a job runs, and of what that starts: the role that it plays."""
 
 
 def join() -> Replica:
     """The part that this process takes in the job that started it.
 
     Raises:
-        UsageError: it was not started by a job.
+        UsageError: it was not started by a job, or by what a replica's script has started.
     """
+    role = os.environ.get(PLAYED, "")
+    if role and (current is None or not current.here):
+        raise UsageError(
+            f"{role} has joined already, and this process was started by its script (a loader's worker, a process of "
+            'its own): only the script itself joins, so write what trains below if __name__ == "__main__":'
+        )
     if current is None:
         raise UsageError(
             "no job has started this process; run the script with: distbelief launch downpour --replicas 2 SCRIPT.py"

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import mmap
 import os
-import runpy
 import select
 import sys
 import time
@@ -43,7 +42,7 @@ from distbelief.places.channel_messages import (
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.channel import Channel
-from distbelief.places.processes.settle import name_process, settle_process
+from distbelief.places.processes.settle import as_main, name_process, settle_process
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
@@ -442,12 +441,9 @@ class _Process:
             CheckpointStore(spec.run),
         )
         loop.current.stepped = self.spec.settings.optimizer
-        script = self.spec.script[0]
-        sys.argv[:] = self.spec.script
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
-        self._run_path(script)
+        script = os.path.abspath(spec.script[0])
+        as_main(spec.script, self.role)
+        self._run_main(script)
         loop.current.leave()
         if not loop.current.joined:
             raise UsageError(
@@ -470,9 +466,9 @@ class _Process:
 
         return part._replace(worker=dataclasses.replace(part.worker, attach=attach))
 
-    def _run_path(self, script: str) -> None:
+    def _run_main(self, script: str) -> None:
         try:
-            runpy.run_path(script, run_name="__main__")
+            exec(compile(Path(script).read_bytes(), script, "exec"), vars(sys.modules["__main__"]))
         except DistbeliefError:
             raise
         except SystemExit as end:

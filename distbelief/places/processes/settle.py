@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import select
 import signal
+import sys
 import threading
+import types
+from pathlib import Path
 
 import torch
 
 from distbelief.places.processes.forkserver import LEFT
+from distbelief.runtime.loop import PLAYED
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's mallopt."""
@@ -25,9 +30,10 @@ MAPPED_BYTES = 32 << 20
 
 def settle_process(role: str, threads: int, *above: int) -> None:
     """Give this process its title and its threads, leave signals to the supervisor, and end as soon as one of the
-    processes above it has ended.
+    processes above it has ended. What a user's code starts from here is started as it would be without us.
     """
     name_process(role)
+    multiprocessing.set_start_method(None, force=True)  # the platform's: a process of a forkserver inherits that one
     _leave_signals()
     torch.set_num_threads(threads)
     _keep_memory()
@@ -35,7 +41,28 @@ def settle_process(role: str, threads: int, *above: int) -> None:
         descriptors = [os.pidfd_open(one) for one in above]
     except ProcessLookupError:
         raise SystemExit(1) from None
-    threading.Thread(target=_outlive_nobody, args=descriptors, daemon=True).start()
+    _watch(*descriptors)
+    # a worker that a user's code forks holds our links open: it ends with this process, as with those above
+    os.register_at_fork(after_in_child=lambda: _watch(os.pidfd_open(os.getppid()), *descriptors))
+
+
+def as_main(script: list[str], role: str) -> None:
+    """Have a user's script (its path, and its arguments) find what it would as the main program of this process, which
+    plays a role: its module, which its workers may import, its arguments, its folder, and output by lines.
+    """
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = os.path.abspath(script[0])
+    sys.argv[:] = script
+    sys.path.insert(0, str(Path(script[0]).resolve().parent))
+    multiprocessing.current_process().name = "MainProcess"
+    os.environ[PLAYED] = role
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
+
+
+def _watch(*above: int) -> None:
+    """Have this process end as soon as one of others (by descriptor) has ended."""
+    threading.Thread(target=_outlive_nobody, args=above, daemon=True).start()
 
 
 def _leave_signals() -> None:

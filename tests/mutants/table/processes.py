@@ -7,6 +7,15 @@ LIVES = "A replica that dies is started anew"
 
 MUTANTS = [
     Mutant(
+        "what-a-script-forks-outlives-its-replica",
+        LEFT,
+        "places/processes/settle.py",
+        "    os.register_at_fork(after_in_child=lambda: _watch(os.pidfd_open(os.getppid()), *descriptors))\n",
+        "",
+        ("tests/processes/test_scripts.py::test_what_a_script_has_forked_ends_with_its_replica",),
+        seconds=15,
+    ),
+    Mutant(
         "an-import-may-swallow-a-ctrl-c",
         "A Ctrl-C at any moment of the command ends it",
         "cli/main.py",
@@ -65,7 +74,7 @@ MUTANTS = [
         "processes-outlive-their-supervisor",
         LEFT,
         "places/processes/settle.py",
-        "    threading.Thread(target=_outlive_nobody, args=descriptors, daemon=True).start()\n",
+        "    _watch(*descriptors)\n",
         "",
         (
             "tests/processes/test_deaths.py::test_nobody_outlives_a_killed_supervisor[in an endless step-shared]",
