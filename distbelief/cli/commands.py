@@ -142,13 +142,14 @@ def evaluate(args: list[str]) -> int:
     """`distbelief evaluate RUN [options]`; a compressed file may stand in the place of a run."""
     run, asked = _of_a_run("evaluate", EvaluateOptions, args)
     from distbelief.places.evaluate import evaluate as measure
+    from distbelief.record.live import figures
 
     result = measure(run, asked.data_dir, asked.device, asked.task or None)
     if asked.json:
         print(msgspec.json.encode(result).decode())
     else:
-        accuracy, loss = f"{100 * result['test_accuracy']:.2f} %", f"{result['test_loss']:.4f}"
-        print(f"{result['task']}: test accuracy {accuracy}, loss {loss} ({result['samples']:,} samples)")
+        told = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])
+        print(f"{result['task']}: test {told} ({result['samples']:,} samples)")
     return 0
 
 

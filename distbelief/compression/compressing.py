@@ -27,6 +27,7 @@ from distbelief.strategies import Strategy, find
 from distbelief.tasks import Task, available, resolve
 from distbelief.tasks.files.constrained import MARK, constrain, fill, layers
 from distbelief.tasks.flat import layout_of
+from distbelief.tasks.task import ACCURACY
 from distbelief.tasks.worker import build_model, measure
 
 STAGES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0)
@@ -214,8 +215,9 @@ def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone:
     models[0].load_state_dict(origin.state)
     fill(models[1], read)
     size = path.stat().st_size
-    names = ("dense_error", "test_error") if origin.task.test else ()
-    errors = {name: 100 - 100 * measure(origin.task, one).accuracy for name, one in zip(names, models, strict=False)}
+    names = ("dense_error", "test_error") if origin.task.test and ACCURACY in origin.task.metrics else ()
+    found = {name: measure(origin.task, one).accuracy for name, one in zip(names, models, strict=False)}
+    errors = {name: 100 - 100 * accuracy for name, accuracy in found.items() if accuracy is not None}
     return {
         "file": str(path),
         "task": origin.task.reference,

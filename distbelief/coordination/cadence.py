@@ -16,14 +16,17 @@ def is_due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def target_reached(settings: Settings, accuracy: float) -> str:
-    """That an accuracy on the test set is what the job was to reach, in a sentence; "" where it is not.
+def target_reached(settings: Settings, accuracy: float | None) -> str:
+    """That an accuracy on the test set is what the job was to reach, in a sentence; "" where it is not, or none was
+    measured.
 
     >>> target_reached(Settings(target_accuracy=0.9), 0.91), target_reached(Settings(), 1.0)
     ('test accuracy 0.9100 reached the target 0.9', '')
     """
     target = settings.target_accuracy
-    return f"test accuracy {accuracy:.4f} reached the target {target}" if target and accuracy >= target else ""
+    if not target or accuracy is None or accuracy < target:
+        return ""
+    return f"test accuracy {accuracy:.4f} reached the target {target}"
 
 
 def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0) -> bool:

@@ -272,7 +272,7 @@ class Coordinator(Answering):
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         self.evaluations.measuring = False
-        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy))]
+        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy, event.metrics))]
         if self.may(May.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
             return effects + self.finish(Cause.TARGET_REACHED, reached)
         if self.evaluations.owed:

@@ -221,10 +221,13 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """Mean loss and accuracy (0 to 1) on the test set."""
+    """Mean loss and accuracy (0 to 1) on the test set, None where the task has none, and the means of its other
+    metrics by name.
+    """
 
     loss: float
-    accuracy: float
+    accuracy: float | None
+    metrics: dict[str, float] = {}
 
 
 Story = Generator[Effect, Any, None]

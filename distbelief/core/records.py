@@ -114,11 +114,14 @@ class EpochDone(Record, frozen=True, tag=True, gc=False):
 
 
 class Tested(Record, frozen=True, tag=True, gc=False):
-    """The server's model was measured after `epoch` epochs."""
+    """The server's model was measured after `epoch` epochs: its accuracy (0 to 1), None where the task has none, and
+    the means of other metrics by name.
+    """
 
     epoch: int
     loss: float
-    accuracy: float
+    accuracy: float | None
+    metrics: dict[str, float] = {}
 
 
 class Gone(Record, frozen=True, tag=True, gc=False):

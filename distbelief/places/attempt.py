@@ -22,6 +22,7 @@ from distbelief.record.recorder import Recorder
 from distbelief.server import optimizers
 from distbelief.strategies import by_name
 from distbelief.tasks import Task
+from distbelief.tasks.task import ACCURACY
 
 
 class View(CheckedStruct, frozen=True):
@@ -37,10 +38,12 @@ def evaluates(settings: Settings, task: Task) -> bool:
     Raises:
         UsageError: a target or a rhythm that the task has no test set for.
     """
-    if settings.target_accuracy and task.test is None:
+    lacks = (
+        "test set to reach it on" if task.test is None else "" if ACCURACY in task.metrics else "accuracy to reach it"
+    )
+    if settings.target_accuracy and lacks:
         raise UsageError(
-            f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no test set to reach it on; "
-            "leave it off"
+            f"--target-accuracy {settings.target_accuracy}: task {task.reference!r} has no {lacks}; leave it off"
         )
     if settings.evaluate_every > 1 and task.test is None:
         raise UsageError(

@@ -32,7 +32,8 @@ def evaluate(
         task: of a file whose task is no built-in one.
 
     Returns:
-        run (or file), task, samples, test_accuracy (0 to 1) and test_loss.
+        run (or file), task, samples, test_accuracy (0 to 1; None where the task has none), test_metrics (of other
+        metrics, by name) and test_loss.
 
     Raises:
         UsageError: no such run, or its task has no name or no test set; or a file's is no built-in one and none is
@@ -87,5 +88,6 @@ def _figures(task: Task, model: nn.Module) -> dict[str, Any]:
         "task": task.reference,
         "samples": len(as_data(task.test())),
         "test_accuracy": measured.accuracy,
+        "test_metrics": measured.metrics,
         "test_loss": measured.loss,
     }

@@ -60,8 +60,9 @@ class Curves:
                 self._add("train/batch_loss", record.loss)
                 self._add("train/gradient", record.gradient)
             case records.Tested():
-                self._add("test/loss", record.loss)
-                self._add("test/accuracy", record.accuracy)
+                accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
+                for name, value in {"loss": record.loss, **accuracy, **record.metrics}.items():
+                    self._add(f"test/{name}", value)
             case records.EpochDone():
                 if time.monotonic() - self._wrote >= PERIOD:
                     self._write_beside()

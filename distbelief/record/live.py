@@ -178,7 +178,7 @@ class Live:
                     else f"after {_many(record.epoch, self._unit)}"
                 )
                 moment = _time(self._summary.history[-1]["seconds"]) + self._mark
-                return f"tested {when} at {moment}: accuracy {100 * record.accuracy:.2f} %, loss {record.loss:.4f}"
+                return f"tested {when} at {moment}: {figures(record.accuracy, record.metrics, record.loss)}"
             case records.Gone():
                 verb = "is" if record.lost == 1 else "are"
                 dealt = f"; its {_many(record.lost, 'minibatch', 'es')} {verb} dealt again" if record.lost else ""
@@ -314,6 +314,17 @@ class Live:
         return table
 
 
+def figures(accuracy: float | None, metrics: Mapping[str, float | None], loss: float | None) -> str:
+    """What a model was measured to be, in words; what is not known is not told.
+
+    >>> figures(0.975, {"top5": 0.99}, 0.0631), figures(None, {}, 0.5)
+    ('accuracy 97.50 %, top5 0.9900, loss 0.0631', 'loss 0.5000')
+    """
+    told = [] if accuracy is None else [f"accuracy {100 * accuracy:.2f} %"]
+    others = {**metrics, "loss": loss}
+    return ", ".join([*told, *(f"{name} {value:.4f}" for name, value in others.items() if value is not None)])
+
+
 def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     """The few lines that end a run, out of what `result.json` holds.
 
@@ -323,9 +334,10 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
     """
     mark = SIMULATED if result.get("cluster") else ""
     rows = [("outcome", f"{result.get('outcome') or 'unknown'}: {result.get('reason', '')}".rstrip(": "))]
-    if result["test_accuracy"] is not None:
-        loss = "" if result["test_loss"] is None else f", loss {result['test_loss']:.4f}"
-        rows.append(("accuracy", f"{100 * result['test_accuracy']:.2f} %{loss}"))
+    told = figures(result["test_accuracy"], result.get("test_metrics") or {}, result["test_loss"])
+    if told:
+        what, _, rest = told.partition(" ")
+        rows.append((what, rest))
     target = result["target"]
     if target["accuracy"]:
         reached = (

@@ -64,6 +64,7 @@ class Summary:
         self.started: records.Started | None = None
         self.replicas: dict[int, ReplicaCounts] = {}
         self.history: list[dict[str, Any]] = []
+        self._tested: dict[str, Any] = {}
         self.applied: dict[str, records.Applied] = {}
         self.steps = self.samples = self.pushes = self.pushed = self.fetched = self.epochs = self.dropped = (
             self.forgotten
@@ -109,7 +110,7 @@ class Summary:
     def _take_epoch_done(self, seconds: float, record: records.EpochDone) -> None:
         self.epochs = max(self.epochs, record.epoch)
         if not self.settings.get("evaluate_every", 1):
-            self._row(seconds, record.epoch, None, None)
+            self._row(seconds, record.epoch)
 
     def _take_gone(self, _: float, record: records.Gone) -> None:
         if roles.is_replica(record.role):
@@ -162,19 +163,28 @@ class Summary:
         }
 
     def _take_tested(self, seconds: float, record: records.Tested) -> None:
-        self._row(seconds, record.epoch, record.loss, record.accuracy)
-        target = self.settings.get("target_accuracy", 0.0)
-        if target and self.reached is None and record.accuracy >= target:
+        self._row(seconds, record.epoch, record)
+        target, accuracy = self.settings.get("target_accuracy", 0.0), record.accuracy
+        if target and self.reached is None and accuracy is not None and accuracy >= target:
             self.reached = {"seconds": self.history[-1]["seconds"], "epochs": record.epoch}
 
-    def _row(self, seconds: float, epoch: int, loss: float | None, accuracy: float | None) -> None:
-        row = {"seconds": self._training(seconds), "epoch": epoch, "samples": self.samples, "updates": self.pushes}
+    def _row(self, seconds: float, epoch: int, tested: records.Tested | None = None) -> None:
+        row: dict[str, Any] = {
+            "seconds": self._training(seconds),
+            "epoch": epoch,
+            "samples": self.samples,
+            "updates": self.pushes,
+        }
         trained = self._loss.take()
         # of the whole batch where it is known, without what was only tried
         trained = self.descent["loss"] if self.descent else _finite(trained)
-        self.history.append(
-            {**row, "train_loss": trained, "test_loss": _finite(loss), "test_accuracy": _finite(accuracy)}
-        )
+        row |= {"train_loss": trained, "test_loss": None, "test_accuracy": None}
+        if tested is not None:
+            row |= {"test_loss": _finite(tested.loss), "test_accuracy": _finite(tested.accuracy)}
+            metrics = {one: _finite(value) for one, value in tested.metrics.items()}
+            row |= {"test_metrics": metrics} if metrics else {}
+            self._tested = row
+        self.history.append(row)
 
     def _training(self, seconds: float) -> float:
         return self._before + seconds - self._began
@@ -207,7 +217,6 @@ class Summary:
 
     def result(self) -> dict[str, Any]:
         """What `result.json` holds, in JSON's own types; numbers that are not finite become null."""
-        tested: dict[str, Any] = next((row for row in reversed(self.history) if row["test_accuracy"] is not None), {})
         started, target = self.started, self.settings.get("target_accuracy", 0.0) or None
         replicas = started.replicas if started else self.settings.get("replicas", 0)
         known = {**{index: ReplicaCounts() for index in range(replicas)}, **self.replicas}
@@ -224,8 +233,9 @@ class Summary:
             "updates": self.updates,
             "seconds": self.seconds,
             "samples_per_second": self.rate,
-            "test_accuracy": tested.get("test_accuracy"),
-            "test_loss": tested.get("test_loss"),
+            "test_accuracy": self._tested.get("test_accuracy"),
+            "test_loss": self._tested.get("test_loss"),
+            "test_metrics": self._tested.get("test_metrics", {}),
             "target": {
                 "accuracy": target,
                 "reached": self.reached is not None,

@@ -76,7 +76,9 @@ class Evaluator:
             if number is not None and not self._links.missing:
                 self.vectors.swap(0)
                 measured: Measured = yield Measure()
-                yield Send(roles.COORDINATOR, evaluating.Evaluated(number, measured.loss, measured.accuracy))
+                yield Send(
+                    roles.COORDINATOR, evaluating.Evaluated(number, measured.loss, measured.accuracy, measured.metrics)
+                )
                 number = None
             yield from self._links.seek()
 

@@ -134,10 +134,23 @@ def correct(output: Tensor, target: Tensor) -> Tensor:
         output: Scores, floating, shape (n, classes).
         target: Classes, int64, shape (n,).
 
+    Raises:
+        ValueError: These are not of a classification.
+
     >>> correct(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(1)
     """
+    if output.ndim != 2 or target.shape != output.shape[:1] or target.is_floating_point():
+        raise ValueError(
+            f"counts right classes: of an output of shape (n, classes) and whole numbers of shape (n,), not "
+            f"{list(output.shape)} and {target.dtype} of {list(target.shape)}"
+        )
     return (output.argmax(1) == target).sum()
+
+
+ACCURACY = "accuracy"
+"""The metric that is shown in percent, and that a target is of."""
+Metric = Callable[[Any, Any], Tensor | float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +176,11 @@ class Task:
     """Loads the test data; None where there is none."""
     loss: Callable[[Any, Any], Tensor] = torch.nn.functional.cross_entropy
     """Of the model's output and the targets: the mean over the minibatch, a scalar."""
-    metric: Callable[[Any, Any], Tensor | float] = correct
-    """Of the model's output and the targets: how many samples are right."""
+    metric: Metric | dict[str, Metric] | None = correct
+    """Of the model's output and the targets: how many samples are right, which gives the accuracy. Or several by name,
+    each the sum over the samples of what its mean is told of (the one named accuracy is as above); or None, where the
+    loss says it all.
+    """
     reference: str = field(default="", init=False)
     """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make
     the unchanged one.
@@ -182,10 +198,28 @@ class Task:
         object.__setattr__(task, "reference", reference)
         return task
 
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """Its metrics by name.
+
+        >>> list(Task(model=lambda: nn.Linear(1, 2), train=list).metrics)
+        ['accuracy']
+        """
+        if isinstance(self.metric, Mapping):
+            return self.metric
+        return {} if self.metric is None else {ACCURACY: self.metric}
+
     def __post_init__(self) -> None:
-        for name in ("model", "train", "test", "loss", "metric"):
-            value = getattr(self, name)
-            if (name == "test" and value is None) or (
+        if isinstance(self.metric, Mapping) and (
+            wrong := [one for one in self.metric if not isinstance(one, str) or not one or one == "loss"]
+        ):
+            raise UsageError(f"a task's metric has the name {wrong[0]!r}: it is a word, and not that of the loss")
+        functions = {name: getattr(self, name) for name in ("model", "train", "test", "loss", "metric")}
+        if isinstance(self.metric, Mapping):
+            del functions["metric"]
+            functions |= {f"metric {one!r}": metric for one, metric in self.metric.items()}
+        for name, value in functions.items():
+            if (name in ("test", "metric") and value is None) or (
                 callable(value) and not (name == "model" and isinstance(value, nn.Module))
             ):
                 continue

@@ -15,7 +15,7 @@ from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.arithmetic.autocast import Autocast
 from distbelief.tasks.order import Order, seed_chance
-from distbelief.tasks.task import Data, Task, as_data
+from distbelief.tasks.task import ACCURACY, Data, Task, as_data
 
 CHECKED = 2
 """Samples measured as a job starts; not one: some layers refuse a minibatch of one."""
@@ -242,7 +242,7 @@ def check_measure(task: Task, model: nn.Module) -> None:
 
 
 def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
-    """Mean loss and accuracy of a model on the task's test set, or on the first `most` samples of it.
+    """Mean loss and metrics of a model on the task's test set, or on the first `most` samples of it.
 
     Raises:
         UsageError: the task has no test set, or one that cannot be counted and indexed.
@@ -255,7 +255,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     samples = min(len(data), most or len(data))
     training = model.training
     model.eval()
-    loss = correct = 0.0
+    loss, sums = 0.0, dict.fromkeys(task.metrics, 0.0)
     try:
         with torch.no_grad():
             for numbers in torch.arange(samples).split(MEASURE_BATCH):
@@ -263,7 +263,8 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
                 inputs, targets = on_device(inputs, device), on_device(targets, device)
                 output = model(inputs)
                 loss += float(task.loss(output, targets)) * len(numbers)
-                correct += float(task.metric(output, targets))
+                for name in sums:
+                    sums[name] += _metric(task, name, output, targets, len(numbers))
     except DistbeliefError:
         raise
     except (Exception, SystemExit) as error:
@@ -272,4 +273,23 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
         ) from error
     finally:
         model.train(training)
-    return Measured(loss / samples, correct / samples)
+    means = {name: value / samples for name, value in sums.items()}
+    return Measured(loss / samples, means.pop(ACCURACY, None), means)
+
+
+def _metric(task: Task, name: str, output: Any, targets: Any, samples: int) -> float:
+    """One metric of a minibatch: the sum over its samples.
+
+    Raises:
+        TrainingError: it does not fit what the model gives.
+    """
+    metric = task.metrics[name]
+    told = f"metric {name!r} ({getattr(metric, '__qualname__', type(metric).__name__)}) of task {task.reference!r}"
+    remedy = "give the task a metric that fits its output and targets, or metric=None where the loss says it all"
+    try:
+        value = float(metric(output, targets))
+    except (Exception, SystemExit) as error:
+        raise TrainingError(f"{told} raised {type(error).__name__}: {error}; {remedy}") from error
+    if name == ACCURACY and not 0 <= value <= samples * (1 + 1e-6):
+        raise TrainingError(f"{told} is {value:g} for {samples} samples, and counts those that are right; {remedy}")
+    return value

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,8 +72,12 @@ def tallied(task: Task, batch_size: int, epochs: int = 1, seed: int = 0) -> Task
         task,
         model=lambda: Tallied(task.model(), samples, batch_size, epochs, seed),
         loss=lambda output, target: task.loss(output[0], target) + output[1],
-        metric=lambda output, target: task.metric(output[0], target),
+        metric={name: partial(_first, metric) for name, metric in task.metrics.items()} or None,
     )
+
+
+def _first(metric: Callable[[Any, Any], Tensor | float], output: Any, target: Any) -> Tensor | float:
+    return metric(output[0], target)
 
 
 def times(tally: Tensor) -> Tensor:

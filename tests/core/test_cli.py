@@ -608,7 +608,7 @@ def task(data_dir=None):
     return db.Task(model=lambda: torch.nn.Linear(4, 2), train=data, test=data)
 """
 """A task with as many samples as stand in a file of its folder."""
-EVALUATED = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples": 360}
+EVALUATED = {"task": "digits", "test_accuracy": 0.5, "test_metrics": {}, "test_loss": 1.0, "samples": 360}
 
 
 def test_the_options_of_evaluate_reach_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "plan", lambda *_, **__: None)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
     monkeypatch.setattr(
-        evaluate, "evaluate", lambda *_: {"task": "", "test_accuracy": 0.0, "test_loss": 0.0, "samples": 0}
+        evaluate,
+        "evaluate",
+        lambda *_: {"task": "", "test_accuracy": 0.0, "test_metrics": {}, "test_loss": 0.0, "samples": 0},
     )
     made = {"layers": [], "left_alone": {}, "file": "", "bytes": 1, "dense_bytes": 1, "ratio": 1.0}
     monkeypatch.setattr(compressing, "compress", lambda *_, **__: made)

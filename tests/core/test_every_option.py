@@ -185,7 +185,7 @@ def test_no_option_of_a_small_command_is_dead(
     assert name in SMALL[command], f"{command} has an option {name!r} without a case here: what does it change?"
     asked: list[Any] = []
     value = SMALL[command][name]
-    measured = {"task": "digits", "test_accuracy": 0.5, "test_loss": 1.0, "samples": 360}
+    measured = {"task": "digits", "test_accuracy": 0.5, "test_metrics": {}, "test_loss": 1.0, "samples": 360}
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
     monkeypatch.setattr(
         status, "status", lambda _: [asked.append("looked"), {"running": len(asked) < 3, "members": []}][1]

@@ -24,8 +24,8 @@ STARTED = r.Started(replicas=2, shards=2, parameters=100, samples_per_epoch=40, 
 CONTRACT = [
     "task", "strategy", "settings", "seed", "device", "replicas", "shards", "epochs", "steps", "samples", "pushes",
     "updates", "seconds",
-    "samples_per_second", "test_accuracy", "test_loss", "target", "staleness", "bytes", "per_replica", "dropped",
-    "forgotten", "history", "versions",
+    "samples_per_second", "test_accuracy", "test_loss", "test_metrics", "target", "staleness", "bytes", "per_replica",
+    "dropped", "forgotten", "history", "versions",
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from distbelief import tasks
 from distbelief.core.effects import Batch
-from distbelief.errors import DataError, UsageError
+from distbelief.errors import DataError, TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
 from distbelief.tasks.flat import layout_of
@@ -400,6 +400,47 @@ def test_a_test_set_of_nothing_is_refused_with_the_remedy() -> None:
     task = tasks.Task(model=lambda: nn.Linear(1, 2), train=lambda: [(0.0, 0)], test=list).named("mine:task")
     with pytest.raises(DataError, match=r"the test data of task 'mine:task' hold 0 samples.*--evaluate-every 0"):
         measure(task, nn.Linear(1, 2))
+
+
+def regression(metric: Any) -> tasks.Task:
+    data = [(torch.ones(1), torch.full((1,), float(i))) for i in range(4)]
+    made = tasks.Task(
+        model=lambda: nn.Linear(1, 1), train=lambda: data, test=lambda: data, loss=nn.functional.mse_loss, metric=metric
+    )
+    return made.named("mine:task")
+
+
+def test_a_task_without_a_metric_is_measured_by_its_loss() -> None:
+    assert measure(regression(None), nn.Linear(1, 1)).accuracy is None
+    assert measure(regression(None), nn.Linear(1, 1)).loss > 0
+
+
+def test_metrics_by_name_are_means_over_the_samples() -> None:
+    metrics = {"target": lambda _, target: target.sum(), "accuracy": lambda _, target: (target < 3).sum()}
+    measured = measure(regression(metrics), nn.Linear(1, 1))
+    assert (measured.accuracy, measured.metrics) == (0.75, {"target": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (
+            correct,
+            r"metric 'accuracy' \(correct\) of task 'mine:task' raised ValueError: counts right classes: .*=None",
+        ),
+        (lambda *_: 5, r"metric 'accuracy' .* is 5 for 4 samples, and counts those that are right; .*=None"),
+        ({"mine": lambda *_: "many"}, r"metric 'mine' .* raised ValueError: could not convert string to float"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_named(metric: Any, says: str) -> None:
+    with pytest.raises(TrainingError, match=f"^{says}"):
+        measure(regression(metric), nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("name", ["", "loss", 3])
+def test_a_metric_that_has_no_name_of_its_own_is_refused(name: Any) -> None:
+    with pytest.raises(UsageError, match="has the name"):
+        regression({name: correct})
 
 
 def test_the_metric_counts_what_is_right() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from distbelief.core.conversations.membership import Join
 from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
 from distbelief.core.events import Lost
@@ -16,11 +18,12 @@ class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The evaluator's measure of the server's model."""
+    """The evaluator's measure of the server's model: as `Measured`."""
 
     number: int
     loss: float
-    accuracy: float
+    accuracy: float | None
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class EvaluatorStanding(TextEnum):

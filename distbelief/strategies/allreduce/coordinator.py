@@ -349,7 +349,7 @@ class AllreduceCoordinator(Answering):
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if not self._is_done(Duty.MEASURE, sender):
             return []
-        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy))]
+        effects: list[Effect] = [WriteRecord(records.Tested(event.number, event.loss, event.accuracy, event.metrics))]
         if self._may(GroupMay.DEAL) and (reached := target_reached(self.settings, event.accuracy)):
             self._close(Cause.TARGET_REACHED, reached, measured=True)
         return effects + self._go_on()

@@ -378,7 +378,10 @@ class AllreduceReplica:
     def _answer_request(self, asked: Any) -> Steps:
         if isinstance(asked, evaluating.Evaluate):
             measured: Measured = yield Measure()
-            yield Send(roles.COORDINATOR, evaluating.Evaluated(asked.number, measured.loss, measured.accuracy))
+            yield Send(
+                roles.COORDINATOR,
+                evaluating.Evaluated(asked.number, measured.loss, measured.accuracy, measured.metrics),
+            )
             return
         facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}
         saved: events.Saved = yield Save(asked.number, "shard-0", self.whole.arrays(), facts)

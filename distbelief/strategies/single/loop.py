@@ -143,8 +143,7 @@ class SingleLoop:
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
-        accuracy = self._test(done, last)
-        reached = "" if accuracy is None else target_reached(s, accuracy)
+        reached = target_reached(s, self._test(done, last))
         if last or reached or is_due(s.checkpoint_every, done):
             self._save()
         return (Cause.TARGET_REACHED, reached) if reached else None
@@ -197,7 +196,7 @@ class SingleLoop:
         if not every or self.task.test is None or not (last or is_due(every, epoch)):
             return None
         measured = measure(self.task, self.model)
-        self._note(records.Tested(epoch, measured.loss, measured.accuracy))
+        self._note(records.Tested(epoch, measured.loss, measured.accuracy, measured.metrics))
         return measured.accuracy
 
     # checkpoints: those of one shard that holds everything
