@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from distbelief.core import records
+from distbelief.errors import UsageError
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import read_metrics
@@ -97,6 +98,7 @@ def measure_points(run: Path, task: Task, seed: int) -> list[Point]:
 
     Raises:
         CheckpointError: one is missing or spoilt.
+        UsageError: the task has no accuracy.
     """
     if task.test is None:
         return []
@@ -111,6 +113,8 @@ def measure_points(run: Path, task: Task, seed: int) -> list[Point]:
         samples = read_manifest(folder).samples
         model.load_state_dict(load_weights(folder, layout))
         found = measure(task, model)
+        if found.accuracy is None:
+            raise UsageError(f"task {task.reference!r} has no accuracy to compare ways to train by: give it a metric")
         points.append(
             Point(made[number], samples / max(per_epoch, 1), samples, steps[number], found.loss, found.accuracy)
         )
