@@ -17,6 +17,7 @@ from distbelief.core.consistency import SCALINGS, Policy
 from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import LAYERWISE, Optimizer
 from distbelief.errors import LocalProtocolError, UsageError, unknown
+from distbelief.schedules.pipelines import check_pipeline
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout
 from distbelief.sharding.mesh import MOST, Mesh
@@ -203,6 +204,10 @@ class Settings(msgspec.Struct, frozen=True):
     """Processes over which each replica is split."""
     split: str = "auto"
     """How it is: a way, or ways by patterns of modules."""
+    microbatches: int = 1
+    """Parts of a minibatch that go through the partitions of a replica by themselves."""
+    schedule: str = "auto"
+    """In which order they do."""
     shards: int = 2
     """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
     seed: int = 0
@@ -267,7 +272,24 @@ class Settings(msgspec.Struct, frozen=True):
                     f"--split {self.split}: says how replicas are split, and they are whole: give --partitions 2 or "
                     "more, or leave it off"
                 )
+            for name in ("microbatches", "schedule"):
+                if (value := getattr(self, name)) != getattr(type(self)(), name):
+                    raise UsageError(
+                        f"--{name} {value}: says how minibatches go through the partitions of a replica, and replicas "
+                        "are whole: give --partitions 2 or more, or leave it off"
+                    )
             return
+        check_pipeline(self.pipeline, self.microbatches, "each")
+        if self.pipeline == "pipedream":
+            raise UsageError(
+                "--schedule pipedream: each stage would update its weights after every microbatch, and partitions push "
+                "once for a minibatch; use 1f1b or gpipe"
+            )
+        if self.microbatches > self.data.batch_size:
+            raise UsageError(
+                f"--microbatches {self.microbatches} of a minibatch of {self.data.batch_size} samples: each needs one; "
+                f"use at most {self.data.batch_size}"
+            )
         if self.strategy.held_by is Holder.SHARDS and self.shards < self.partitions:
             raise UsageError(
                 f"--shards {self.shards} of replicas in {self.partitions} partitions: each partition has shards of its "
@@ -286,6 +308,11 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"--precision {self.precision} of split replicas: no partition sees alone what overflows; leave it off"
             )
+
+    @property
+    def pipeline(self) -> str:
+        """The schedule by its name: a minibatch that is whole goes through as it is."""
+        return self.schedule if self.schedule != "auto" else "1f1b" if self.microbatches > 1 else "sequential"
 
     def own(self, kind: type[OwnT]) -> OwnT:
         """The strategy's own settings, for who knows of which class they are.

@@ -16,7 +16,7 @@ gradient; `schedules/pipelines` has the algorithms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate
@@ -152,18 +152,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         >>> chain(3).depths
         (3, 2, 1)
         """
-        reach = [{home} for home in range(self.homes)]
-        for boundary in self.boundaries:
-            reach[boundary.source].add(boundary.target)
-        for middle in range(self.homes):
-            for home in range(self.homes):
-                if middle in reach[home]:
-                    reach[home] |= reach[middle]
-        depths: dict[int, int] = {}
-        # who reaches more comes later, so that all behind it are known; homes that reach each other reach the same
-        for home in sorted(range(self.homes), key=lambda home: len(reach[home])):
-            depths[home] = 1 + max((depths[other] for other in reach[home] if home not in reach[other]), default=0)
-        return tuple(depths[home] for home in range(self.homes))
+        return depths_of(self.homes, ((one.source, one.target) for one in self.boundaries))
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
         """What a segment uses, forward or back, of what its home received."""
@@ -182,6 +171,30 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         earlier = {number for one in self.segments[: task.segment] for number in one.takes}
         ready = [number for number in segment.takes if self.boundaries[number].gradient and number not in earlier]
         return [Crossing(number, task.microbatch, Pass.BACKWARD) for number in ready]
+
+
+def depths_of(homes: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """How many homes a microbatch is at, from each home on to the one where it turns.
+
+    Args:
+        homes: how many there are.
+        edges: from each that gives something, to the one that takes it.
+
+    >>> depths_of(3, [(0, 1), (1, 2)]), depths_of(2, [(0, 1), (1, 0)])
+    ((3, 2, 1), (1, 1))
+    """
+    reach = [{home} for home in range(homes)]
+    for source, target in edges:
+        reach[source].add(target)
+    for middle in range(homes):
+        for home in range(homes):
+            if middle in reach[home]:
+                reach[home] |= reach[middle]
+    depths: dict[int, int] = {}
+    # who reaches more comes later, so that all behind it are known; homes that reach each other reach the same
+    for home in sorted(range(homes), key=lambda home: len(reach[home])):
+        depths[home] = 1 + max((depths[other] for other in reach[home] if home not in reach[other]), default=0)
+    return tuple(depths[home] for home in range(homes))
 
 
 def chain(stages: int, size: int = 0) -> SegmentGraph:

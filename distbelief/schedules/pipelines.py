@@ -40,9 +40,20 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1, weight_
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
     check_pipeline(algorithm, microbatches, weight_gradients)
-    depths = [microbatches if algorithm == "gpipe" else min(microbatches, depth) for depth in graph.depths]
-    orders = tuple(tuple(home_tasks(microbatches, depth, weight_gradients == "once")) for depth in depths)
+    once = weight_gradients == "once"
+    orders = tuple(
+        tuple(home_tasks(microbatches, in_flight(algorithm, microbatches, depth), once)) for depth in graph.depths
+    )
     return Pipeline(algorithm, graph, microbatches, orders, algorithm == "pipedream")
+
+
+def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
+    """How many microbatches a home of a depth may have in flight.
+
+    >>> in_flight("gpipe", 8, 2), in_flight("1f1b", 8, 2), in_flight("1f1b", 1, 2)
+    (8, 2, 1)
+    """
+    return microbatches if algorithm == "gpipe" else min(microbatches, depth)
 
 
 def home_tasks(microbatches: int, in_flight: int, once: bool = False) -> Iterator[HomeTask]:

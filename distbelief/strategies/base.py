@@ -240,6 +240,12 @@ class Splittable(Replicated):
     split: str = field(default="auto", kw_only=True)
     """How the model is split over them: a way (stages, neurons, ...), or ways by patterns of its modules
     (conv*=filters,fc*=neurons); auto takes the way with the least price."""
+    microbatches: int = field(default=1, kw_only=True)
+    """Parts of a minibatch that go through the partitions of a replica by themselves: one computes while another
+    does."""
+    schedule: str = field(default="auto", kw_only=True)
+    """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
+    one."""
 
     def replica_roles(self) -> tuple[str, ...]:
         """The partitions of all replicas of a job."""

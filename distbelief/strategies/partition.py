@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,13 +14,14 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, LocalProtocolError
-from distbelief.schedules.pipeline import Pass
+from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
+from distbelief.schedules.pipelines import home_tasks, in_flight
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.options import AUTO, Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, RunSegment, Take, cut_minibatch, step
-from distbelief.split.program import HomeProgram, Received, build
+from distbelief.split.program import HomeProgram, Received, Segment, build
 from distbelief.split.tracing import trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
@@ -66,18 +69,40 @@ def partition(
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
-    return flat, PartitionTrainer(task, program, settings, crossing(graph))
+    return flat, PartitionTrainer(task, program, settings, way_of(graph, settings, home))
 
 
-def crossing(graph: SplitGraph) -> list[Transfer]:
-    """What crosses between the homes of a split model, in an order that all of them know."""
-    return sorted(graph.transfers.values(), key=lambda one: one.number)
+class Way(NamedTuple):
+    """How minibatches go through a home."""
+
+    transfers: tuple[Transfer, ...]
+    """All that crosses between homes, in an order that all of them know."""
+    schedule: str
+    microbatches: int
+    depth: int
+    """How many homes a microbatch is at, from this one on to where it turns."""
+
+    def order(self, microbatches: int) -> list[HomeTask]:
+        """The home's tasks of a minibatch of so many microbatches."""
+        return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
+
+    def sizes(self, samples: int) -> list[int]:
+        """The samples of each microbatch: each has one, so that a short minibatch may have fewer of them."""
+        count = min(self.microbatches, samples)
+        return [samples // count + (number < samples % count) for number in range(count)]
 
 
-def programs(task: Task, model: nn.Module, settings: Settings) -> list[HomeProgram]:
-    """What each partition computes of a model."""
+def way_of(graph: SplitGraph, settings: Settings, home: int) -> Way:
+    """How minibatches go through a home of a split model."""
+    transfers = tuple(sorted(graph.transfers.values(), key=lambda one: one.number))
+    depths = depths_of(graph.partitions, ((one.source, one.target) for one in transfers))
+    return Way(transfers, settings.pipeline, settings.microbatches, depths[home])
+
+
+def programs(task: Task, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, Way]]:
+    """What each partition computes of a model, and how minibatches go through it."""
     graph = split_graph(task, model, settings)
-    return [build(graph, home, model) for home in range(settings.partitions)]
+    return [(build(graph, home, model), way_of(graph, settings, home)) for home in range(settings.partitions)]
 
 
 def whole_of_split(task: Task, model: nn.Module, settings: Settings, rows: bool) -> FlatModule:
@@ -99,45 +124,59 @@ class PhantomPartition:
 
     Args:
         program: of the home.
+        way: how minibatches go through it.
         samples: in the training set.
         batch_size: of the job.
     """
 
     slots: Sequence[int] = ()
 
-    def __init__(self, program: HomeProgram, samples: int, batch_size: int) -> None:
-        self._program, self._all, self._batch_size = program, samples, batch_size
-        self._samples = 0
+    def __init__(self, program: HomeProgram, way: Way, samples: int, batch_size: int) -> None:
+        self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
+        self._samples: list[int] = []
 
     def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
         """Its part of a step."""
-        self._samples = min(self._batch_size, self._all - batch.index * self._batch_size)
-        here: set[Transfer] = set()
-        begins: dict[int, list[Transfer]] = {}
-        for segment in self._program.segments:
-            taken = [one.transfer for one in segment.takes if isinstance(one, Received)]
-            new = begins[segment.number] = [one for one in taken if one not in here]
-            here |= {*new}
+        samples = min(self._batch_size, self._all - batch.index * self._batch_size)
+        self._samples = self._way.sizes(samples)
+        for direction, number in self._way.order(len(self._samples)):
+            yield from (self._forward if direction is Pass.FORWARD else self._backward)(number)
+        return Computed(None, samples, 0.0)
+
+    def _forward(self, number: int) -> Iterator[HomeEffect]:
+        for segment, new in self._begun:
             for one in new:
-                yield Take(one, 0, Pass.FORWARD)
-            yield RunSegment(segment, 0, Pass.FORWARD)
+                yield Take(one, number, Pass.FORWARD)
+            yield RunSegment(segment, number, Pass.FORWARD)
             for given in segment.gives:
                 for one in given.transfers:
-                    yield Give(one, 0, Pass.FORWARD, NOTHING)
-        for segment in reversed(self._program.segments):
+                    yield Give(one, number, Pass.FORWARD, NOTHING)
+
+    def _backward(self, number: int) -> Iterator[HomeEffect]:
+        for segment, new in reversed(self._begun):
             for given in segment.gives:
                 for one in given.transfers:
                     if one.shape.differentiable:
-                        yield Take(one, 0, Pass.BACKWARD)
-            yield RunSegment(segment, 0, Pass.BACKWARD)
-            for one in begins[segment.number]:
+                        yield Take(one, number, Pass.BACKWARD)
+            yield RunSegment(segment, number, Pass.BACKWARD)
+            for one in new:
                 if one.shape.differentiable:
-                    yield Give(one, 0, Pass.BACKWARD, NOTHING)
-        return Computed(None, self._samples, 0.0)
+                    yield Give(one, number, Pass.BACKWARD, NOTHING)
+
+    @functools.cached_property
+    def _begun(self) -> list[tuple[Segment, list[Transfer]]]:
+        """Each segment, with what no segment before it has taken."""
+        here: set[Transfer] = set()
+        begun = []
+        for segment in self._program.segments:
+            taken = [one.transfer for one in segment.takes if isinstance(one, Received)]
+            begun.append((segment, [one for one in taken if one not in here]))
+            here |= {*taken}
+        return begun
 
     def share(self, run: RunSegment) -> float:
-        """Of the work of a step, that of a segment."""
-        return share_of(run, self._program)
+        """Of the work of a step, that of a segment for its microbatch."""
+        return share_of(run, self._program) * self._samples[run.microbatch] / sum(self._samples)
 
     def slot(self, asked: Give | Take) -> int:
         """Which of all things that cross in a step it is."""
@@ -145,14 +184,14 @@ class PhantomPartition:
 
     def size(self, asked: Give | Take) -> int:
         """How many bytes cross."""
-        return asked.transfer.shape.bytes(self._samples)
+        return asked.transfer.shape.bytes(self._samples[asked.microbatch])
 
     def encode(self, given: Give) -> None:
         """Nothing is computed."""
 
     def shape(self, asked: Give | Take) -> tuple[int, ...]:
         """Of what would cross."""
-        return asked.transfer.shape.at(self._samples)
+        return asked.transfer.shape.at(self._samples[asked.microbatch])
 
     def decode(self, wanted: Take, data: bytearray) -> None:
         """Nothing has crossed."""
@@ -169,13 +208,14 @@ class PartitionTrainer:
         task: whose training set and loss are used.
         program: of the home.
         settings: of the job.
-        transfers: all that crosses between the homes.
+        way: how minibatches go through it.
     """
 
-    def __init__(self, task: Task, program: HomeProgram, settings: Settings, transfers: Sequence[Transfer]) -> None:
-        self._task, self._program = task, program
-        self._numbers = {one: number for number, one in enumerate(transfers)}
-        self.slots = [one.shape.bytes(settings.data.batch_size) for one in transfers for _ in WAYS]
+    def __init__(self, task: Task, program: HomeProgram, settings: Settings, way: Way) -> None:
+        self._task, self._program, self._way = task, program, way
+        self._numbers = {one: number for number, one in enumerate(way.transfers)}
+        most = -(-settings.data.batch_size // way.microbatches)
+        self.slots = [one.shape.bytes(most) for one in way.transfers for _ in range(len(WAYS) * way.microbatches)]
         """Bytes of each thing that crosses, at most."""
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size
@@ -201,9 +241,10 @@ class PartitionTrainer:
             seed_chance(self._seed, batch.epoch, batch.index)
             numbers = self._order.indices(batch.epoch, batch.index)
             inputs, targets = (on_device(one, self._device) for one in self._data.batch(numbers))
-            cut = cut_minibatch((inputs,), targets, 1, key(self._seed, batch.epoch, batch.index))
-            self._samples = [one.given["samples"] for one in cut]
-            result = yield from step(self._program, cut)
+            self._samples = self._way.sizes(len(numbers))
+            count, chance = len(self._samples), key(self._seed, batch.epoch, batch.index)
+            cut = cut_minibatch((inputs,), targets, count, chance)
+            result = yield from step(self._program, cut, self._way.order(count))
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
@@ -211,12 +252,13 @@ class PartitionTrainer:
         return Computed(result.loss, len(numbers), time.perf_counter() - begun)
 
     def share(self, run: RunSegment) -> float:
-        """Of the work of a step, that of a segment."""
-        return share_of(run, self._program)
+        """Of the work of a step, that of a segment for its microbatch."""
+        return share_of(run, self._program) * self._samples[run.microbatch] / sum(self._samples)
 
     def slot(self, asked: Give | Take) -> int:
         """Which of all things that cross in a step it is."""
-        return len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
+        number = len(WAYS) * self._numbers[asked.transfer] + WAYS.index(asked.direction)
+        return number * self._way.microbatches + asked.microbatch
 
     def size(self, asked: Give | Take) -> int:
         """How many bytes cross."""

@@ -33,7 +33,7 @@ SHARED = (
     " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
-SPLIT = "--partitions --split"
+SPLIT = "--partitions --split --microbatches --schedule"
 CADENCE = (
     "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
     f"--staleness-scaling {SPLIT}"

@@ -218,6 +218,8 @@ ALL: dict[str, Cases] = {
     "standby": Case(1, "traffic"),
     "partitions": Case(2, "traffic"),
     "split": Case("neurons", "traffic", {"partitions": 2}),
+    "microbatches": Case(2, "traffic", {"partitions": 2, "split": "stages"}),
+    "schedule": Case("gpipe", "traffic", {"partitions": 2, "split": "stages", "microbatches": 3}),
     "push_every": Case(2),
     "fetch_every": Case(2),
     "local_lr": Case(0.1, beside={"fetch_every": 2}),

@@ -84,6 +84,36 @@ def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, op
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 3), ("1f1b", 4), ("auto", 2)])
+@pytest.mark.parametrize("how", ["stages", "three stages", "neurons"])
+def test_microbatches_make_the_step_of_the_minibatch(
+    plain: SimpleNamespace, how: str, schedule: str, microbatches: int
+) -> None:
+    """Also of the last minibatch, which has 3 samples, and so fewer microbatches than 4."""
+    options: dict[str, Any] = {**SPLITS[how], "schedule": schedule, "microbatches": microbatches}
+    run = play(plain, Downpour(1, optimizer=Optimizer("sgd", 0.05), **options), epochs=2, dtype=torch.float64)
+    run.simulation.run()
+    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4)
+    for name, tensor in weights(run, torch.float64).items():
+        torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
+
+
+def test_microbatches_overlap_what_the_stages_of_a_replica_compute(plain: SimpleNamespace) -> None:
+    """Where nothing costs time but the steps, four microbatches through two equal stages take 5/8 of one."""
+    seconds = []
+    for microbatches in (1, 4):
+        cluster = Simulated(
+            network=NetworkModel(latency=0), compute=ComputeModel(step=1.0, spread="constant"), phantom=True
+        )
+        task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), samples=64)
+        strategy = Downpour(1, partitions=2, split="stages", microbatches=microbatches)
+        run = Observed(Job(task=task, strategy=strategy, batch_size=16, evaluate_every=0), cluster)
+        run.simulation.run()
+        seconds.append(run.simulation.clock.now())
+    assert seconds[1] / seconds[0] == pytest.approx(5 / 8, rel=0.05)
+
+
 def test_what_data_draw_at_random_is_the_same_at_every_partition(plain: SimpleNamespace) -> None:
     """Inputs and targets that are drawn anew for each minibatch: by its own chance, wherever it is computed."""
     base = plain.classes(smooth, samples=SAMPLES).train()
@@ -267,6 +297,13 @@ def test_replay(plain: SimpleNamespace) -> None:
             "--shards 1 of replicas in 2 partitions: each partition has shards of its own",
         ),
         (Downpour(split="stages"), {}, "--split stages: says how replicas are split, and they are whole"),
+        (Downpour(microbatches=2), {}, "--microbatches 2: says how minibatches go through the partitions"),
+        (Downpour(schedule="gpipe"), {}, "--schedule gpipe: says how minibatches go through the partitions"),
+        (Downpour(partitions=2, schedule="1f2b"), {}, "unknown schedule '1f2b'; did you mean '1f1b'?"),
+        (Downpour(partitions=2, microbatches=0), {}, "0 microbatches: there must be 1 or more"),
+        (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
+        (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
+        (Downpour(partitions=2, schedule="pipedream"), {}, "--schedule pipedream: each stage would update its weights"),
         (Downpour(partitions=0), {}, "--partitions 0: must be 1 or more"),
         (Downpour(partitions=2), {"clip_norm": 1.0}, "--clip-norm 1.0 of split replicas"),
         (Downpour(partitions=2), {"precision": "bf16"}, "--precision bf16 of split replicas"),
@@ -283,11 +320,12 @@ def test_what_cannot_be_split_so_is_told_before_anybody_trains(
     assert told in str(found.value)
 
 
-def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace) -> None:
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
     """As many messages of each kind, and as many bytes."""
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
-        strategy = Synchronous(2, partitions=2, split="neurons")
+        strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
         run = play(plain, dataclasses.replace(strategy), cluster, epochs=1, snapshot_every="0")
         sent: Counter[str] = Counter()
         run.watch(

@@ -45,7 +45,7 @@ from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.context import Context, SimulatedContext, StepTiming
-from distbelief.strategies.partition import PhantomPartition, partition, programs, whole_of_split
+from distbelief.strategies.partition import PhantomPartition, Way, partition, programs, whole_of_split
 from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.decay import groups_of
@@ -288,8 +288,8 @@ class Simulation:
             else:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
-            own = self._programs[roles.partition_of(role)]
-            part = PhantomPartition(own, len(self._data), self.settings.data.batch_size)
+            program, way = self._programs[roles.partition_of(role)]
+            part = PhantomPartition(program, way, len(self._data), self.settings.data.batch_size)
         network, timing = self.network.model, StepTiming()
         virtual = SimulatedContext(
             self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
@@ -367,7 +367,7 @@ class Simulation:
         return with_data(self.task, self._data)
 
     @functools.cached_property
-    def _programs(self) -> list[HomeProgram]:
+    def _programs(self) -> list[tuple[HomeProgram, Way]]:
         """What phantoms of each partition go through: the same in all replicas."""
         return programs(self._loaded, self._model(), self.settings)
 
