@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distbelief.places.attempt import View
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
+    from distbelief.places.prediction.predict import predict
     from distbelief.places.processes.local import Local
     from distbelief.places.simulated.handling import INSTANT, Handling
     from distbelief.places.simulated.simulated import Simulated
@@ -62,6 +63,7 @@ _PLACES = {
     "NetworkModel": "transport.virtual",
     **dict.fromkeys(("Reduce", "comm_hook"), "fabric.hook"),
     "evaluate": "places.evaluate",
+    "predict": "places.prediction.predict",
     "compress": "compression.compressing",
     "expand": "compression.expanding",
     "Compression": "compression.options",
@@ -89,7 +91,7 @@ __all__ = [
     "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel",
     "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
     "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate", "expand",
-    "join", "load", "optim", "plan", "run", "tasks",
+    "join", "load", "optim", "plan", "predict", "run", "tasks",
 ]  # fmt: skip
 
 

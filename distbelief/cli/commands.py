@@ -17,6 +17,7 @@ import msgspec
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
 from distbelief.cli.compress import compress, expand
+from distbelief.cli.predict import predict
 from distbelief.cli.study import study
 from distbelief.cli.task_names import TASKS, check_task
 from distbelief.cli.virtual import cluster
@@ -545,6 +546,7 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         simulate,
         study,
         evaluate,
+        predict,
         compress,
         expand,
         join,

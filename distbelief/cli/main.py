@@ -23,6 +23,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target
   evaluate RUN|FILE [options]                      measure the model of a run, or of a compressed file, on a test set
+  predict RUN... TASK|FILE --out FILE [options]    what trained models answer to samples: one file
   compress RUN [options]                           make the model of a run smaller: one file
   expand FILE [options]                            write the model of a compressed file as safetensors
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen

@@ -46,39 +46,53 @@ def evaluate(
     admit(task, str | None, f"evaluate(task={shown(task)})")
     admit(data_dir, str | os.PathLike | None, f"evaluate(data_dir={shown(data_dir)})")
     device_number(admit(device, str, f"evaluate(device={shown(device)})"))
-    if path.is_file():
-        return _of_file(path, data_dir, device, task)
-    folder = RunFolder.open(path)
-    if task:
+    if task and not path.is_file():
+        RunFolder.open(path)
         raise UsageError(f"--task {task}: is of a compressed file, and a run knows its own: leave it off")
+    found, model = trained(path, data_dir, device, task)
+    if why := available(found.reference, found.data_dir):
+        raise DataError(why)
+    return {"file" if path.is_file() else "run": str(path if path.is_file() else run), **_figures(found, model)}
+
+
+def trained(
+    path: Path, data_dir: str | None = None, device: str = "cpu", task: str | None = None, index: int = 0
+) -> tuple[Task, nn.Module]:
+    """The task and the model of a run folder, or of a compressed file.
+
+    Args:
+        path: of either.
+        data_dir: folder of the data; None for the one that the run was given.
+        device: where the model is to be, as replica `index` has it.
+        task: what builds the model where the run has no name for its task, or a file's is no built-in one.
+        index: which of several processes on one machine asks.
+
+    Raises:
+        UsageError, LayoutError, CheckpointError, DataError: as `evaluate`.
+    """
+    if path.is_file():
+        file = read(path)
+        found = task_of(file, task, data_dir)
+        return found, fill(build_model(found, 0, device, index), file)
+    folder = RunFolder.open(path)
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
-    data_dir = data_dir or options.get("data_dir")
     if reference == "script":
-        raise UsageError(
-            f"{run} trained the model of a script, which has no name here; load {folder.model} into it and measure it "
-            "there"
-        )
+        if not task:
+            raise UsageError(
+                f"{path} trained the model of a script, which has no name here; load {folder.model} into it and "
+                "measure it there"
+            )
+        reference, options = task, {}
     if not folder.model.is_file():
         raise CheckpointError(
-            f"{run} has no {folder.model.name}: it was ended before its first checkpoint; train it on with --out "
-            f"{run} --resume"
+            f"{path} has no {folder.model.name}: it was ended before its first checkpoint; train it on with --out "
+            f"{path} --resume"
         )
-    if why := available(reference, data_dir):
-        raise DataError(why)
-    resolved = resolve(reference, data_dir)
-    model = build_model(resolved, int(job.get("seed", 0)), device)
+    found = resolve(reference, data_dir or options.get("data_dir"))
+    model = build_model(found, int(job.get("seed", 0)), device, index)
     model.load_state_dict(load_weights(folder.model, layout_of(model)))
-    return {"run": str(run), **_figures(resolved, model)}
-
-
-def _of_file(path: Path, data_dir: str | None, device: str, task: str | None) -> dict[str, Any]:
-    """The figures of the model in a compressed file."""
-    file = read(path)
-    found = task_of(file, task, data_dir)
-    if why := available(found.reference, data_dir):
-        raise DataError(why)
-    return {"file": str(path), **_figures(found, fill(build_model(found, 0, device), file))}
+    return found, model
 
 
 def _figures(task: Task, model: nn.Module) -> dict[str, Any]:

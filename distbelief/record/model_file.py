@@ -48,7 +48,7 @@ def write_model(path: Path, plan: Plan, parts: Sequence[Path]) -> None:
     ]
     with path.open("wb") as out:
         named = _named(plan.layout)
-        out.write(_header([tensor for tensor, _ in named]))
+        out.write(header([tensor for tensor, _ in named]))
         for _, pieces in named:
             for chunk in _whole(pieces, places):
                 out.write(chunk)
@@ -95,9 +95,9 @@ def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
     return sorted(named, key=lambda one: -ITEM_SIZES[one[0].dtype])
 
 
-def _header(tensors: Sequence[Tensor]) -> bytes:
+def header(tensors: Sequence[Tensor], room: int = 0) -> bytes:
     """What a safetensors file begins with: the length of a JSON text, and the text, which says what lies where after
-    it.
+    it; filled up to `room` bytes where that is more.
     """
     told: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
@@ -109,7 +109,7 @@ def _header(tensors: Sequence[Tensor]) -> bytes:
         }
         position += tensor.size
     text = msgspec.json.encode(told)
-    text += b" " * (-len(text) % 8)
+    text = text.ljust(room - 8) + b" " * (-max(len(text), room - 8) % 8)
     return len(text).to_bytes(8, "little") + text
 
 

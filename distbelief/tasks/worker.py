@@ -264,7 +264,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
                 output = model(inputs)
                 loss += float(task.loss(output, targets)) * len(numbers)
                 for name in sums:
-                    sums[name] += _metric(task, name, output, targets, len(numbers))
+                    sums[name] += metric_sum(task, name, output, targets, len(numbers))
     except DistbeliefError:
         raise
     except (Exception, SystemExit) as error:
@@ -277,7 +277,7 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
     return Measured(loss / samples, means.pop(ACCURACY, None), means)
 
 
-def _metric(task: Task, name: str, output: Any, targets: Any, samples: int) -> float:
+def metric_sum(task: Task, name: str, output: Any, targets: Any, samples: int) -> float:
     """One metric of a minibatch: the sum over its samples.
 
     Raises:

@@ -15,12 +15,14 @@ import distbelief as db
 from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
 from distbelief.cli.compress import CompressOptions, ExpandOptions
+from distbelief.cli.predict import PredictOptions
 from distbelief.compression import compressing, expanding
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.costs import cost, splitting
 from distbelief.places import evaluate, status
 from distbelief.places.join import guest
+from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
 from distbelief.places.simulated import sweep
 from distbelief.planner import plan
@@ -76,6 +78,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "evaluate",
         lambda *_: {"task": "", "test_accuracy": 0.0, "test_metrics": {}, "test_loss": 0.0, "samples": 0},
     )
+    predicted = {"out": "", "samples": 0, "samples_per_second": 0.0}
+    monkeypatch.setattr(predict, "predict", lambda *_: predicted)
     made = {"layers": [], "left_alone": {}, "file": "", "bytes": 1, "dense_bytes": 1, "ratio": 1.0}
     monkeypatch.setattr(compressing, "compress", lambda *_, **__: made)
     monkeypatch.setattr(expanding, "expand", lambda *_: "")
@@ -121,6 +125,7 @@ def test_an_option_that_is_named_is_one() -> None:
         commands.SplitOptions,
         CompressOptions,
         ExpandOptions,
+        PredictOptions,
         *(bench.options for bench in BENCHES.values()),
     ]
     known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}

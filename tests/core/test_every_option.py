@@ -31,11 +31,15 @@ from distbelief.bench import (
 from distbelief.bench.parts import loops, workloads
 from distbelief.bench.parts.timing import figure
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
+from distbelief.cli.predict import PredictOptions
 from distbelief.costs import cost as costing
 from distbelief.costs import splitting
+from distbelief.errors import UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.join import guest
+from distbelief.places.prediction import predict
+from distbelief.places.processes import forkserver
 from distbelief.places.processes.spec import tell
 from distbelief.places.simulated import simulated, sweep
 from distbelief.planner import plan as planning
@@ -122,6 +126,17 @@ def test_no_word_of_a_command_is_dead(
 
 SMALL: dict[str, dict[str, str]] = {
     "evaluate": {"data_dir": "there", "device": "cuda:1", "task": "mine:task", "json": ""},
+    "predict": {
+        "out": "other.safetensors",
+        "replicas": "3",
+        "partitions": "2",
+        "batch_size": "8",
+        "data_dir": "there",
+        "device": "cuda:1",
+        "threads": "2",
+        "quiet": "",
+        "json": "",
+    },
     "status": {"watch": "", "json": ""},
     "join": {"data_dir": "there", "device": "cuda:1", "threads": "2", "strategy": "mine:Own", "quiet": ""},
     "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms"},
@@ -165,6 +180,7 @@ SMALL: dict[str, dict[str, str]] = {
 }
 KINDS = {
     "evaluate": commands.EvaluateOptions,
+    "predict": PredictOptions,
     "status": commands.StatusOptions,
     "join": commands.JoinOptions,
     "draw": commands.DrawOptions,
@@ -187,6 +203,9 @@ def test_no_option_of_a_small_command_is_dead(
     value = SMALL[command][name]
     measured = {"task": "digits", "test_accuracy": 0.5, "test_metrics": {}, "test_loss": 1.0, "samples": 360}
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
+    made = {"out": "", "samples": 360, "samples_per_second": 1.0}
+    monkeypatch.setattr(forkserver, "start", bool)
+    monkeypatch.setattr(predict, "predict", lambda *words: [asked.append(words[:-1]), made][1])
     monkeypatch.setattr(
         status, "status", lambda _: [asked.append("looked"), {"running": len(asked) < 3, "members": []}][1]
     )
@@ -212,8 +231,12 @@ def test_no_option_of_a_small_command_is_dead(
     came = []
     for words in ([], [option_of(name), *([value] if value else [])]):
         asked.clear()
-        getattr(commands, command)([*(first or [FIRST.get(command, "RUN")]), *words])
-        came.append((list(asked), capsys.readouterr().out))
+        refused = ""
+        try:
+            getattr(commands, command)([*(first or FIRST.get(command, "RUN").split()), *words])
+        except UsageError as error:
+            refused = str(error)
+        came.append((list(asked), capsys.readouterr().out, refused))
     assert came[0] != came[1]
 
 
@@ -227,8 +250,14 @@ class Told:
         return "a table"
 
 
-FIRST = {"draw": "hierarchical", "cost": "digits", "plan": "digits", "split": "digits"}
-"""The word before the options, where that is no run folder."""
+FIRST = {
+    "predict": "RUN digits --out o.safetensors",
+    "draw": "hierarchical",
+    "cost": "digits",
+    "plan": "digits",
+    "split": "digits",
+}
+"""The words before the options, where these are no run folder alone."""
 
 
 def option_of(name: str) -> str:

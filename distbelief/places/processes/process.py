@@ -42,7 +42,7 @@ from distbelief.places.channel_messages import (
 from distbelief.places.compute_model import Padding
 from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.channel import Channel
-from distbelief.places.processes.settle import as_main, name_process, settle_process
+from distbelief.places.processes.settle import as_main, enter, name_process
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
@@ -95,11 +95,7 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
 
 def _open(role: str, opening: Opening) -> None:
     """Have this process be where its supervisor is, and find its strategy."""
-    settle_process(role, opening.threads, opening.supervisor, opening.forkserver)
-    os.chdir(opening.directory)
-    os.environb.clear()
-    os.environb.update(opening.environment)
-    sys.path[:] = opening.path
+    enter(role, opening)
     find(opening.strategy)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from distbelief.places.processes.forkserver import LEFT
+from distbelief.places.processes.spec import Surroundings
 from distbelief.runtime.loop import PLAYED
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -26,6 +27,15 @@ KEPT_BYTES = 1 << 30
 """Free memory that a process keeps for its next step."""
 MAPPED_BYTES = 32 << 20
 """From how many bytes on a tensor is memory of its own, given back when it is freed; glibc takes no more."""
+
+
+def enter(role: str, surroundings: Surroundings) -> None:
+    """Have this process be where the one is that has it started, and end with it."""
+    settle_process(role, surroundings.threads, surroundings.supervisor, surroundings.forkserver)
+    os.chdir(surroundings.directory)
+    os.environb.clear()
+    os.environb.update(surroundings.environment)
+    sys.path[:] = surroundings.path
 
 
 def settle_process(role: str, threads: int, *above: int) -> None:

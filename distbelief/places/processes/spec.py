@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process must know before it can read the rest, which may be of classes that it is to import."""
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process is to work as if it were the one that has it started."""
 
     threads: int
     supervisor: int
-    """Process id of the supervisor; nobody outlives it."""
+    """Process id of the one that has it started; nobody outlives it."""
     forkserver: int
     """Process id of the forkserver; nobody outlives it either: who it has started, it alone can bury."""
     path: list[str]
@@ -35,6 +35,11 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     started, and what a user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody
     here can know. It goes no further than this machine, over the pipe that starts the process.
     """
+
+
+class Opening(Surroundings, frozen=True, kw_only=True):
+    """What a process must know before it can read the rest, which may be of classes that it is to import."""
+
     strategy: str
     """By name."""
 

@@ -4,6 +4,7 @@ from mutants import Mutant
 
 LEFT = "No process, socket or shared-memory segment outlives a job"
 LIVES = "A replica that dies is started anew"
+PREDICTED = "What `predict` writes is what the model answers"
 
 MUTANTS = [
     Mutant(
@@ -190,5 +191,23 @@ MUTANTS = [
         (
             "tests/machines/test_forming.py::test_a_replica_says_whose_link_and_whose_parameters_it_waits_for_as_its_group_is_formed",
         ),
+    ),
+    Mutant(
+        "a-portion-of-a-killed-process-is-not-dealt-again",
+        PREDICTED,
+        "places/prediction/dealing.py",
+        "            self._left.appendleft(portion)",
+        "            self.done += portion[1] - portion[0]",
+        (
+            "tests/processes/test_predict.py::test_a_process_that_is_killed_costs_what_it_was_computing_which_others_compute",
+        ),
+    ),
+    Mutant(
+        "outputs-are-written-where-the-portion-begins",
+        PREDICTED,
+        "places/prediction/worker.py",
+        "HEADER_ROOM + int(numbers[0])",
+        "HEADER_ROOM + whole.start",
+        ("tests/processes/test_predict.py::test_outputs_are_the_mean_of_the_models_in_the_order_of_the_samples",),
     ),
 ]

@@ -1,0 +1,89 @@
+"""The command `predict`: what trained models answer to samples, in one file."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from dataclasses import dataclass, fields
+
+import msgspec
+
+from distbelief.cli import options
+from distbelief.cli.task_names import check_task
+from distbelief.core.settings import option
+from distbelief.errors import UsageError
+from distbelief.places.processes import forkserver
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What the model of a run, or the mean of those of several, answers to the test set of a task, or to the inputs in
+    a file (.safetensors with a tensor "inputs", or .npy): a tensor "outputs" in a safetensors file, samples in order.
+    """
+
+    out: str = ""
+    """The file to write, such as outputs.safetensors."""
+    replicas: int = 2
+    """Processes that compute, each with the models of all runs."""
+    partitions: int = 1
+    """More than 1 is refused: a process holds whole models here."""
+    batch_size: int = 1000
+    """Samples that are computed at once."""
+    data_dir: str | None = None
+    """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1."""
+    threads: int = 1
+    """Torch threads of each process."""
+    quiet: bool = False
+    """Show nothing but errors."""
+    json: bool = False
+    """Show the figures as JSON."""
+
+
+PROG = "distbelief predict RUN... TASK|FILE"
+
+
+def predict(args: list[str]) -> int:
+    """`distbelief predict RUN... TASK|FILE --out FILE [options]`."""
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+    if args[:1] in (["--help"], ["-h"]):
+        options.call_tyro(PredictOptions, PROG, str(PredictOptions.__doc__), ["--help"])
+    if len(words) < 2:
+        raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
+    rest = args[len(words) :]
+    options.refuse(PROG, rest, [option(field.name) for field in fields(PredictOptions)])
+    asked = options.call_tyro(PredictOptions, PROG, str(PredictOptions.__doc__), rest)
+    *runs, source = words
+    if not source.endswith((".safetensors", ".npy")):
+        check_task(source)
+    if not asked.out:
+        raise UsageError(f"where to? Name the file: {PROG} --out outputs.safetensors")
+    if asked.partitions != 1:
+        raise UsageError(
+            f"--partitions {asked.partitions}: a process of a prediction holds whole models, which one forward pass "
+            "needs no gradients and no optimizer's state beside: leave it off, and have fewer --replicas where memory "
+            "is short"
+        )
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # what it has started is ended as the exception goes by
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    forkserver.start()
+    from distbelief.cli import cost_tables
+    from distbelief.places.prediction import predict as predicting
+    from distbelief.record.live import figures
+
+    with cost_tables.progress(f"predicting {source}") as told:
+        result = predicting.predict(
+            runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads, told
+        )
+    if asked.json:
+        print(msgspec.json.encode(result).decode())
+    elif not asked.quiet:
+        measured = ""
+        if "test_loss" in result:
+            shown = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])
+            measured = f"; test {shown}"
+        done = f"{result['samples']:,} samples, {result['samples_per_second']:,.0f} a second"
+        print(f"{result['out']}: outputs of {done}{measured}")
+    return 0
