@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import jobs
@@ -68,10 +69,12 @@ def named_port() -> str:
 
 
 @pytest.mark.parametrize(
-    "place", [Local("tcp"), Local("tcp", tls=True), Local("tcp", named_port())], ids=["tcp", "tls", "a port"]
+    "place",
+    [lambda: Local("tcp"), lambda: Local("tcp", tls=True), lambda: Local("tcp", named_port())],
+    ids=["tcp", "tls", "a port"],
 )
 @pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[2]], ids=lambda s: s.name)
-def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, strategy: Served, place: Local) -> None:
+def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, strategy: Served, place: Callable[[], Local]) -> None:
     def act(record: Record) -> None:
         if isinstance(record, records.Stepped) and mirrored(watch) and not watch.of(records.Succeeded):
             jobs.kill("shard 1")
@@ -79,7 +82,7 @@ def test_over_a_network_too(tmp_path: Path, watch: jobs.Watch, strategy: Served,
             watch.interrupt()
 
     watch.act = act
-    assert jobs.run(tmp_path, strategy, place, epochs=jobs.MANY)["forgotten"] == 0
+    assert jobs.run(tmp_path, strategy, place(), epochs=jobs.MANY)["forgotten"] == 0
     assert [record.role for record in watch.of(records.Succeeded)] == ["shard 1"]
 
 
