@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-fast test-slow test-mutants test-gpu bench clean
+.PHONY: train study test test-fast test-slow test-mutants test-gpu bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -36,6 +36,10 @@ test-mutants: .venv/tools
 test-gpu: .venv/tools
 	$(BIN)/pytest tests/gpu
 
+# ways to train MNIST beside each other, some five minutes; again goes on where it was
+study: .venv/reports
+	$(BIN)/distbelief study small
+
 bench: .venv/installed
 	$(BIN)/distbelief bench wire
 	$(BIN)/distbelief bench train
@@ -49,6 +53,10 @@ clean:
 	$(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[digits]'
+	@touch $@
+
+.venv/reports: .venv/installed
+	$(PIP) --editable '.[digits,report]'
 	@touch $@
 
 .venv/tools: .venv/installed

@@ -18,6 +18,7 @@ from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
 from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
+from distbelief.cli.reports import report, runs
 from distbelief.cli.study import study
 from distbelief.cli.task_names import TASKS, check_task
 from distbelief.cli.virtual import cluster
@@ -545,6 +546,8 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         launch,
         simulate,
         study,
+        report,
+        runs,
         evaluate,
         predict,
         compress,

@@ -22,6 +22,8 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target
+  report RUN ... [options]                         put runs beside each other, on one page
+  runs [DIR] [options]                             list runs: task, strategy, state, accuracy, time
   evaluate RUN|FILE [options]                      measure the model of a run, or of a compressed file, on a test set
   predict RUN... TASK|FILE --out FILE [options]    what trained models answer to samples: one file
   compress RUN [options]                           make the model of a run smaller: one file

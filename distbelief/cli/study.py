@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -62,6 +63,7 @@ def study(args: list[str]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     forkserver.start()
+    from distbelief.study.page import PAGE, write_page
     from distbelief.study.report import write_report
     from distbelief.study.running import run
 
@@ -71,6 +73,8 @@ def study(args: list[str]) -> int:
     report = write_report(out, read, trials)
     if not asked.quiet:
         print("\n".join(report.lines()))
+    if why := write_page(out / PAGE, report):
+        print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
     return 0
 
 

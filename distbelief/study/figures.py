@@ -12,7 +12,7 @@ from distbelief.study import statistics
 from distbelief.study.definition import Arm, Study
 from distbelief.study.running import seconds_to
 from distbelief.study.statistics import Interval, median
-from distbelief.study.trials import Trial
+from distbelief.study.trials import PARTS, Trial
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""
@@ -60,6 +60,8 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_step: float
     staleness: float
     """Mean."""
+    parts: dict[str, float]
+    """Seconds of a step; empty where they are not known."""
     busy: float
     """The part of the machine that others took, at most."""
     targets: list[Reached]
@@ -126,6 +128,7 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         seconds_per_step=median([one.seconds / one.steps for one in own if one.steps]),
         bytes_per_step=median([one.bytes / one.steps for one in own if one.steps]),
         staleness=median([_mean(one.staleness) for one in own]),
+        parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
         busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
         targets=[_reached(target, own, theirs, len(failed), len([t for t in trials if t.arm == base.name]))
                  for target in study.targets],
@@ -146,18 +149,24 @@ def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial], faile
     seconds = [seconds_to(one, target) for one in own] + [statistics.MISSED] * failed
     base = [seconds_to(one, target) for one in theirs] + [statistics.MISSED] * (others - len(theirs))
     steps, samples = [statistics.MISSED] * failed, [statistics.MISSED] * failed
-    paces = []
+    each = []
     for one in own:
         at = statistics.first_held([point.accuracy for point in one.points], target)
         point = None if at is None else one.points[at]
         steps.append(statistics.MISSED if point is None else point.steps)
         samples.append(statistics.MISSED if point is None else point.samples)
         if point is not None and point.steps:
-            paces.append(statistics.efficiency(point.seconds, point.steps).seconds_per_step)
+            each.append(statistics.efficiency(point.seconds, point.steps).seconds_per_step)
     return Reached(
         target, sum(map(math.isfinite, seconds)), len(seconds), seconds, median(seconds),
-        statistics.ratio_of_medians(base, seconds), median(paces), median(steps), median(samples),
+        _speed_up(base, seconds, own == theirs), median(each), median(steps), median(samples),
     )  # fmt: skip
+
+
+def _speed_up(baseline: Sequence[float], seconds: Sequence[float], same: bool) -> Interval:
+    """Of the same trials it is one, and not what two draws of them have by chance."""
+    exact = same and math.isfinite(median(seconds))
+    return Interval(1.0, 1.0, 1.0) if exact else statistics.ratio_of_medians(baseline, seconds)
 
 
 def baseline_of(study: Study, arm: Arm) -> Arm:

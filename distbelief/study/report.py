@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,19 +20,19 @@ from distbelief.study.trials import Trial
 REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
 
 
-def make_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
+def make_report(study: Study, trials: Sequence[Trial], machine: Mapping[str, Any], left: int | None = None) -> Report:
     """What trials of a study add up to.
 
     Args:
-        path: the folder of the study.
         study: what is compared.
         trials: all that have been run.
+        machine: that they were run on.
+        left: trials that are still to be run, where the study does not tell.
     """
     counted = [one for one in trials if not one.tuning]
-    whole = len(study.arms) * len(study.seeds)
-    tuning = sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
+    whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
     made = Report(
-        study=study, machine=StudyFolder(path).machine(), left=whole + tuning - len(trials),
+        study=study, machine=dict(machine), left=whole - len(trials) if left is None else left,
         arms=[figures(study, counted, arm) for arm in study.arms], trials=counted,
     )  # fmt: skip
     return msgspec.structs.replace(made, sentences=sentences(made))
@@ -43,7 +44,7 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     Raises:
         OSError: the disk is full.
     """
-    made = make_report(path, study, trials)
+    made = make_report(study, trials, StudyFolder(path).machine())
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
             "samples", "updates", "bytes", "busy")  # fmt: skip

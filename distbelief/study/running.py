@@ -191,6 +191,19 @@ def run(
         lock.unlock()
 
 
+def kept_trials(path: Path) -> list[Trial]:
+    """All trials that the folder of a study holds.
+
+    Raises:
+        UsageError: one is spoilt.
+    """
+    folder, found = StudyFolder(path), list[Trial]()
+    study = folder.study()
+    for stage in (_candidates, _final):
+        found += [trial for due in stage(study, found) if (trial := folder.trial(due))]
+    return found
+
+
 def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
     """The trials that choose the values of grids."""
     tuned = [arm for arm in study.arms if arm.grid]

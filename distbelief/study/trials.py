@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from distbelief.record.restore import load_weights
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, load, measure
+
+PARTS = ("compute", "update", "communicate", "wait")
+"""What a step is made of."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -61,6 +65,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """So many pushes of each staleness."""
     busy: float | None = None
     """The part of this machine that others took, just before and after; not known of a simulated one."""
+    parts: dict[str, float] = {}
+    """Seconds of a step, by `PARTS`; empty where they are not known."""
     losses: list[tuple[float, float]] = []
     """Seconds, and the mean loss of the training minibatches since."""
     points: list[Point] = []
@@ -85,7 +91,18 @@ def of_result(result: dict[str, Any]) -> dict[str, Any]:
         "bytes": sum(result["bytes"].values()),
         "staleness": result["staleness"]["histogram"],
         "losses": losses,
+        "parts": _parts([replica["times"] for replica in result["per_replica"] if replica.get("times")]),
     }  # fmt: skip
+
+
+def _parts(times: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of all replicas together.
+
+    >>> _parts([{"steps": 2, "compute": 3.0, "update": 1.0, "communicate": 0.0, "wait": 2.0}])["compute"]
+    1.5
+    """
+    steps = sum(one["steps"] for one in times)
+    return {name: sum(one[name] for one in times) / steps for name in PARTS} if steps else {}
 
 
 def measure_points(run: Path, task: Task, seed: int) -> list[Point]:

@@ -88,20 +88,20 @@ def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
 def test_a_study_in_time_goes_on_where_it_was(study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path) -> None:
     """With no time nothing is begun, and nothing is lost of what was."""
     assert run(study, tmp_path / "out", preparing(), minutes=-1.0) == []
-    assert make_report(tmp_path / "out", study, []).left == 6
+    assert make_report(study, [], {}).left == 6
     assert run(study, whole[0], preparing(), minutes=-1.0) == whole[1]
 
 
 def test_the_value_of_a_grid_is_chosen_on_its_own_seeds_and_they_count_for_nothing_else(
     study: Study, whole: tuple[Path, list[Trial]]
 ) -> None:
-    folder, trials = whole
+    _, trials = whole
     assert {(one.arm, one.seed, one.value, one.tuning) for one in trials} == {
         *(("downpour", 7, value, True) for value in (0.001, 0.2)),
         *(("serial", seed, None, False) for seed in (0, 1)),
         *(("downpour", seed, 0.2, False) for seed in (0, 1)),
     }
-    assert {one.seed for one in make_report(folder, study, trials).trials} == {0, 1}
+    assert {one.seed for one in make_report(study, trials, {}).trials} == {0, 1}
 
 
 def test_points_are_the_checkpoints_with_their_time_and_cost_the_job_nothing(whole: tuple[Path, list[Trial]]) -> None:
@@ -131,11 +131,11 @@ def test_an_arm_that_cannot_run_is_a_row_with_the_reason(tmp_path: Path) -> None
     file.write_text(TEXT.replace('strategy = "single"', 'strategy = "single"\noptions = {init-from = "/nowhere"}'))
     study = definition.read(file)
     trials = run(study, tmp_path / "out", preparing())
-    row = make_report(tmp_path / "out", study, trials).arm("serial")
+    row = make_report(study, trials, {}).arm("serial")
     assert (row.failed, row.trials) == (2, 2)
     assert "/nowhere" in row.reason
     assert row.at(0.2).seconds == [float("inf")] * 2
-    assert make_report(tmp_path / "out", study, trials).arm("downpour").failed == 0
+    assert make_report(study, trials, {}).arm("downpour").failed == 0
 
 
 def test_a_folder_of_another_study_or_version_is_refused(

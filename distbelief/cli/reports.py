@@ -1,0 +1,109 @@
+"""The commands `report` and `runs`: what run folders hold, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from distbelief.cli import options
+from distbelief.core.settings import option
+from distbelief.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Put runs beside each other, on one page; or make that of a study again, of its folder."""
+
+    out: str = "report.html"
+    """The page; of a study, it lies in its folder."""
+    targets: tuple[float, ...] = ()
+    """Test accuracies (0 to 1) to which the times are compared; a study has its own."""
+
+
+def report(args: list[str]) -> int:
+    """`distbelief report RUN RUN ... [options]`."""
+    prog = "distbelief report RUN ..."
+    named, asked = _names_and_options(prog, ReportOptions, args)
+    if not named:
+        raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
+    from distbelief.study.figures import Report
+    from distbelief.study.page import PAGE, write_page
+    from distbelief.study.report import make_report, write_report
+    from distbelief.study.running import STUDY, StudyFolder, kept_trials
+    from distbelief.study.runs import study_of
+
+    first = Path(named[0])
+    if (first / STUDY).is_file():
+        if len(named) > 1:
+            raise UsageError(f"{first} is the folder of a study, which is a report of its own: name it alone")
+        if asked != ReportOptions():
+            raise UsageError(
+                f"--out and --targets are of runs, and {first} is a study, which has its own: leave them off"
+            )
+        made: Report = write_report(first, StudyFolder(first).study(), kept_trials(first))
+        page = first / PAGE
+    else:
+        made = make_report(*study_of([Path(name) for name in named], asked.targets), {}, left=0)
+        page = Path(asked.out)
+    print("\n".join(made.lines()))
+    if why := write_page(page, made):
+        raise UsageError(why)
+    print(page)
+    return 0
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """List the runs in a folder: task, strategy, state, accuracy, time."""
+
+    sort: str = "run"
+    """By which column: run, task, strategy, state, accuracy (the best first), seconds or seed."""
+    task: str = ""
+    """Only those of a task."""
+    strategy: str = ""
+    """Only those of a strategy."""
+    state: str = ""
+    """Only those that are so: done, target, interrupted, failed, left, running, cut short or spoilt."""
+    json: bool = False
+    """Show them as lines of JSON."""
+
+
+def runs(args: list[str]) -> int:
+    """`distbelief runs [DIR] [options]`."""
+    prog = "distbelief runs [DIR]"
+    named, asked = _names_and_options(prog, RunsOptions, args)
+    if len(named) > 1:
+        raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
+    from distbelief.study.figures import number, percent
+    from distbelief.study.runs import COLUMNS, choose, list_runs
+
+    kept = {"task": asked.task, "strategy": asked.strategy, "state": asked.state}
+    found = choose(list_runs(Path(named[0] if named else "runs")), kept, asked.sort)
+    if asked.json:
+        for one in found:
+            print(msgspec.json.encode(one).decode())
+        return 0
+    rows = [
+        [one.run, one.task, one.strategy, one.state, "" if one.accuracy is None else percent(one.accuracy),
+         number(one.seconds), str(one.seed)]
+        for one in found
+    ]  # fmt: skip
+    widths = [max(len(row[at]) for row in [COLUMNS, *rows]) for at in range(len(COLUMNS))]
+    for row in [COLUMNS, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+Asked = TypeVar("Asked", ReportOptions, RunsOptions)
+
+
+def _names_and_options(prog: str, kind: type[Asked], args: Sequence[str]) -> tuple[list[str], Asked]:
+    """The words before the options, and these."""
+    first = next((at for at, word in enumerate(args) if word.startswith("-")), len(args))
+    own = ["--help" if word == "-h" else word for word in args[first:]]
+    options.refuse(prog, own, [option(field.name) for field in fields(kind)])
+    return list(args[:first]), options.call_tyro(kind, prog, str(kind.__doc__), own)

@@ -1,0 +1,121 @@
+"""The report as one file that any browser opens, without a network."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from distbelief.record.folder import write_atomically
+from distbelief.study.charts import charts
+from distbelief.study.figures import Report, number, percent, told_interval
+
+PAGE = "report.html"
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--soft:#f3f4f6;--line:#d0d7de;--grid:#e4e7eb}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--paper:#14171a;--soft:#1f2428;--line:#3a424a;--grid:#2c333a}}
+*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:1100px;margin:0 auto;padding:1rem}h1{font-size:1.6rem;line-height:1.2}
+h2{font-size:1.15rem;margin-top:2rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;text-align:right;
+border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left}
+code{font-size:.8rem;overflow-wrap:anywhere}.chart{width:100%;min-height:380px}details{background:var(--soft);
+padding:.6rem;border-radius:6px;margin:.6rem 0}li{margin:.2rem 0}
+"""
+SCRIPT = """
+const dark=matchMedia("(prefers-color-scheme:dark)");
+const colours=()=>{const of=name=>getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const axis={gridcolor:of("--grid"),zerolinecolor:of("--line")};
+return {paper_bgcolor:"rgba(0,0,0,0)",plot_bgcolor:"rgba(0,0,0,0)",font:{color:of("--ink")},
+template:{layout:{xaxis:axis,yaxis:axis}}}};
+const draw=()=>{for(const [name,chart] of Object.entries(CHARTS))
+Plotly.react(name,chart.data,Object.assign({},chart.layout,colours()),{responsive:true,displaylogo:false})};
+draw();dark.addEventListener("change",draw);
+"""
+
+
+def plotly() -> Path | None:
+    """The script that draws, of the installed plotly; None where there is none. Nothing of it is imported."""
+    found = importlib.util.find_spec("plotly")
+    script = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    return script if script and script.is_file() else None
+
+
+def write_page(path: Path, found: Report) -> str:
+    """Write the page of a report; returns what to do where it could not be made, else "".
+
+    Args:
+        path: the file.
+        found: the report.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    script = plotly()
+    if script is None:
+        return f"{path.name} needs plotly, which is not installed: pip install 'distbelief[report]'"
+    write_atomically(path, page(found, script.read_text()).encode())
+    return ""
+
+
+def page(found: Report, script: str) -> str:
+    """The page.
+
+    Args:
+        found: the report.
+        script: plotly.js.
+    """
+    drawn = list(charts(found))
+    figures = msgspec.json.encode({name: chart for name, _, chart in drawn}).decode().replace("</", "<\\/")
+    title, told = html.escape(found.study.title), html.escape
+    parts = [
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
+        "<meta name='viewport' content='width=device-width,initial-scale=1'><link rel='icon' href='data:,'>",
+        f"<style>{STYLE}</style></head><body><main><h1>{title}</h1><p>{told(found.study.question)}</p>",
+        "<h2>What was found</h2><ol>", *(f"<li>{told(one)}</li>" for one in found.sentences), "</ol>",
+        f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
+        f"<h2>The arms</h2><div class='wide'>{_table(found)}</div>",
+        "<details><summary>The command of each arm</summary><ul>",
+        *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code></li>" for one in found.arms if one.command),
+        "</ul></details>",
+        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}'></div>" for name, heading, _ in drawn),
+        f"<h2>How it was made</h2>{_rules(found)}</main>",
+        f"<script>{script}</script><script>const CHARTS={figures};{SCRIPT}</script></body></html>",
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _table(found: Report) -> str:
+    targets = found.study.targets
+    head = ["arm", "accuracy", "samples/s"]
+    head += [f"{what} {percent(one)}" for one in targets for what in ("seconds to", "speed-up to")]
+    rows = []
+    for arm in found.arms:
+        row = [arm.name, percent(arm.accuracy), number(arm.samples_per_second)]
+        for target in targets:
+            at = arm.at(target)
+            row += [f"{number(at.median)} ({at.reached} of {at.of})", told_interval(at.speed_up)]
+        rows.append([*row, arm.reason] if arm.failed else row)
+    return _cells([head, *rows])
+
+
+def _cells(rows: Sequence[Sequence[str]]) -> str:
+    [head, *body] = [[html.escape(cell) for cell in row] for row in rows]
+    told = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
+    return f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{told}</tbody></table>"
+
+
+def _rules(found: Report) -> str:
+    study, machine = found.study, found.machine
+    rules = [
+        f"Seeds: {', '.join(map(str, study.seeds))}, the same for all arms, which take turns.",
+        "A target is reached when two evaluations in a row hold it, at the first of them; a miss is infinite in the "
+        "median, and the ratios' intervals are of 95 % (percentile bootstrap).",
+        "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
+        "What was measured (circles, solid) and what was simulated (diamonds, dotted) is never compared.",
+        "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
+    ]
+    return "<ul>" + "".join(f"<li>{html.escape(rule)}</li>" for rule in rules) + "</ul>"

@@ -1,0 +1,98 @@
+"""The page of a report: what is on it, how large it is, and what the charts say."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+from made_studies import made_report, made_trial
+
+from distbelief.study import page as pages
+from distbelief.study.charts import charts
+from distbelief.study.figures import number
+from distbelief.study.page import page, write_page
+from distbelief.study.report import make_report
+
+SCRIPT_BYTES = 4_900_000
+"""Of plotly 7.1's, which is put into every page."""
+
+
+def test_a_page_of_200_runs_is_small_and_made_soon() -> None:
+    began = time.process_time()
+    found = made_report(arms=40, seeds=5, points=60)
+    made = page(found, "")
+    assert time.process_time() - began < 10
+    assert len(found.trials) == 200
+    assert len(made.encode()) + SCRIPT_BYTES < 6_000_000
+
+
+def test_a_page_needs_no_network_and_escapes_what_a_user_has_written() -> None:
+    made = page(made_report(), "/*the script*/")
+    assert "http://" not in made
+    assert "https://" not in made
+    assert "A study &lt;of&gt; nothing" in made
+    assert "Does &amp; it show?" in made
+    assert "/*the script*/" in made
+
+
+def test_every_trial_is_drawn_and_what_was_simulated_is_marked() -> None:
+    found = made_report()
+    drawn = {name: chart for name, _, chart in charts(found)}
+    lines = drawn["accuracy"]["data"]
+    assert len(lines) == len(found.trials)
+    assert {line["line"]["dash"] for line in lines if line["name"] != "alone"} == {"dot"}
+    assert {line["line"]["dash"] for line in lines if line["name"] == "alone"} == {"solid"}
+    assert [button["label"] for button in drawn["accuracy"]["layout"]["updatemenus"][0]["buttons"]] == [
+        "against seconds", "against epochs", "against samples",
+    ]  # fmt: skip
+    points = [x for one in drawn["target-0.9"]["data"] if one["name"] == "alone" for x in one["x"]]
+    assert len(points) == 5
+    ideal = next(one for one in drawn["scaling"]["data"] if one["name"] == "ideal")
+    assert ideal["x"] == ideal["y"] == [1, 16]
+    assert {one["name"] for one in drawn["parts"]["data"]} == {"compute", "update", "communicate", "wait"}
+
+
+def test_a_miss_is_drawn_as_so_many_of_so_many() -> None:
+    found = made_report()
+    short = [made_trial("alone", seed, "local", 1, 0.001, 3 if seed > 2 else 30) for seed in range(5)]
+    others = [one for one in found.trials if one.arm != "alone"]
+    again = make_report(found.study, [*short, *others], {"cores": 2})
+    notes = {
+        note["y"]: note["text"]
+        for note in next(chart for name, _, chart in charts(again) if name == "target-0.9")["layout"]["annotations"]
+    }
+    assert notes["alone"] == "3 of 5"
+    assert math.isfinite(again.arm("alone").at(0.9).median)
+    assert any("alone (3 of 5)" in one for one in again.sentences)
+
+
+def test_the_sentences_follow_from_the_figures_and_only_what_is_alike_is_compared() -> None:
+    found = made_report()
+    assert 3 <= len(found.sentences) <= 10
+    alone = found.arm("alone").at(0.95)
+    assert f"alone is first at 95.00 %, after {number(alone.median)} s" in " ".join(found.sentences)
+    assert (found.arm("alone").at(0.95).speed_up.low, found.arm("alone").at(0.95).speed_up.high) == (1.0, 1.0)
+    assert found.arm("many, replicas 4").baseline == "many, replicas 1"
+    assert found.arm("many, replicas 4").at(0.95).speed_up.ratio == pytest.approx(2 / 4, rel=0.01)
+    scaled = next(one for one in found.sentences if one.startswith("From 1 to 16 replicas"))
+    assert "(simulated)" in scaled
+
+
+def test_the_time_is_the_product_of_its_two_parts() -> None:
+    for arm in made_report().arms:
+        at = arm.at(0.95)
+        assert at.median == pytest.approx(at.seconds_per_step * at.steps, rel=0.02)
+
+
+def test_without_plotly_the_page_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "plotly", lambda: None)
+    assert "pip install 'distbelief[report]'" in write_page(tmp_path / "report.html", made_report())
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_charts_are_json_that_has_no_infinity() -> None:
+    for _, _, chart in charts(made_report(points=4)):
+        assert "Infinity" not in json.dumps(chart)

@@ -1,0 +1,90 @@
+"""`report` and `runs`, of run folders that jobs have left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import distbelief as db
+from distbelief.cli import main
+from distbelief.study import page as pages
+from distbelief.study.runs import study_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        for strategy in (db.Single(), db.Downpour(replicas=2)):
+            out = made / f"{strategy.name}-{seed}"
+            db.run(db.Job("digits", strategy, epochs=2, seed=seed, out=out), on=db.Simulated())
+    (made / "spoilt").mkdir()
+    (made / "spoilt" / "job.json").write_text("{")
+    (made / "short").mkdir()
+    (made / "short" / "job.json").write_text('{"task": "digits", "strategy": "single", "seed": 4}')
+    return made
+
+
+def test_runs_are_listed_sorted_and_filtered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*words: str) -> list[dict[str, object]]:
+        assert main.run(["runs", str(folder), "--json", *words]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    everything = listed()
+    assert len(everything) == 6
+    assert [one["state"] for one in listed("--state", "spoilt")] == ["spoilt"]
+    assert [one["seed"] for one in listed("--state", "cut short")] == [4]
+    assert {one["strategy"] for one in listed("--strategy", "downpour")} == {"downpour"}
+    best = [one["accuracy"] for one in listed("--sort", "accuracy", "--state", "done")]
+    assert best == sorted(best, reverse=True)  # type: ignore[type-var]  # of one kind
+    assert listed("--task", "mnist") == []
+    assert main.run(["runs", str(folder)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 7
+
+
+def test_runs_that_differ_in_their_seed_are_one_arm(folder: Path) -> None:
+    paths = [folder / f"{strategy}-{seed}" for strategy in ("single", "downpour") for seed in (0, 1)]
+    study, trials = study_of(paths, (0.9,))
+    assert len(study.arms) == 2
+    assert [one.arm for one in trials] == [study.arms[0].name] * 2 + [study.arms[1].name] * 2
+    result = json.loads((paths[0] / "result.json").read_text())
+    assert [point.accuracy for point in trials[0].points] == [row["test_accuracy"] for row in result["history"]]
+
+
+def test_a_report_of_runs_is_a_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "plotly.min.js"
+    script.write_text("/*drawn*/")
+    monkeypatch.setattr(pages, "plotly", lambda: script)
+    runs = [str(folder / name) for name in ("single-0", "single-1", "downpour-0")]
+    assert main.run(["report", *runs, "--out", str(tmp_path / "page.html"), "--targets", "0.3"]) == 0
+    assert "single on digits (simulated)" in capsys.readouterr().out
+    assert "/*drawn*/" in (tmp_path / "page.html").read_text()
+    assert "30.00 %" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["report"], "which runs?"),
+        (["report", "nowhere"], "nowhere is not a run folder"),
+        (["report", "spoilt"], "is corrupt"),
+        (["report", "short"], "has no result.json"),
+        (["report", "single-0", "--targets", "97"], "--targets 97: is a test accuracy"),
+        (["runs", "nowhere"], "nowhere is no folder"),
+        (["runs", "--sort", "acuracy"], "unknown column 'acuracy'; did you mean 'accuracy'"),
+        (["runs", "a", "b"], "'b' is one word too many"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    words: list[str], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "runs").mkdir(exist_ok=True)
+    assert main.run(words) in (1, 2)
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert shown.count("\n") == 1
