@@ -280,6 +280,10 @@ class ServedReplica:
         check_loss(self.role, loss, batch, step, what, self._training.server.plan.settings.optimizer.lr)
         self._training.work.count(loss)
 
+    def coming(self, most: int) -> list[Batch]:
+        """The minibatches that come next, as far as they are dealt."""
+        return self._training.work.coming(most) if self._training is not None else []
+
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
         if self._training is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import islice
 from typing import Protocol
 
 from distbelief.core.conversations.dealing import Progress
@@ -58,6 +59,16 @@ class Work:
         if portion.count > 1:
             self._portions.appendleft(Portion(portion.epoch, portion.first + 1, portion.count - 1))
         return Batch(portion.epoch, portion.first)
+
+    def coming(self, most: int) -> list[Batch]:
+        """The minibatches that come next, as far as they are dealt.
+
+        >>> work = Work()
+        >>> work.deal(Portion(epoch=0, first=5, count=3)); work.coming(2)
+        [Batch(epoch=0, index=5), Batch(epoch=0, index=6)]
+        """
+        dealt = (Batch(one.epoch, one.first + number) for one in self._portions for number in range(one.count))
+        return list(islice(dealt, most))
 
     def add(self, report: Progress) -> None:
         """What another partition of the replica has done goes into the next report."""

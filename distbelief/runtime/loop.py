@@ -21,16 +21,14 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.loading import Batches, Loader, Source, source_of
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.order import Order, seed_chance
-from distbelief.tasks.task import Data, as_data
 from distbelief.tasks.worker import on_device
 from distbelief.transport.base import Arena, Endpoint
 
@@ -48,10 +46,16 @@ class Played(HasStory, Protocol):
 
     step: int
 
+    def coming(self, most: int) -> list[Batch]:
+        """The minibatches that come next, as far as they are dealt."""
+        ...
+
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
         """Take the loss, or the norm of the gradient, of a step; one that is not finite is refused as the step ends."""
 
 
+AHEAD = 32
+"""Minibatches that a loader's workers are told of before their step, at most."""
 MakePart = Callable[[FlatModule, int, int, Callable[[float], Compute]], Part]
 """Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size that the loop names
 (0 for that of the job), and what computes, clipped to a norm.
@@ -68,6 +72,7 @@ class Replica:
         make: makes what it plays.
         pump: carries the links during a step, where that needs a thread.
         device: where the job would have this replica compute.
+        settings: of the job, as it was launched.
         incarnation: of this replica; one that was started anew has a higher.
         padding: how long to sleep after each step, where the replica is to be slower than it is.
         store: where its checkpoints are kept.
@@ -81,12 +86,13 @@ class Replica:
         make: MakePart,
         pump: Pump | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008
+        settings: Settings = Settings(),  # noqa: B008  # frozen
         incarnation: int = 0,
         padding: StepPadding | None = None,
         store: Store | None = None,
     ) -> None:
-        self._make, self._store = make, store
-        self.stepped = Optimizer()
+        self._make, self._store, self._settings = make, store, settings
+        self.stepped = settings.optimizer
         """What the job steps with."""
         self._padding = padding
         self.role, self.clip_norm, self._incarnation = role, 0.0, incarnation
@@ -103,7 +109,7 @@ class Replica:
         self._samples = 0
         self._began = 0.0
         self._reported: Batch | None = None
-        self._known_order: Order | None = None
+        self._loader: Loader | None = None
         self._asked = False
         self._process = os.getpid()
 
@@ -121,6 +127,11 @@ class Replica:
     def index(self) -> int:
         """Which replica this is: 0, 1, ..."""
         return roles.index_of(self.role)
+
+    @property
+    def replicas(self) -> int:
+        """How many the job began with."""
+        return self._settings.replicas
 
     def optimizer(self, model: nn.Module, groups: Sequence[Mapping[str, Any]] | None = None) -> ServerOptimizer:
         """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch
@@ -142,16 +153,23 @@ class Replica:
         self._vectors = FlatModule(model, groups_of(model, self.stepped) if groups is None else groups)
         return ServerOptimizer(self, self._vectors)
 
-    def batches(self, dataset: Any, batch_size: int | None = None) -> Iterator[tuple[Any, Any]]:
+    def batches(self, data: Any, batch_size: int | None = None) -> Batches:
         """The minibatches that the coordinator deals to this replica, over all epochs of the job.
 
         Args:
-            dataset: map-style, of pairs (inputs, target), the same in every replica; its order is the job's.
-            batch_size: samples in a minibatch; the job's (`--batch-size`) where None.
+            data: the same in every replica; its order is the job's. A map-style data set, whose samples may be of any
+                structure that `default_collate` stacks; tensors in a tuple or a dictionary; or a `DataLoader`, whose
+                workers, `collate_fn`, `pin_memory`, `prefetch_factor` and batch size are used: its workers load ahead
+                of the step.
+            batch_size: samples in a minibatch; that of the loader, or the job's (`--batch-size`), where None.
+
+        Returns:
+            What the minibatches are had from, once: as the data are stacked, on the device of the model. Its `len()` is
+            the number of minibatches of an epoch, of all replicas together; `dataset` and `epoch` are what they say.
 
         Raises:
-            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more, or
-                a minibatch was left without `optimizer.step()`.
+            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more,
+                the data cannot be dealt, or a minibatch was left without `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
@@ -166,29 +184,32 @@ class Replica:
                 f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
                 "--batch-size"
             )
-        return self._batches(as_data(dataset), self._vectors.device, operator.index(batch_size or 0))
+        return Batches(source_of(data, operator.index(batch_size or 0)), self._settings.data.batch_size, self._batches)
 
-    def _batches(self, data: Data, device: torch.device, batch_size: int) -> Iterator[tuple[Any, Any]]:
-        self._begin(data, batch_size)
+    def _batches(self, batches: Batches) -> Iterator[Any]:
+        assert self._vectors is not None
+        device, source = self._vectors.device, batches.source
+        self._begin(source)
         assert self._plan is not None or self._batch is None
         while self._batch is not None and self._plan is not None:
-            batch, settings = self._batch, self._plan.settings
-            order = self._order(len(data), settings.data.batch_size, settings.seed)
-            numbers = order.indices(batch.epoch, batch.index)
-            seed_chance(settings.seed, batch.epoch, batch.index)
-            inputs, targets = data.batch(numbers)
-            self._samples, self._began = len(numbers), time.perf_counter()
             assert self._story is not None
+            batch, settings = self._batch, self._plan.settings
+            if self._loader is None:
+                self._loader = Loader(source, settings.data.batch_size, settings.seed)
+            loaded, self._samples = self._loader.load(batch, self._story.coming(AHEAD))
+            batches.epoch, self._began = batch.epoch, time.perf_counter()
             self._handed = batch, self._story.step
             try:
-                yield on_device(inputs, device), on_device(targets, device)
+                yield on_device(loaded, device)
             except GeneratorExit:
+                source.close()
                 self.leave()
                 raise
             if self._batch is batch:
                 raise UsageError(
                     "the loop took the next minibatch without optimizer.step() for the last: each minibatch is one step"
                 )
+        source.close()
 
     def report(self, loss: float | torch.Tensor | None = None) -> None:
         """Tell the loss of the step just made, for the run's curve.
@@ -237,9 +258,9 @@ class Replica:
         if not (known or math.isfinite(norm)) and not all(bool(gradient.isfinite().all()) for gradient in dense):
             self._story.report(norm, batch, step, "norm of the gradient")
 
-    def _begin(self, data: Data, batch_size: int) -> None:
+    def _begin(self, source: Source) -> None:
         assert self._vectors is not None
-        part = self._make(self._vectors, len(data), batch_size, self._computes)
+        part = self._make(self._vectors, source.samples, source.batch_size, self._computes)
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)
@@ -259,11 +280,6 @@ class Replica:
         """
         if self._batch is not None:
             self._go_on(None)
-
-    def _order(self, samples: int, batch_size: int, seed: int) -> Order:
-        if self._known_order is None:
-            self._known_order = Order(samples, batch_size, seed)
-        return self._known_order
 
     # what the driver asks of its worker
 

@@ -38,12 +38,13 @@ def main():
 
 {main}
 """
+FIELDS = {"before": "", "item": "", "main": "main()"}
 GUARDED = 'if __name__ == "__main__": main()'
 LOADS = "assert len(list(DataLoader(Pairs(), jobs.BATCH, num_workers=1{}))) == 21"
 
 
 def launch(folder: Path, *arguments: str, replicas: int = 2, epochs: int = 1, **fields: str) -> object:
-    (folder / "script.py").write_text(SCRIPT.format(**{"before": "", "item": "", "main": "main()", **fields}))
+    (folder / "script.py").write_text(SCRIPT.format(**{**FIELDS, **fields}))
     job = jobs.job(folder / "run", Downpour(replicas=replicas), task="script", epochs=epochs)
     return Local().launch(job, [str(folder / "script.py"), *arguments])["outcome"]
 
@@ -78,3 +79,41 @@ def test_what_a_script_has_forked_ends_with_its_replica(tmp_path: Path, watch: j
     forks = "multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,), daemon=True).start()"
     assert launch(tmp_path, before=forks, epochs=jobs.LONG) == "done"  # that nothing is left, the fixture looks
     assert children
+
+
+def test_the_workers_of_a_loader_load_what_is_dealt(tmp_path: Path) -> None:
+    """Each sample once an epoch, in minibatches of the loader's size; a worker's chance is that of the minibatch."""
+    script = f"""
+import collections, torch, distbelief as db, jobs
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+class Noisy(Dataset):
+    def __len__(self):
+        return jobs.SAMPLES
+    def __getitem__(self, number):
+        return {{"x": torch.rand(8), "number": number, "worker": get_worker_info().id}}
+
+replica = db.join()
+model = jobs.net()
+optimizer = replica.optimizer(model)
+batches = replica.batches(DataLoader(Noisy(), 20, shuffle=True, num_workers=2, prefetch_factor=3))
+assert (len(batches), type(batches.dataset), replica.replicas) == (17, Noisy, 1)
+seen, workers, drawn = collections.Counter(), set(), []
+for batch in batches:
+    assert len(batch["number"]) in (20, 10)
+    seen.update((batches.epoch, int(number)) for number in batch["number"])
+    workers |= set(batch["worker"].tolist())
+    drawn.append(batch["x"][0, 0].item())
+    optimizer.zero_grad()
+    model(batch["x"]).sum().backward()
+    optimizer.step()
+assert seen == {{(epoch, number): 1 for epoch in range(2) for number in range(jobs.SAMPLES)}}, seen
+assert workers == {{0, 1}}
+print(drawn, file=open({str(tmp_path / "drawn")!r}, "a"))
+"""
+    (tmp_path / "script.py").write_text(script)
+    for name in "ab":
+        job = jobs.job(tmp_path / name, Downpour(replicas=1), task="script", epochs=2)
+        assert Local().launch(job, [str(tmp_path / "script.py")])["outcome"] == "done"
+    one, other = (tmp_path / "drawn").read_text().splitlines()
+    assert one == other

@@ -432,11 +432,11 @@ class _Process:
             self._scripted_part,
             self.pump(),
             device,
+            spec.settings,
             self.incarnation,
             self._padding(),
             CheckpointStore(spec.run),
         )
-        loop.current.stepped = self.spec.settings.optimizer
         script = os.path.abspath(spec.script[0])
         as_main(spec.script, self.role)
         self._run_main(script)

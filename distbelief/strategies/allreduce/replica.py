@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from itertools import islice
 from typing import Any
 
 from distbelief.core import events, roles
@@ -103,6 +104,7 @@ class AllreduceReplica:
         self._round_batches: deque[tuple[Portion, int]] = deque()
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[Any] = deque()
+        self._coming: deque[Batch] = deque()
         self._hailed: dict[str, int] = {}
         self._linked: dict[str, int] = {}
         self._arrays: dict[str, list[Any]] = {}
@@ -130,6 +132,10 @@ class AllreduceReplica:
                 self._group = -1
                 yield Send(roles.COORDINATOR, grouping.Halted(halt, self.rounds))
         yield Send(roles.COORDINATOR, membership.Leave())
+
+    def coming(self, most: int) -> list[Batch]:
+        """The minibatches that come next, as far as they are dealt."""
+        return list(islice(self._coming, most))
 
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
@@ -280,16 +286,17 @@ class AllreduceReplica:
         assert self._plan is not None
         count, settings = len(self._members), self._settings
         width = count * self._own.accumulate
-        for number in range(-(-portion.count // width)):
-            taken = round_of(portion, width, number)
+        rounds = [round_of(portion, width, number) for number in range(-(-portion.count // width))]
+        self._coming = deque(Batch(portion.epoch, index) for taken in rounds for index in taken[self._rank :: count])
+        for taken in rounds:
             sizes = [
                 min(settings.data.batch_size, self._plan.samples - index * settings.data.batch_size) for index in taken
             ]
             computed = None
-            own = [*zip(taken, sizes, strict=True)][self._rank :: count]
-            for at, (index, size) in enumerate(own):
+            own = sizes[self._rank :: count]
+            for at, size in enumerate(own):
                 self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
-                batch = Batch(portion.epoch, index)
+                batch = self._coming.popleft()
                 computed = yield Compute(batch)
                 if computed is None:
                     self._ending = True

@@ -83,6 +83,10 @@ class SharedMemoryReplica:
         while not self._over:
             yield from self._wait()
 
+    def coming(self, most: int) -> list[Batch]:
+        """The minibatches that come next, as far as they are dealt."""
+        return self._work.coming(most)
+
     def waits(self) -> str:
         """What it waits for, where it does: one sentence."""
         if not self._welcomed:

@@ -1,0 +1,163 @@
+"""What a user's loop reads: data of every structure, and loaders, whose minibatches are had by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from distbelief.core.effects import Batch
+from distbelief.errors import DataError, UsageError
+from distbelief.runtime.loading import Ahead, Loader, Wanted, source_of
+
+ROWS = torch.arange(12.0).view(6, 2)
+
+
+class Nested(Dataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> Any:
+        return {"x": (ROWS[number], number), "name": str(number)}
+
+
+class Ragged(Dataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> Any:
+        return torch.ones(number + 1)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def had(data: Any, *numbers: int) -> Any:
+    return source_of(data).load(Wanted(Batch(0, 0), torch.tensor(numbers)), (), 0)
+
+
+def test_samples_of_every_structure_are_stacked() -> None:
+    got = had(Nested(), 4, 1)
+    assert torch.equal(got["x"][0], ROWS[[4, 1]])
+    assert (got["x"][1].tolist(), got["name"]) == ([4, 1], ["4", "1"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (ROWS, ROWS + 1, ROWS[:, 0]),
+        TensorDataset(ROWS, ROWS + 1, ROWS[:, 0]),
+        [*zip(ROWS, ROWS + 1, ROWS[:, 0], strict=True)],
+    ],
+)
+def test_tensors_in_a_tuple_are_gathered(data: Any) -> None:
+    got = had(data, 5, 0)
+    rows = ROWS[[5, 0]]
+    assert all(torch.equal(*both) for both in zip(got, (rows, rows + 1, rows[:, 0]), strict=True))
+
+
+def test_a_dictionary_of_tensors_is_one_of_minibatches() -> None:
+    got = had({"a": ROWS, "b": {"c": ROWS[:, 1]}}, 2)
+    assert (got["a"].tolist(), got["b"]["c"].tolist()) == ([[4.0, 5.0]], [5.0])
+
+
+def test_a_loader_makes_what_it_would() -> None:
+    loader = DataLoader(Ragged(), 4, shuffle=True, collate_fn=lambda items: pad_sequence(items, batch_first=True))
+    assert had(loader, 2, 0).tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    source = source_of(loader)
+    assert (source.dataset, source.samples, source.batch_size) == (loader.dataset, 6, 4)
+
+
+def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
+    """Whatever was loaded before, as where a job goes back."""
+    source = Ahead(DataLoader(Nested(), 2))
+    wanted = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
+    for one, ahead in ((0, [1, 2]), (2, []), (0, [1]), (1, [])):
+        got = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
+        assert got["x"][1].tolist() == wanted[one].numbers.tolist()
+
+
+def test_the_chance_of_a_minibatch_is_its_own() -> None:
+    class Noisy(Nested):
+        def __getitem__(self, number: int) -> Any:
+            return torch.rand(())
+
+    for data in (Noisy(), DataLoader(Noisy(), 2)):
+        drawn = [Loader(source_of(data), 2, seed=5).load(Batch(1, index), ())[0] for index in (0, 1, 0)]
+        assert torch.equal(drawn[0], drawn[2])
+        assert not torch.equal(drawn[0], drawn[1])
+    ahead = Loader(Ahead(DataLoader(Noisy(), 2)), 2, seed=5).load(Batch(1, 0), ())[0]
+    assert torch.equal(ahead, drawn[0])
+    after = torch.rand(())
+    Loader(Ahead(DataLoader(Noisy(), 2)), 2, seed=5).load(Batch(1, 0), [Batch(1, 1)])
+    assert torch.rand(()) == after
+
+
+SAMPLERS = {
+    "DistributedSampler": DistributedSampler(Nested(), 2, 0),
+    "SubsetRandomSampler": SubsetRandomSampler([1, 2]),
+    "WeightedRandomSampler": WeightedRandomSampler([1.0] * 6, 6),
+    "RandomSampler": RandomSampler(Nested(), replacement=True),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_of_ones_own_is_refused_with_what_to_use(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"DataLoader with a {name} of its own: the order is the job's.*Subset\("):
+        source_of(DataLoader(Nested(), 2, sampler=SAMPLERS[name]))
+
+
+class Own(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (DataLoader(Nested(), batch_sampler=Own(SequentialSampler(Nested()), 2, False)), "with a Own of its own"),
+        (
+            DataLoader(Nested(), batch_size=None),
+            r"batch_size=None\): .* give it a batch_size",
+        ),
+        (DataLoader(Nested(), 2, drop_last=True), r"drop_last=True\): .*launch with --drop-last"),
+        (DataLoader(Stream(), 2), "Stream cannot be dealt out in minibatches"),
+        (Stream(), "Stream cannot be dealt out in minibatches: pass a map-style data set"),
+        ({"a": ROWS, "b": ROWS[:3]}, "tensors of 3 and of 6 samples: pass equally many of each"),
+        (iter([1]), "cannot be dealt out"),
+        ("text", "str cannot be dealt out"),
+        (3, "int cannot be dealt out"),
+    ],
+)
+def test_data_that_cannot_be_dealt_are_refused_with_the_remedy(data: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        source_of(data)
+
+
+def test_two_batch_sizes_are_refused() -> None:
+    assert source_of(DataLoader(Nested(), 2), 2).batch_size == 2
+    with pytest.raises(UsageError, match=r"batch_size=3\) of a DataLoader with batch_size=2"):
+        source_of(DataLoader(Nested(), 2), 3)
+
+
+def test_samples_that_do_not_stack_are_told_of_collate_fn() -> None:
+    with pytest.raises(DataError, match=r"the samples of Ragged do not stack .*collate_fn"):
+        had(Ragged(), 0, 1)
+    assert had(Subset(Ragged(), [3]), 0).shape == (1, 4)
