@@ -340,7 +340,9 @@ def split(args: list[str]) -> int:
         check_pipeline(asked.schedule or "1f1b", asked.microbatches, "each")
     if not 0 < asked.seconds < math.inf:
         raise UsageError(f"--seconds {asked.seconds:g}: must be more than 0, and finite")
-    chosen, how = optim(asked.optimizer), Split.parse(asked.split, asked.partitions)
+    chosen = optim(asked.optimizer)
+    if ":" not in task:  # a user's module may register ways
+        Split.parse(asked.split, asked.partitions)
     line = words.network(asked.network)
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
@@ -349,8 +351,9 @@ def split(args: list[str]) -> int:
     from distbelief.tasks import resolve
 
     with cost_tables.progress(f"splitting {task}") as told:
+        made = resolve(task, asked.data_dir)
         found, programs = splitting.measure(
-            resolve(task, asked.data_dir), how, batch_size=asked.batch_size, schedule=asked.schedule,
+            made, Split.parse(asked.split, asked.partitions), batch_size=asked.batch_size, schedule=asked.schedule,
             microbatches=asked.microbatches, optimizer=chosen, link=link, seconds=asked.seconds, told=told,
         )  # fmt: skip
     if asked.draw:

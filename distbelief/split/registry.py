@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from distbelief.errors import UsageError, unknown
 
@@ -44,6 +45,37 @@ class LayerCall:
     owner: int
     """The home to which tensors go that are not divided: the one that has the least."""
 
+    def sections(
+        self,
+        gives: int,
+        needs: Callable[[int, int], tuple[int, int, int]],
+        holds: Mapping[str, int],
+        changed: Callable[[int, int], Mapping[str, Any]],
+    ) -> Divided:
+        """Each home has a run of what the layer gives along a dimension, and computes it by a layer of that shape.
+
+        Args:
+            gives: the dimension.
+            needs: from the first index of a run and the one behind its last to what of the input that takes: a
+                dimension, its first index, and the one behind its last.
+            holds: of each parameter that is cut as what the layer gives is, along which dimension.
+            changed: from the same two indices to the attributes in which the layer of a run differs.
+
+        Raises:
+            UsageError: there are fewer indices than homes.
+        """
+        from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+
+        length = self.gives.fixed[gives]
+        if length < self.homes:
+            raise self.refuse(f"indices in dimension {gives} of what it gives", length)
+        bounds, parts = edges(length, self.homes), []
+        for start, stop in pairwise(bounds):
+            own: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
+            made = part_of(self.layer, own, **changed(start, stop))
+            parts.append(HomePart((Indices(*needs(start, stop)),), Indices(gives, start, stop), made, own))
+        return Divided(tuple(parts), gives, bounds)
+
     def refuse(self, what: str, most: int) -> UsageError:
         """The error of a layer that has fewer of something than there are homes."""
         return UsageError(
@@ -56,13 +88,13 @@ _RULES: dict[tuple[type, str], Rule] = {}
 
 
 def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
-    """Say how a kind of layer is divided over homes.
+    """Say how a kind of layer is divided over homes. Its class can say so itself: by `divisions`, from ways to rules.
 
     Args:
         layer: its class; subclasses are not meant.
         way: a name, known or new, that `Split` then takes.
-        rule: from a call of such a layer to what each home computes, holds and takes of it. What a home takes and does
-            not have is sent there; nothing else is.
+        rule: from a call of such a layer to what each home computes, holds and takes of it, as `call.sections` makes
+            it. What a home takes and does not have is sent there; nothing else is.
 
     Raises:
         UsageError: the way places nodes and divides none.
@@ -74,13 +106,19 @@ def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
 
 
 def rule_of(layer: nn.Module, way: str) -> Rule | None:
-    """How a layer is divided in a way; None where it cannot be."""
-    return _RULES.get((type(layer), way))
+    """How a layer is divided in a way: as registered, or by its class's own `divisions`; None where it cannot be."""
+    return _RULES.get((type(layer), way)) or _own(layer).get(way)
 
 
 def ways_of(layer: nn.Module) -> list[str]:
     """The ways in which a layer can be divided."""
-    return sorted(way for kind, way in _RULES if kind is type(layer))
+    return sorted({way for kind, way in _RULES if kind is type(layer)} | _own(layer).keys())
+
+
+def _own(layer: nn.Module) -> Mapping[str, Rule]:
+    """The rules that a layer's class brings: by the name of a way."""
+    found: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
+    return found
 
 
 def check_way(way: str) -> None:

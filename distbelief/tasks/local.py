@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,16 @@ from distbelief.tasks.mnist import CLASSES, IMAGE, mnist_task
 from distbelief.tasks.task import Task
 
 PATCH, MAPS = 10, 8
+
+
+def _rows(call: Any) -> Any:
+    """Each home has some rows of the output, with their filters, and takes the rows of the input that these see."""
+    layer = call.layer
+
+    def seen(start: int, stop: int) -> tuple[int, int, int]:
+        return 2, start * layer.stride, (stop - 1) * layer.stride + layer.patch
+
+    return call.sections(2, seen, {"weight": 0, "bias": 0}, lambda start, stop: {"rows": stop - start})
 
 
 class LocallyConnected(nn.Module):
@@ -32,6 +44,9 @@ class LocallyConnected(nn.Module):
     >>> layer(torch.zeros(2, 1, 28, 28)).shape, sum(p.numel() for p in layer.parameters())
     (torch.Size([2, 8, 19, 19]), 291688)
     """
+
+    divisions: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"regions": _rows}
+    """How it is split over processes: by ways, as `distbelief.split.register` takes them."""
 
     def __init__(self, maps: int, filters: int, size: tuple[int, int], patch: int, stride: int = 1) -> None:
         super().__init__()

@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from splitting import check_equal, play_split
 from torch import nn
 
+import distbelief as db
 from distbelief.errors import UsageError
 from distbelief.split.graph import SplitGraph
-from distbelief.split.layers import Divided, HomePart, Indices, edges, mixed, part_of
+from distbelief.split.layers import Divided, edges, mixed
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Pass, cut_minibatch
-from distbelief.split.registry import LayerCall, register
 from distbelief.split.tracing import trace
 from distbelief.tasks.alexnet import alexnet
+from distbelief.tasks.local import LocallyConnected
 
 
 def named(**layers: nn.Module) -> nn.Module:
@@ -191,23 +192,32 @@ Scaled.__module__ = "torch.nn.mine"  # a leaf of the tracer, as a layer that is 
 
 
 def test_a_users_layer_is_divided_as_it_is_registered():
-    def features(call: LayerCall) -> Divided:
-        bounds = edges(call.gives.fixed[1], call.homes)
-        parts = []
-        for start, stop in pairwise(bounds):
-            own, holds = Indices(1, start, stop), {"factor": Indices(0, start, stop)}
-            parts.append(HomePart((own,), own, part_of(call.layer, holds), holds))
-        return Divided(tuple(parts), 1, bounds)
+    def features(call: db.split.LayerCall) -> Divided:
+        return call.sections(1, lambda start, stop: (1, start, stop), {"factor": 0}, lambda *_: {})
 
     model = named(fc1=nn.Linear(6, 8), scaled=Scaled(8), fc2=nn.Linear(8, 4)).double()
     x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
     with pytest.raises(UsageError, match="unknown way to split 'features'"):
         Split({"scaled": "features"}, 2)
-    register(Scaled, "features", features)
+    db.split.register(Scaled, "features", features)
     played = check_equal(model, (x,), y, Split({"fc1": "columns", "scaled": "features", "fc2": "rows"}, 2))
     assert played.floats(1, Pass.FORWARD, 5) == [4]
     with pytest.raises(UsageError, match="stages places whole layers"):
-        register(Scaled, "stages", features)
+        db.split.register(Scaled, "stages", features)
+    with pytest.raises(UsageError, match="--partitions 9: scaled has 8 indices in dimension 1 of what it gives"):
+        check_equal(model, (x,), y, Split({"scaled": "features"}, 9))
+
+
+@pytest.mark.parametrize("homes", [2, 3, 4])
+def test_a_locally_connected_layer_is_divided_by_the_rule_that_its_class_brings(homes):
+    torch.manual_seed(0)
+    model = named(local=LocallyConnected(2, 3, (16, 14), 5, 2), relu=nn.ReLU(), pool=nn.MaxPool2d(2, 1),
+        flatten=nn.Flatten(), fc=nn.Linear(3 * 5 * 4, 7)).double()  # fmt: skip
+    x, y = torch.randn(4, 2, 16, 14, dtype=torch.float64), torch.randint(0, 7, (4,))
+    played = check_equal(model, (x,), y, Split({"local": "regions", "fc": "neurons"}, homes))
+    # every home has the filters of its rows, and none of the others
+    rows = [program.pieces["local.weight"] for program in played.programs]
+    assert [(one.start, one.stop) for one in rows] == list(pairwise(edges(6, homes)))
 
 
 def alexnet_split(ways, homes) -> tuple[nn.Module, SplitGraph]:
