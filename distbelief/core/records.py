@@ -166,6 +166,13 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     """Whose words ended the longest of these waits: shard, replica or coordinator."""
 
 
+class Parted(Record, frozen=True, tag=True, gc=False):
+    """The replicas are split: how, as it is written on a command line, and in a sentence what that is worth."""
+
+    split: str
+    told: str
+
+
 class Note(Record, frozen=True, tag=True, gc=False):
     """A sentence for whoever watches."""
 
@@ -218,5 +225,5 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Note | Ending | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | Parted | Note | Ending | Finished
 )  # fmt: skip

@@ -357,6 +357,8 @@ def summary(result: Mapping[str, Any], folder: str | Path | None = None) -> str:
         loss = "" if descent["loss"] is None else f"training loss {descent['loss']:.6g} after "
         counted = f"{_many(descent['iterations'], 'iteration')}, {_many(descent['evaluations'], 'evaluation')}"
         rows.append(("descent", f"{loss}{counted}{searches}"))
+    if split := result.get("split"):
+        rows.append(("split", split["told"]))
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
     lost = [

@@ -75,6 +75,7 @@ class Summary:
         self.reached: dict[str, Any] | None = None
         self.outcome, self.cause, self.reason = "", "", ""
         self.descent: dict[str, Any] | None = None
+        self.split: dict[str, str] | None = None
         """Of a batch method: its iterations, evaluations, searches that failed, work units dealt to one more, last loss
         and largest component of the gradient."""
         self._loss = Mean()
@@ -161,6 +162,9 @@ class Summary:
             "restarts": known["restarts"] + (not record.step),
             "copies": known["copies"] + record.copies,
         }
+
+    def _take_parted(self, _: float, record: records.Parted) -> None:
+        self.split = {"ways": record.split, "told": record.told}
 
     def _take_tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record)
@@ -257,6 +261,7 @@ class Summary:
             "dropped": self.dropped,
             "forgotten": self.forgotten,
             **({"descent": self.descent} if self.descent else {}),
+            **({"split": self.split} if self.split else {}),
             "history": self.history,
             "versions": self.job.get("versions") or versions(),
             "outcome": self.outcome,
@@ -300,6 +305,7 @@ TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.Rewound: Summary._take_rewound,
     records.Forgotten: Summary._take_forgotten,
     records.Iterated: Summary._take_iterated,
+    records.Parted: Summary._take_parted,
     records.EpochDone: Summary._take_epoch_done,
     records.Tested: Summary._take_tested,
     records.Gone: Summary._take_gone,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
+from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, LocalProtocolError
 from distbelief.schedules.pipeline import HomeTask, Pass, depths_of
@@ -38,7 +39,11 @@ BACKWARD = 2.0
 """Of the work of a forward pass, that of the backward pass."""
 
 
-def split_graph(task: Task, model: nn.Module, settings: Settings) -> SplitGraph:
+Tell = Callable[[Parted], None]
+"""Is told how a model is split, and what that is worth."""
+
+
+def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | None = None) -> SplitGraph:
     """The model of a task, split as the settings say.
 
     Raises:
@@ -48,13 +53,16 @@ def split_graph(task: Task, model: nn.Module, settings: Settings) -> SplitGraph:
     device = next(model.parameters()).device
     traced = trace(model, (on_device(inputs, device),))
     split, targets = Split.parse(settings.split, settings.partitions), on_device(targets, device)
-    if split.ways == AUTO:
-        split = choose(split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size).split
+    if split.ways == AUTO or tell:
+        choice = choose(split, traced, model, task.loss, targets, EXAMPLES, settings.data.batch_size)
+        split = choice.split
+        if tell:
+            tell(Parted(split.text, choice.told))
     return apply(split, traced, task.loss, targets)
 
 
 def partition(
-    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool
+    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, tell: Tell
 ) -> tuple[FlatModule, PartitionTrainer]:
     """What a partition holds of a model, and how it computes with that.
 
@@ -64,8 +72,10 @@ def partition(
         settings: of the job.
         role: the partition.
         rows: whether sparse gradients may stay so.
+        tell: is told by the first partition of the first replica how the model is split.
     """
-    home, graph = roles.partition_of(role), split_graph(task, model, settings)
+    first = roles.is_lead(role) and roles.index_of(role) == 0
+    home, graph = roles.partition_of(role), split_graph(task, model, settings, tell if first else None)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model)
     flat = FlatModule(program.module, rows=rows, layout=layout, home=home)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import distbelief as db
 from distbelief.core import records
 from distbelief.core.conversations import partitioning, pushing
 from distbelief.core.optimizer import Optimizer
@@ -21,6 +22,7 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.record.live import summary
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import ServedWithOptimizer
 from distbelief.tasks import Task
@@ -339,3 +341,12 @@ def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, mi
         )
     assert counted[0] == counted[1]
     assert counted[0]["Boundary"]
+
+
+@pytest.mark.parametrize(("way", "told"), [("auto", "neurons over 2 partitions: "), ("stages", "does not pay in time")])
+def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, told: str) -> None:
+    result = db.run(db.Job("digits", Downpour(2, partitions=2, split=way)), on="simulated")
+    assert result["split"]["ways"] == ("neurons" if way == "auto" else way)
+    assert told in result["split"]["told"]
+    assert result["split"]["told"] in summary(result)
+    assert "split" not in db.run(db.Job("digits", Downpour(1)), on="simulated")

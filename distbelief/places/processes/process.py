@@ -181,6 +181,9 @@ class _Process:
             if word is None or isinstance(word, Interrupt):
                 raise SystemExit(0)
 
+    def _tell(self, record: Record) -> None:
+        self._note(time.monotonic(), self.role, record)
+
     def _note(self, moment: float, role: str, record: Record) -> None:
         self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # a Record of any kind; a Noted names all kinds
 
@@ -319,7 +322,7 @@ class _Process:
         data = load(task, "training")
         task = with_data(task, data)
         if spec.settings.partitions > 1:
-            flat, part = partition(task, model, spec.settings, self.role, self.players.rows)
+            flat, part = partition(task, model, spec.settings, self.role, self.players.rows, self._tell)
             context = self._context(task, len(data), flat, lambda _: cannot("compute"), part=part)
         else:
             flat = self._flat(model)

@@ -284,7 +284,10 @@ class Simulation:
             model = self._model()
             self.players.check_model(self.settings, model)
             if self.settings.partitions > 1:
-                flat, part = partition(self._loaded, model, self.settings, role, self.players.rows)
+                flat, part = partition(
+                    self._loaded, model, self.settings, role, self.players.rows,
+                    lambda record: self.sink(self.clock.now(), role, record),
+                )  # fmt: skip
             else:
                 flat = self._flat(model)
         elif self.settings.partitions > 1:
