@@ -70,6 +70,14 @@ class Drop(NamedTuple):
     reason: str
 
 
+class PolicyState(NamedTuple):
+    """How far a policy is: its floor, who takes part and at which tick, and the newest known life of each."""
+
+    floor: int
+    members: Mapping[str, int]
+    lives: Mapping[str, int]
+
+
 APPLY = Verdict(Action.APPLY, "nobody is waited for")
 ANSWER = Verdict(Action.ANSWER, "nobody is waited for")
 
@@ -100,6 +108,14 @@ class Policy:
     def resume(self, floor: int, rulings: Iterable[Any]) -> None:
         """Go on in the place of a shard whose floor it was; in rounds, with what was ruled."""
         self.floor = floor
+
+    def state(self) -> PolicyState:
+        """How far it is, between two updates of which none has begun."""
+        return PolicyState(self.floor, {}, {})
+
+    def restore(self, state: PolicyState) -> None:
+        """Be as far as another was."""
+        self.floor = state.floor
 
     def taken(self, who: str, tick: int) -> None:
         """A push that comes again was applied already, by this shard or the one whose place it has taken."""
@@ -150,6 +166,14 @@ class _Members(Policy):
         super().__init__(scaling)
         self.members: dict[str, int] = {}
         self._known: dict[str, int] = {}
+
+    def state(self) -> PolicyState:
+        """How far it is."""
+        return PolicyState(self.floor, self.members, self._known)
+
+    def restore(self, state: PolicyState) -> None:
+        """Be as far as another was."""
+        self.floor, self.members, self._known = state.floor, dict(state.members), dict(state.lives)
 
     def attend(self, who: str, incarnation: int, tick: int) -> int:
         """Count a replica in."""

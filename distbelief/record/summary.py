@@ -227,7 +227,7 @@ class Summary:
         return {
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
-            **({"cluster": self.job["cluster"]} if "cluster" in self.job else {}),
+            **{key: self.job[key] for key in ("cluster", "path") if key in self.job},
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),
             "epochs": self.epochs,

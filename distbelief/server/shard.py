@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from distbelief.core import events, messages, records, roles
-from distbelief.core.consistency import Action, Drop, Key, PlannedUpdate, Policy
+from distbelief.core.consistency import Action, Drop, Key, PlannedUpdate, Policy, PolicyState
 from distbelief.core.conversations import (
     agreement,
     attendance,
@@ -65,6 +67,20 @@ class HeldRange:
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
         self.rate = plan.factor
+
+
+class ShardState(msgspec.Struct, array_like=True, frozen=True):
+    """What a shard knows beside its slice, between two events: everything that another, which has its slice, goes on
+    from.
+    """
+
+    version: Version
+    began: int
+    samples: int
+    staleness: dict[int, int]
+    taken: tuple[PushTaken, ...]
+    latest: dict[str, tuple[int, int]]
+    policy: PolicyState
 
 
 class Sums(Protocol):
@@ -187,7 +203,7 @@ class Shard:
         if self._inherits is None:
             self._blank |= {part for part in (own.moving, own.frozen) if part.size}
         settings = event.plan.settings
-        self.policy = settings.strategy.policy(settings, rules=self.index == event.plan.ruler)
+        self._govern(event.plan)
         if self._inherits is not None:
             floor, rulings, norms = self._inherits
             self.policy.resume(floor, rulings)
@@ -195,7 +211,6 @@ class Shard:
         for who, incarnation in event.members:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
-        self._asks = self.policy.decides
         met = self._meet(event.ruler) if settings.strategy.rounds else []
         met += [effect for follower in self._others for effect in self._recall(follower)]
         if settings.standby:
@@ -208,6 +223,40 @@ class Shard:
         """Make its slice of a plan."""
         self._own = HeldRange(plan, self.index, self._make(plan, self.index))
         return self._own
+
+    def _govern(self, plan: Plan) -> None:
+        """Begin with what the plan's strategy does with pushes and fetches."""
+        settings = plan.settings
+        self.policy = settings.strategy.policy(settings, rules=self.index == plan.ruler)
+        self._asks = self.policy.decides
+
+    def share(self, plan: Plan) -> None:
+        """Hold a slice of a plan that others hold too, each in its process: it is where `follow` says."""
+        self.hold(plan)
+        self._govern(plan)
+
+    def state(self) -> ShardState:
+        """How far it is, with pushes of which each is applied at once, and no fetch that waits."""
+        return ShardState(
+            self.version,
+            self._began,
+            self.samples,
+            self.staleness,
+            self.ledger.taken(),
+            self._latest,
+            self.policy.state(),
+        )
+
+    def follow(self, state: ShardState) -> None:
+        """Be as far as another is that has the same slice."""
+        self.version, self._began, self.samples = state.version, state.began, state.samples
+        self.staleness, self._latest = dict(state.staleness), dict(state.latest)
+        self.ledger.restore(state.taken)
+        self.policy.restore(state.policy)
+
+    def begin_life(self, incarnation: int) -> None:
+        """Be the next life of the shard whose state this one follows."""
+        self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
 
     def inherit(
         self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]
@@ -332,7 +381,7 @@ class Shard:
         frozen = self._which(sender, start, stop)
         if self.sums is not None and sender == roles.EVALUATOR and not frozen:
             return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version), self.sums.measured(self))]
-        if self._asks and not frozen and not self._may_fetch(sender, event.tick):
+        if self._asks and not frozen and not self.may_fetch(sender, event.tick):
             held_back = self._fetches.get((sender, start, event.slot))
             if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
                 raise RemoteProtocolError(
@@ -343,7 +392,7 @@ class Shard:
         held = self.held.frozen() if frozen else self.held.moving()
         return [Send(sender, pushing.Fetched(event.slot, start, stop, self.version, self._floor), held)]
 
-    def _may_fetch(self, who: str, tick: int) -> bool:
+    def may_fetch(self, who: str, tick: int) -> bool:
         """Whether a step may begin with the parameters as they are."""
         return (
             self._pending is None
@@ -417,7 +466,7 @@ class Shard:
         """Answer the held fetches that may be answered now."""
         effects = self.mirror.tell_floor(self._floor)
         for (who, start, slot), event in list(self._fetches.items()):
-            if self._may_fetch(who, event.tick):
+            if self.may_fetch(who, event.tick):
                 del self._fetches[who, start, slot]
                 effects += self._fetch(who, event, None)
         return effects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -273,6 +274,41 @@ class TorchSlice:
             }
             if state:
                 self._optimizer.state[piece.parameter] = state
+
+    def adopt(self, arrays: Mapping[str, torch.Tensor], stepped: bool) -> None:
+        """Have masters lie in these arrays, named as those of `arrays`, from here on; and the optimizer's state, where
+        it has `stepped` before, or has state before its first step.
+        """
+        for piece in self._trained:
+            assert self._optimizer is not None
+            if piece.master:
+                _data(piece).data = arrays[f"master.{piece.number}"]
+            prefix = f"state.{piece.number}."
+            state = {name.removeprefix(prefix): one for name, one in arrays.items() if name.startswith(prefix)}
+            if stepped and state:
+                self._optimizer.state[_data(piece)] = state
+            else:
+                self._optimizer.state.pop(_data(piece), None)
+
+    @property
+    def adds(self) -> bool:
+        """Whether a step adds the gradient, times the learning rate, and nothing else: it keeps no state, and no
+        masters.
+        """
+        plain = ("momentum", "weight_decay", "nesterov", "maximize")
+        return isinstance(self._optimizer, torch.optim.SGD) and not any(
+            group[extra] for group in self._optimizer.param_groups for extra in plain
+        ) and not any(piece.master for piece in self._trained)  # fmt: skip
+
+    def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
+        """Where a step `adds`: be what another slice is after the step that `apply` would make there; the other stays
+        as it is.
+        """
+        gradients, values = self._typed(sender, slot, payload)
+        for piece, before, gradient, rate in zip(self._trained, other._trained, gradients, self._rates, strict=True):
+            torch.add(before.tensor, gradient, alpha=-rate * factor, out=piece.tensor)
+        for piece, value in zip(self._carried, values, strict=True):
+            piece.tensor.copy_(value)
 
     def _state(self, piece: _TrainedPiece) -> dict[str, Any]:
         assert self._optimizer is not None

@@ -165,6 +165,10 @@ class Strategy(Checked):
         """Whether the processes of a job share memory that outlives each of them."""
         return False
 
+    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+        """Why its replicas cannot update the shards' memory themselves; "" where they can."""
+        return f"strategy {self.name} has no shards whose memory its replicas could update"
+
     def check_device(self, device: str) -> None:
         """Refuse a device that it cannot compute on.
 
@@ -292,6 +296,10 @@ class Served(Replicated):
     def server_roles(self) -> tuple[str, ...]:
         """The shards of a job, and their standbys."""
         return servers(self.shards, self.standby)
+
+    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+        """Its shards' processes do what it asks of shards."""
+        return f"strategy {self.name} has the shards' processes make the updates"
 
 
 @dataclass(frozen=True)

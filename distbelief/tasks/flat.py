@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -217,6 +217,7 @@ class FlatModule:
         """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
         self._current = -1
         self._staged = False
+        self._landed: Callable[[int], int] | None = None
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
@@ -230,11 +231,23 @@ class FlatModule:
         """The parameters that are trained, in the order of the layout."""
         return self._trained
 
-    def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+    def bind(
+        self,
+        gradients: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        landed: Callable[[int], int] | None = None,
+    ) -> None:
         """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute
         with.
+
+        Args:
+            gradients: the slots.
+            parameters: the vectors.
+            landed: says, when the model is to compute with what was fetched, in which of these it is; where None, in
+                the one that was named.
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
+        self._landed = landed
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -309,6 +322,8 @@ class FlatModule:
         """Compute with parameter vector `landing`, as it is now, from here on; the module's tensors stay the same
         objects.
         """
+        if self._landed is not None:
+            landing = self._landed(landing)
         if self._staged:
             self._arrive(landing)
             landing = 0

@@ -48,7 +48,7 @@ OWN = {
     "bounded": f"{CADENCE} --staleness",
 }
 VIRTUAL = "--network --handling --hosts --compute --stragglers --faults --phantom --keep --sweep"
-LOCAL = "--transport --bind --advertise --insecure --tls --listen --pad --straggle"
+LOCAL = "--transport --path --bind --advertise --insecure --tls --listen --pad --straggle"
 FROZEN = {
     ("train", "single"): f"{SCALED} {SHARED} {TASK}",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},

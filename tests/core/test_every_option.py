@@ -53,6 +53,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "insecure": (True, {**TCP, "bind": "10.0.0.1"}),
     "tls": (True, TCP),
     "listen": ("127.0.0.1:7000", {}),
+    "path": ("direct", {}),
     "compute": (db.ComputeModel(step=0.5), {}),
 }
 """Of each option: another value, and what is set beside it."""
@@ -62,7 +63,7 @@ def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
     spec = tell(place, job, place.settings(job), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
-    return spec.transport, spec.bind, spec.advertise, spec.compute, place.encrypted
+    return spec.transport, spec.bind, spec.advertise, spec.compute, spec.direct, place.encrypted
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(db.Local)])

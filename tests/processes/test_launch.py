@@ -50,13 +50,15 @@ FIELDS = {
 }
 
 
-def launch(folder: Path, strategy: Strategy | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:
+def launch(
+    folder: Path, strategy: Strategy | None = None, source: str = LOOP, path: str = "served", **options: Any
+) -> dict[str, Any]:
     """Run a script made of `LOOP` with some fields changed."""
     (folder / "script.py").write_text(
         source.format(**{**FIELDS, **{key: options.pop(key) for key in FIELDS if key in options}})
     )
     job = jobs.job(folder / "run", strategy or Downpour(replicas=2), task="script", **options)
-    return Local().launch(job, [str(folder / "script.py"), "word", "--option"])
+    return Local(path=path).launch(job, [str(folder / "script.py"), "word", "--option"])
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -86,12 +88,12 @@ def test_an_epoch_has_as_many_samples_and_steps_as_the_data(tmp_path: Path, stra
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [optim("sgd", lr=0.5), optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True)],
+    ("optimizer", "path"),
+    [(optim("sgd", lr=0.5), "direct"), (optim("sgd", lr=0.5, weight_decay=0.1, decay_exempt=True), "served")],
     ids=["plain", "exempt"],
 )
-def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer) -> None:
-    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optimizer), epochs=2)
+def test_one_replica_is_the_plain_loop(tmp_path: Path, optimizer: Optimizer, path: str) -> None:
+    launch(tmp_path, Downpour(replicas=1, shards=2, optimizer=optimizer), path=path, epochs=2)
     jobs.run(tmp_path / "task", Downpour(replicas=1, shards=1, optimizer=optimizer), epochs=2)
     trained = load_file(tmp_path / "task" / "model.safetensors")
     assert all(torch.equal(value, trained[name]) for name, value in weights(tmp_path).items())

@@ -78,5 +78,7 @@ class Local(LocalOptions):
         from distbelief.places.attempt import Attempt
         from distbelief.places.processes.running import Running
 
+        more = {"path": requirements.path_of(self, job, settings)} if job.strategy.server_roles() else None
         with signals.waitable() as woken:
-            return Running(self, job, settings, Attempt(job, settings, view, began), evaluated, script).run(woken)
+            attempt = Attempt(job, settings, view, began, more=more)
+            return Running(self, job, settings, attempt, evaluated, script).run(woken)

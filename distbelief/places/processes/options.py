@@ -31,6 +31,9 @@ class LocalOptions(Checked):
     listen: str = ""
     """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The
     coordinator and the shards listen at the ports after it. It implies --transport tcp."""
+    path: str = "served"
+    """Who makes the updates: served (the shards' processes), direct (each replica, into memory that it shares with the
+    shards, under their locks), or auto (direct where the job allows it)."""
     compute: ComputeModel | None = None
     """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
 

@@ -50,6 +50,7 @@ from distbelief.replica.evaluator import Evaluator
 from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
+from distbelief.runtime.direct import DirectEndpoint, OwnedShard, reads_only
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Worker, cannot
@@ -66,6 +67,7 @@ from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, load, placed, with_data
 from distbelief.transport.base import Arena, NetworkEndpoint
+from distbelief.transport.locks import Locks
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
@@ -149,7 +151,8 @@ class _Process:
     def _endpoint(self) -> NetworkEndpoint:
         spec = self.spec
         if spec.transport == "shared":
-            return SharedEndpoint(self.role, spec.job, self.incarnation)
+            direct = spec.direct and roles.is_replica(self.role)
+            return (DirectEndpoint if direct else SharedEndpoint)(self.role, spec.job, self.incarnation)
         if spec.identity:
             return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)
         return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
@@ -231,6 +234,8 @@ class _Process:
         since = self.driver.waiting_since(self.role)
         machine = not (roles.is_replica(self.role) or self.role == roles.EVALUATOR)
         waits = self.player.waits() if self.player is not None and (machine or since is not None) else ""
+        if isinstance(self.endpoint, DirectEndpoint):
+            waits = self.endpoint.waits() or waits
         if (away := self.driver.away_since(self.role)) is not None:
             waits = (
                 f"{waits}; the coordinator is away since {time.monotonic() - away:.1f} s, and comes again".removeprefix(
@@ -250,7 +255,8 @@ class _Process:
             self.player = standby = self.players.served.standby(index, self._slice_of_its_own, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
-            self.player = shard = self.players.served.shard(index, self._slice, self.incarnation)
+            shard = self._shard(index)
+            self.player = shard
             self.driver.add_machine(self.role, shard, self.endpoint, CheckpointStore(self.spec.run))
         address = self._listen()
         self._meet()
@@ -269,6 +275,17 @@ class _Process:
         address = self._listen()
         self.driver.link(role)
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
+
+    def _shard(self, index: int) -> Shard | OwnedShard:
+        """The machine of a shard, in memory of its own or in that which its replicas update themselves."""
+        make = self.players.served.shard
+        if not self.spec.direct:
+            return make(index, self._slice, self.incarnation)
+        assert self._common is not None
+        return OwnedShard(lambda held: make(index, held, self.incarnation), self._common, self._locks())
+
+    def _locks(self) -> Locks:
+        return Locks(open_memory(self.spec, self.spec.memory))
 
     def _slice(self, plan: Plan, shard: int) -> TorchSlice:
         return self.players.served.slice(plan, shard, self._memory)
@@ -327,7 +344,26 @@ class _Process:
         else:
             flat = self._flat(model)
             context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
-        self._tell_story(*self.players.replica(context))
+        self._tell_story(*self._reaching(self.players.replica(context), flat))
+
+    def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
+        """A replica's part, that reaches shards in memory where its path is the direct one; with a model that nobody
+        else writes to, which may compute there.
+        """
+        endpoint, attach = self.endpoint, part.worker.attach
+        if not isinstance(endpoint, DirectEndpoint):
+            return part
+        make, memory = self.players.served.shard, self._common
+        assert memory is not None
+
+        def reach(plan: Plan, arena: Arena) -> None:
+            attach(plan, arena)
+            endpoint.share(plan, memory, self._locks(), lambda index, held: make(index, held, 0))
+            if flat is not None and flat.device.type == "cpu" and reads_only(plan):
+                buffers, landed = endpoint.compute_there()
+                flat.bind(arena.gradients, buffers, landed)
+
+        return part._replace(worker=dataclasses.replace(part.worker, attach=reach))
 
     def _context(
         self,
@@ -361,7 +397,12 @@ class _Process:
 
     @property
     def _memory(self) -> Memory | None:
-        """What the processes of the job share, where they share any."""
+        """What the processes of the job share, where replicas are to compute on any."""
+        return None if self.spec.direct else self._common
+
+    @property
+    def _common(self) -> Memory | None:
+        """The memory of the job, where there is any."""
         return None if self.spec.memory < 0 else functools.partial(self._share, self.spec.memory)
 
     @property
@@ -463,7 +504,7 @@ class _Process:
                 flat.module.load_state_dict(load_weights(self.spec.init_from, flat.layout))
             part.worker.attach(plan, arena)
 
-        return part._replace(worker=dataclasses.replace(part.worker, attach=attach))
+        return self._reaching(part._replace(worker=dataclasses.replace(part.worker, attach=attach)))
 
     def _run_main(self, script: str) -> None:
         try:

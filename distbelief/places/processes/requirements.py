@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from distbelief.tasks import Task
 
 TRANSPORTS = ("shared", "tcp")
+SERVED, DIRECT = "served", "direct"
+PATHS = ("auto", DIRECT, SERVED)
 PROCESSES = 4096
 """Most replicas and most shards on one machine, each of them a process."""
 ROLES = 2
@@ -67,10 +69,25 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
             )
     if local.compute:
         local.compute.check(settings.replicas)
+    path_of(local, job, settings)
     _check_ports(local, roles.shard(settings.shards - 1))
     if local.carrier == "tcp":
         check_network(host_and_port(local.bound)[0], local.advertised)
     return settings
+
+
+def path_of(local: LocalOptions, job: Job, settings: Settings) -> str:
+    """Who makes the updates of a job: its shards' processes (served), or its replicas (direct).
+
+    Raises:
+        UsageError: there is no such path, or none for this job.
+    """
+    if local.path not in PATHS:
+        raise unknown("path", local.path, PATHS)
+    why = job.strategy.served_because(settings, local)
+    if local.path == DIRECT and why:
+        raise UsageError(f"--path direct: {why}; leave it off")
+    return SERVED if why or local.path == SERVED else DIRECT
 
 
 def _check_ports(local: LocalOptions, last: str) -> None:

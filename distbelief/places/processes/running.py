@@ -69,7 +69,7 @@ class Running:
         self._join_server: JoinServer | None = None
         self._guests = Guests(settings.replicas, settings.restarts)
         # last, when nothing is left that fails: `close` gives them back
-        shared = job.strategy.needs_memory(settings, cluster.carrier)
+        shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
         self._crossings = os.memfd_create("distbelief crossings") if crosses else -1

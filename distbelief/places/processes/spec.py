@@ -13,6 +13,7 @@ from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.requirements import DIRECT, path_of
 from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class Spec(Opening, frozen=True, kw_only=True):
     start: StartingPoint
     init_from: str | None
     memory: int
-    """The supervisor's descriptor of the memory that is read in place; -1 for none."""
+    """The supervisor's descriptor of the memory that is read in place, or updated; -1 for none."""
+    direct: bool = False
+    """Whether replicas update it themselves."""
     crossings: int = -1
     """That of the memory through which partitions give each other what crosses; -1 where they send it."""
     script: list[str] = []
@@ -104,6 +107,7 @@ def tell(
         supervisor=os.getpid(),
         forkserver=0,
         memory=-1,
+        direct=path_of(cluster, job, settings) == DIRECT,
         path=[os.getcwd(), *sys.path],
         directory=os.getcwd(),
         environment=dict(os.environb),

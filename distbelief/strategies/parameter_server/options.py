@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
 
+SHARING = 240
+"""Most replicas that update one memory."""
+
+
 @dataclass(frozen=True)
 class ServedWithOptimizer(Splittable, Served):
     """One whose shards step with an optimizer."""
@@ -51,6 +55,18 @@ class Asynchronous(ServedWithOptimizer):
     """Steps that one replica takes alone before the others begin."""
     staleness_scaling: str = "none"
     """How the learning rate of a push falls with its staleness: none, inverse (divided by it) or exponential."""
+
+    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+        """What needs the shards' processes to make the updates; "" where nothing does."""
+        reasons = {
+            f"strategy {self.name} is written elsewhere, and may have slices of its own": ":" in self.name,
+            f"--transport {machine.carrier} has no memory that replicas and shards share": machine.carrier != "shared",
+            "--standby 1 has another process hold all that was pushed, which needs the pushes": settings.standby > 0,
+            f"--partitions {self.partitions}: a replica that is split pushes in parts": self.partitions > 1,
+            "--read-in-place has the shards' processes update what replicas read": settings.own(Pushing).read_in_place,
+            f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard": self.replicas > SHARING,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,11 @@ class Softsync(Asynchronous):
 
     n: int = 1
     """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
+
+    def served_because(self, settings: Settings, machine: LocalMachine) -> str:
+        """An update of several pushes is made by who has them all."""
+        several = f"--n {self.n} of {self.replicas} replicas: the shards' processes make one update of several pushes"
+        return several if self.replicas // self.n > 1 else super().served_because(settings, machine)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,319 @@
+"""The direct path on one host: whoever has something for a shard plays the shard's machine himself, on memory that all
+of them share, under the shard's lock.
+
+The machine is the one that the shard's process plays (`server/shard.py`), and decides the same: what it knows goes with
+the parameters, in a note that is published in one store with them. So an update counts whole or not at all, whoever is
+killed in the middle of it; the kernel takes the lock from the dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+
+from distbelief.core import messages, records, roles
+from distbelief.core.conversations import attendance, initialising, pushing
+from distbelief.core.effects import Arrival, Effect, Payload, Save, Send, WriteRecord
+from distbelief.core.events import Event
+from distbelief.core.settings import Plan
+from distbelief.errors import LocalProtocolError
+from distbelief.server.passed import PassedLayout, PassedSlice
+from distbelief.server.shard import Shard, ShardState
+from distbelief.transport.locks import Locks
+from distbelief.transport.shared import SharedEndpoint
+
+PATIENCE_SECONDS = 10e-3
+"""How long a replica waits for a lock before it hears what else there is, and tries again."""
+NAP_SECONDS = 200e-6
+"""How long a replica sleeps between two looks whether the consistency lets its step begin."""
+
+Memory = Callable[[int], torch.Tensor]
+"""So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
+
+_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(ShardState).decode
+
+
+class SharedShard:
+    """A shard's machine on memory that others play it on too, each in its process.
+
+    Args:
+        shard: the machine.
+        held: its slice.
+        locks: of the memory.
+    """
+
+    def __init__(self, shard: Shard, held: PassedSlice, locks: Locks) -> None:
+        self.shard, self.held, self._locks, self._numbers = shard, held, locks, (shard.index,)
+        self._known, self._note = -1, b""
+        """Which change the machine is as far as, and the note that it wrote or read with it."""
+
+    def take(self, told: Callable[[], bool]) -> bool:
+        """Have the lock, and be as far as whoever had it last; False where `told` says so first."""
+        if not self._locks.take(self._numbers, told):
+            return False
+        self.held.sign(time.monotonic_ns())
+        if self._known != self.held.changes:
+            self._note, self._known = self.held.note(), self.held.changes
+            self.shard.follow(_decode(self._note))
+        return True
+
+    def give(self) -> None:
+        """Publish what has changed, and give the lock back."""
+        self.publish()
+        self._locks.give(self._numbers)
+
+    def publish(self) -> None:
+        """Have others go on from what has changed."""
+        note = _encode(self.shard.state())
+        if self.held.changed or note != self._note:
+            self.held.publish(note)
+            self._note, self._known = note, self.held.changes
+
+    def leave(self) -> None:
+        """Give the lock back, and have changed nothing: something went wrong."""
+        self.held.abandon()
+        self._known = -1
+        self._locks.give(self._numbers)
+
+    def held_by(self) -> str:
+        """Who has the lock, and since when, where another process has it for longer than a turn takes."""
+        if not self._locks.holder(self._numbers[0]):
+            return ""
+        place, began = self.held.signed()
+        replicas = self.shard.own.plan.settings.replicas
+        who = roles.replica(place) if place < replicas else self.shard.role
+        seconds = (time.monotonic_ns() - began) / 1e9
+        return f"for the lock of {self.shard.role}, which {who} has since {seconds:.1f} s"
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the lock for a while, however long it takes to get it."""
+        self.take(lambda: False)
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+        self.give()
+
+
+class OwnedShard:
+    """What the process of a shard plays on the direct path: the machine that replicas play too, for everybody else.
+
+    In its first life it begins as any shard; in a later one it goes on from the memory, which has outlived the process:
+    nothing that was applied is lost.
+
+    Args:
+        make: makes the machine of this life, from what makes its slice.
+        memory: of the job.
+        locks: of the memory.
+    """
+
+    def __init__(
+        self, make: Callable[[Callable[[Plan, int], PassedSlice]], Shard], memory: Memory, locks: Locks
+    ) -> None:
+        self._shard, self._memory, self._locks = make(self._slice), memory, locks
+        self._held: PassedSlice | None = None
+        self._shared: SharedShard | None = None
+
+    def _slice(self, plan: Plan, index: int) -> PassedSlice:
+        if self._held is None:
+            layout = PassedLayout(plan)
+            self._held = PassedSlice(layout, index, self._memory(layout.length), layout.places - 1)
+        return self._held
+
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Take one event, in a turn of its own."""
+        if self._shared is None:
+            return self._begin(sender, event, payload)
+        with self._shared.turn():
+            return [_kept(effect) for effect in self._shard.handle(sender, event, payload)]
+
+    def _begin(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        """Until the memory holds all of the shard's parameters, nobody else touches it."""
+        if isinstance(event, initialising.Restore) and (held := self._slice(event.plan, self._shard.index)).changes:
+            return self._succeed(event.plan, held)
+        effects = self._shard.handle(sender, event, payload)
+        if self._held is not None and self._held.changed and not self._shard.waits():
+            self._held.publish(_encode(self._shard.state()))
+            self._shared = SharedShard(self._shard, self._held, self._locks)
+        return effects
+
+    def _succeed(self, plan: Plan, held: PassedSlice) -> list[Effect]:
+        """Go on from where the life before, and the replicas since, have come to."""
+        incarnation = self._shard.version.incarnation
+        self._shard.share(plan)
+        self._shared = SharedShard(self._shard, held, self._locks)
+        with self._shared.turn():
+            self._shard.begin_life(incarnation)
+        note = records.Note(f"{self._shard.role} goes on from shared memory: nothing that was applied is lost")
+        return [WriteRecord(note), Send(roles.COORDINATOR, initialising.Restored(loaded=True))]
+
+    def waits(self) -> str:
+        """What it waits for, in one sentence."""
+        return self._shard.waits() or (self._shared.held_by() if self._shared else "")
+
+    def standing(self) -> dict[str, object]:
+        """What is applied, and of whom; where somebody else has the lock, as of the last that this process has seen."""
+        if self._shared is not None and self._shared.take(lambda: True):
+            self._shared.give()
+        return self._shard.standing()
+
+
+def _kept(effect: Effect) -> Effect:
+    """An effect that is performed after the turn, when others write to the memory: with copies of what lies there."""
+    if isinstance(effect, Send) and isinstance(effect.payload, torch.Tensor):
+        return msgspec.structs.replace(effect, payload=effect.payload.clone())
+    if isinstance(effect, Save):
+        return msgspec.structs.replace(effect, arrays={name: one.clone() for name, one in effect.arrays.items()})
+    return effect
+
+
+def reads_only(plan: Plan) -> bool:
+    """Whether a replica never writes to its parameters between two fetches, and fetches before each step: then it can
+    compute where it made its update. A model's buffers are written by its forward passes.
+    """
+    cadence = plan.settings.strategy.pushing
+    fetches = cadence.fetch_every == 1 and not cadence.prefetch and not cadence.local_lr
+    return fetches and not any(section.kind == "buffer" for section in plan.layout.sections)
+
+
+class DirectEndpoint(SharedEndpoint):
+    """The end of a replica whose pushes and fetches are done here: what it would tell a shard's process of these, it
+    has the shard's machine answer in this one.
+    """
+
+    def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
+        super().__init__(role, job, incarnation)
+        self._shards: Mapping[str, SharedShard] = {}
+        self._due: dict[str, deque[tuple[messages.Message, Payload | None]]] = {}
+        self._answers: deque[Arrival] = deque()
+        self._until = 0.0
+        self._buffers: list[torch.Tensor] = []
+        """The flat vectors of this replica in the memory."""
+        self._in_place = False
+        self._lands_in: int | None = None
+        """Which of them holds what is being fetched, where the model computes there; None while nothing is."""
+
+    def share(
+        self, plan: Plan, memory: Memory, locks: Locks, make: Callable[[int, Callable[[Plan, int], PassedSlice]], Shard]
+    ) -> None:
+        """Reach the shards of a plan in memory from here on."""
+        layout = PassedLayout(plan)
+        room, place = memory(layout.length), roles.index_of(self.role)
+
+        def opened(index: int) -> SharedShard:
+            held = PassedSlice(layout, index, room, place)
+            one = make(index, lambda *_: held)
+            one.share(plan)
+            return SharedShard(one, held, locks)
+
+        self._shards = {roles.shard(index): opened(index) for index in range(len(plan.assignments))}
+        self._buffers = [layout.vector(room, 2 * place + half) for half in (0, 1)]
+
+    def compute_there(self) -> tuple[list[torch.Tensor], Callable[[int], int]]:
+        """From here on fetch nothing that lies in a buffer of this replica: its model computes there. Returns the flat
+        vectors to compute with (1-D uint8), and what says which of them holds what was fetched last.
+        """
+        self._in_place = True
+        return self._buffers, self._landed
+
+    def _landed(self, _: int) -> int:
+        landing, self._lands_in = self._lands_in or 0, None
+        return landing
+
+    def _land(self, shared: SharedShard, answer: pushing.Fetched, payload: torch.Tensor) -> None:
+        """Bring what a shard has answered where it was asked for."""
+        held = shared.held
+        if not self._in_place:
+            self.arena.part(answer).copy_(payload)
+        elif held.holds(answer.start, answer.stop):
+            if self._lands_in is None:
+                self._lands_in = held.own.index(held.now) if held.now in held.own else 0
+            if held.now != held.own[self._lands_in]:
+                shared.publish()  # the buffer may be the newest until then
+                held.bring(held.own[self._lands_in])
+        else:
+            self._buffers[0][answer.start : answer.stop].copy_(payload)
+
+    def send(self, to: str, message: messages.Message, payload: Payload | None = None) -> None:
+        """Send a message; what a shard can answer here waits for the next `poll` or `flush`."""
+        if to in self._shards and type(message) in DIRECT:
+            self._due.setdefault(to, deque()).append((message, payload))
+        else:
+            super().send(to, message, payload)
+
+    def flush(self) -> None:
+        """Do what can be done without waiting long, and let go of what was sent."""
+        self._act()
+        super().flush()
+
+    def poll(self, timeout: float | None) -> None:
+        """Do what is due, and deliver the answers; or wait for something to arrive."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._act()
+            if self._answers:
+                while self._answers:
+                    self.deliver(self._answers.popleft())
+                super().poll(0)
+                return
+            if not self._due:
+                super().poll(None if end is None else max(0.0, end - time.monotonic()))
+                return
+            super().poll(NAP_SECONDS)
+            if self._delivered or (end is not None and time.monotonic() >= end):
+                return
+
+    def _act(self) -> None:
+        """Take a turn at each shard for which something is due."""
+        for to in tuple(self._due):
+            due, shared = self._due[to], self._shards[to]
+            self._until = time.monotonic() + PATIENCE_SECONDS
+            if not shared.take(self._impatient):
+                continue
+            try:
+                while due and self._do(to, shared, *due[0]):
+                    due.popleft()
+            except BaseException:
+                shared.leave()
+                raise
+            shared.give()
+            if not due:
+                del self._due[to]
+
+    def _impatient(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def _do(self, to: str, shared: SharedShard, message: messages.Message, payload: Payload | None) -> bool:
+        """Have a shard answer; whether it may."""
+        shard = shared.shard
+        if type(message) is pushing.Fetch and not shard.may_fetch(self.role, message.tick):
+            return False
+        for effect in shard.handle(self.role, message, payload):
+            if not isinstance(effect, Send) or effect.to != self.role:
+                raise LocalProtocolError(f"{to} asks {self.role} for {type(effect).__name__}, which is its own to do")
+            answer = effect.message
+            if isinstance(answer, pushing.Fetched):
+                assert isinstance(effect.payload, torch.Tensor)
+                self._land(shared, answer, effect.payload)
+            self._answers.append(Arrival(to, answer))
+        return True
+
+    def waits(self) -> str:
+        """For which lock it waits, and who has it; "" where for none."""
+        return next((found for to in self._due if (found := self._shards[to].held_by())), "")
+
+    def close(self) -> None:
+        """Do what is due, where that can be done at once, and close every link."""
+        self._act()
+        super().close()
+
+
+DIRECT: Sequence[type] = (pushing.Push, pushing.Fetch, attendance.Attend, attendance.SitOut)
+"""What a replica has answered where it is."""

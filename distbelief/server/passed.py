@@ -1,0 +1,360 @@
+"""A shard's slice in memory that several processes share, each with two buffers of its own: an update is made into the
+one that is not the newest, and then one store of 8 bytes says that it is.
+
+Whoever calls anything here but `newest` holds the shard's lock. Who dies in the middle leaves a buffer half written
+that nobody reads: there is nothing to repair.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from distbelief.core import roles
+from distbelief.core.conversations.agreement import Squares
+from distbelief.core.effects import Payload
+from distbelief.core.settings import Plan
+from distbelief.errors import JobFailed, LocalProtocolError
+from distbelief.server.slice import TorchSlice
+
+PAGE = 4096
+NOTE = 64 << 10
+"""Most bytes of what a shard knows beside its slice, as a note; what is not written takes no memory."""
+
+
+class _Kept(NamedTuple):
+    """An array beside the vector: a master, or the optimizer's state; and where it begins, in bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    offset: int
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """It, in a buffer's bytes."""
+        size = self.shape.numel() * self.dtype.itemsize
+        return memory[self.offset : self.offset + size].view(self.dtype).view(self.shape)
+
+
+class PassedLayout:
+    """Where everything lies in the memory of all shards of a job.
+
+    Shard by shard a page with its word, then the notes; then the buffers: a whole flat vector each, so that a model can
+    live in one, and what the shards' optimizers keep of it beside.
+
+    Args:
+        plan: of the job.
+
+    Attributes:
+        length: bytes in all.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self._shards = plan, len(plan.assignments)
+        self.places = plan.settings.replicas + 1
+        """Who has buffers: each replica, and behind them the shard."""
+        self.kept = [_kept(plan, shard) for shard in range(self._shards)]
+        beside = [_paged(size) for _, size in self.kept]
+        self._beside = [0, *accumulate(beside)]
+        self._vectors = self._shards * (PAGE + self.buffers * NOTE)
+        self._stride = _paged(plan.layout.total) + self._beside[-1]
+        self.length = self._vectors + self.buffers * self._stride
+
+    @property
+    def buffers(self) -> int:
+        """Two for each place."""
+        return 2 * self.places
+
+    def words(self, memory: torch.Tensor, shard: int) -> memoryview:
+        """A shard's numbers, each of 64 bits."""
+        return memory[shard * PAGE : (shard + 1) * PAGE].numpy().data.cast("Q")
+
+    def note(self, memory: torch.Tensor, shard: int, buffer: int) -> memoryview:
+        """Room for what a shard knows, as bytes."""
+        start = self._shards * PAGE + (shard * self.buffers + buffer) * NOTE
+        return memory[start : start + NOTE].numpy().data
+
+    def vector(self, memory: torch.Tensor, buffer: int) -> torch.Tensor:
+        """The flat vector of a buffer: 1-D uint8."""
+        start = self._vectors + buffer * self._stride
+        return memory[start : start + self.plan.layout.total]
+
+    def beside(self, memory: torch.Tensor, shard: int, buffer: int) -> torch.Tensor:
+        """What a shard keeps beside its range of a buffer: 1-D uint8."""
+        start = self._vectors + buffer * self._stride + _paged(self.plan.layout.total) + self._beside[shard]
+        return memory[start : start + self.kept[shard][1]]
+
+
+def _paged(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _kept(plan: Plan, shard: int) -> tuple[list[_Kept], int]:
+    """The arrays that a slice has beside its ranges once it was stepped, and their bytes in all."""
+    probe, end, found = TorchSlice(plan, shard), 0, []
+    probe.apply("", 0, torch.zeros(plan.assignments[shard].moving.size, dtype=torch.uint8), 1.0)
+    for name, array in probe.arrays().items():
+        if not name.startswith("vector."):
+            found.append(_Kept(name, array.dtype, array.shape, end))
+            end += -(-array.nbytes // 64) * 64
+    return found, end
+
+
+class PassedSlice:
+    """A slice as one of those who share it sees it; see `server.slice.Slice`.
+
+    Args:
+        layout: of the memory.
+        shard: whose slice it is.
+        memory: 1-D uint8, `layout.length` bytes, zeroed before anybody used it.
+        place: of this one among those who share it.
+    """
+
+    def __init__(self, layout: PassedLayout, shard: int, memory: torch.Tensor, place: int) -> None:
+        self._layout, self._shard, self._memory = layout, shard, memory
+        self._kept, self._size = layout.kept[shard]
+        self._range = layout.plan.assignments[shard].moving
+        self._words = layout.words(memory, shard)
+        self._own = (2 * place, 2 * place + 1)
+        self._slices: dict[int, TorchSlice] = {}
+        self._notes = [layout.note(memory, shard, buffer) for buffer in range(layout.buffers)]
+        self._changed = -1
+        """The buffer in which a change is under way; -1 for none."""
+        self._plain = not self._kept and self._at(self._own[0]).adds
+
+    # who is newest
+
+    @property
+    def changes(self) -> int:
+        """How many have been published; 0 where the memory holds nothing yet."""
+        return int(self._words[0]) >> 32
+
+    @property
+    def newest(self) -> int:
+        """The buffer that holds the parameters, of those that are published; -1 for none."""
+        return (int(self._words[0]) & 0xFFFF) - 1
+
+    def note(self) -> bytes:
+        """What was published with the newest change."""
+        room = self._notes[self._noted]
+        size = int.from_bytes(room[:8], "little")
+        return bytes(room[8 : 8 + size])
+
+    @property
+    def _noted(self) -> int:
+        return (int(self._words[0]) >> 16 & 0xFFFF) - 1
+
+    def publish(self, note: bytes) -> None:
+        """Have what was changed, and a note, be what everybody goes on from: both, or neither.
+
+        Raises:
+            JobFailed: the note is longer than there is room.
+        """
+        if len(note) > NOTE - 8:
+            raise JobFailed(
+                f"{roles.shard(self._shard)} knows {len(note)} bytes beside its parameters, and there is room for "
+                f"{NOTE - 8}: train with --path served"
+            )
+        room = self._own[self._noted == self._own[0]]
+        self._write_note(room, note)
+        buffer = self.newest if self._changed < 0 else self._changed
+        self._point_to(buffer, room)
+        self._changed = -1
+
+    def _write_note(self, buffer: int, note: bytes) -> None:
+        room = self._notes[buffer]
+        room[:8] = len(note).to_bytes(8, "little")
+        room[8 : 8 + len(note)] = note
+
+    def _point_to(self, buffer: int, note: int) -> None:
+        """The one store."""
+        self._words[0] = (self.changes + 1 & 0xFFFFFFFF) << 32 | note + 1 << 16 | buffer + 1
+
+    def abandon(self) -> None:
+        """Leave a change that was begun, and goes no further."""
+        self._changed = -1
+
+    @property
+    def changed(self) -> bool:
+        """Whether something was changed that is not published."""
+        return self._changed >= 0
+
+    def sign(self, moment: int) -> None:
+        """Whoever has the lock says so, and since which nanosecond of the machine's clock."""
+        self._words[1], self._words[2] = self._own[0] // 2, moment
+
+    def signed(self) -> tuple[int, int]:
+        """The place of whoever had the lock last, and since when."""
+        return int(self._words[1]), int(self._words[2])
+
+    # buffers
+
+    def _at(self, buffer: int) -> TorchSlice:
+        """The slice of a buffer, with what it keeps there."""
+        known = self._slices.get(buffer)
+        if known is None:
+            vector, frozen = (
+                self._layout.vector(self._memory, buffer),
+                self._layout.plan.assignments[self._shard].frozen,
+            )
+            home = self._layout.vector(self._memory, self._layout.buffers - 2)
+            known = self._slices[buffer] = TorchSlice(
+                self._layout.plan,
+                self._shard,
+                vector[self._range.start : self._range.stop],
+                home[frozen.start : frozen.stop],
+            )
+        return known
+
+    def _arrays(self, buffer: int) -> dict[str, torch.Tensor]:
+        beside = self._layout.beside(self._memory, self._shard, buffer)
+        return {one.name: one.of(beside) for one in self._kept}
+
+    def _is_stepped(self, buffer: int) -> bool:
+        """Whether the optimizer's state in a buffer is in use."""
+        return bool(self._words[8 + buffer])
+
+    def _meet(self, buffer: int) -> TorchSlice:
+        """A slice as it is in its buffer, whoever wrote there last."""
+        one = self._at(buffer)
+        if self._kept:
+            one.adopt(self._arrays(buffer), self._is_stepped(buffer))
+        return one
+
+    def _change(self) -> TorchSlice:
+        """The slice to make a change in: in a buffer of one's own, a copy of the newest."""
+        if self._changed < 0:
+            idle = self._idle
+            if (newest := self.newest) >= 0:
+                self._copy(newest, idle)
+            else:
+                self._begin(idle)
+            self._changed = idle
+            return self._meet(idle)
+        return self._at(self._changed)
+
+    @property
+    def _idle(self) -> int:
+        return self._own[self.newest == self._own[0]]
+
+    def _part(self, buffer: int) -> torch.Tensor:
+        """The moving range in a buffer: 1-D uint8."""
+        return self._layout.vector(self._memory, buffer)[self._range.start : self._range.stop]
+
+    def _copy(self, source: int, to: int) -> None:
+        _wide(self._part(to)).copy_(_wide(self._part(source)))
+        if self._kept:
+            here, there = (self._layout.beside(self._memory, self._shard, one) for one in (to, source))
+            _wide(here).copy_(_wide(there))
+            self._words[8 + to] = self._words[8 + source]
+
+    def _begin(self, buffer: int) -> None:
+        """A buffer in which nothing was before: some optimizers have a state before their first step."""
+        fresh = TorchSlice(self._layout.plan, self._shard)
+        self._words[8 + buffer] = any(name.startswith("state.") for name in fresh.arrays())
+        self._keep(fresh, buffer)
+
+    def _keep(self, one: TorchSlice, buffer: int) -> None:
+        """Have what a slice keeps beside its ranges lie in a buffer, wherever it was made."""
+        made = one.arrays()
+        for name, room in self._arrays(buffer).items():
+            if name in made and made[name].data_ptr() != room.data_ptr():
+                room.copy_(made[name])
+
+    def _settle(self) -> None:
+        """After a change: the optimizer may have made its state, which it keeps in memory of its own then."""
+        if self._kept and not self._is_stepped(self._changed):
+            one = self._slices[self._changed]
+            self._keep(one, self._changed)
+            self._words[8 + self._changed] = any(name.startswith("state.") for name in one.arrays())
+            one.adopt(self._arrays(self._changed), self._is_stepped(self._changed))
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """The buffers of this place."""
+        return self._own
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether bytes of the flat vector are those that move."""
+        return (start, stop) == (self._range.start, self._range.stop)
+
+    def bring(self, buffer: int) -> None:
+        """Have a buffer of one's own, which must not be the newest, hold the parameters too."""
+        _wide(self._part(buffer)).copy_(_wide(self._part(self.newest)))
+
+    @property
+    def now(self) -> int:
+        """The buffer of the parameters, with the change that is under way."""
+        return self.newest if self._changed < 0 else self._changed
+
+    # what a slice does
+
+    def fill(self, payload: Payload, frozen: bool) -> None:
+        """Take initial values for the moving or the frozen range."""
+        self._change().fill(payload, frozen)
+        self._settle()
+
+    def apply(self, sender: str, slot: int, payload: Payload, factor: float) -> None:
+        """Make one optimizer step with a push, into a buffer of one's own."""
+        if self._plain and self._changed < 0 and self.newest >= 0:
+            self._changed = self._idle
+            self._at(self._changed).apply_to(self._at(self.newest), sender, slot, payload, factor)
+            return
+        self._change().apply(sender, slot, payload, factor)
+        self._settle()
+
+    def gather(self, sender: str, slot: int, payload: Payload, weight: float, average: bool) -> None:
+        """Add a push to what the next `step` is made with."""
+        self._change().gather(sender, slot, payload, weight, average)
+
+    def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
+        """Make one optimizer step with what was gathered."""
+        self._change().step(factor, weight, norms)
+        self._settle()
+
+    def squares(self) -> Squares:
+        """Of the layers that are cut: none, since no others hold parts of them."""
+        return ()
+
+    @property
+    def sum_size(self) -> int:
+        """Bytes of a `sum`."""
+        return self._at(self._own[0]).sum_size
+
+    def sum(self) -> Payload:
+        """What was gathered: of nobody's here.
+
+        Raises:
+            LocalProtocolError: always: it is for a standby, which needs the pushes themselves.
+        """
+        raise LocalProtocolError("a slice that replicas update themselves has no sums: a standby needs --path served")
+
+    def take_sum(self, payload: Payload, parts: int) -> None:
+        """As `sum`."""
+        self.sum()
+
+    def moving(self) -> Payload:
+        """The bytes of the moving range, as they are."""
+        return self._at(self.now).moving()
+
+    def frozen(self) -> Payload:
+        """The bytes of the frozen range, which lie with the shard."""
+        return self._at(self._own[0]).frozen()
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Everything, by name, for a checkpoint: views, not copies."""
+        return self._meet(self.now).arrays()
+
+    def load(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Take back what `arrays` gave."""
+        one = self._change()
+        one.load(arrays)
+        self._words[8 + self._changed] = 0
+        self._settle()
+
+
+def _wide(data: torch.Tensor) -> torch.Tensor:
+    """Bytes as words where they are whole words."""
+    return data.view(torch.int64) if not (data.nbytes | data.data_ptr()) & 7 else data

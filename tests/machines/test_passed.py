@@ -1,0 +1,115 @@
+"""A slice that several processes update by turns, each into buffers of its own: the same bits as one slice that is
+updated in place, whoever's turn it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from made import made
+
+from distbelief.core.optimizer import LEARNING_RATES, Optimizer
+from distbelief.core.settings import Plan
+from distbelief.server.passed import PassedLayout, PassedSlice
+from distbelief.server.slice import TorchSlice
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
+
+LAYOUT = lay_out([
+    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
+    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
+], groups=({}, {"lr": 0.5}))  # fmt: skip
+FLOATS = lay_out([Tensor("weight", (5, 7), "float32"), Tensor("frozen", (2,), "float32", "frozen")])
+
+
+def numbers(layout: Layout, part: Range, seed: int) -> torch.Tensor:
+    """Bytes of a range that are finite numbers in every dtype of the layout."""
+    values = torch.zeros(layout.total, dtype=torch.uint8)
+    chance = torch.Generator().manual_seed(seed)
+    for section in layout.sections_in(Range(0, layout.total)):
+        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
+        view.copy_(torch.randn(view.shape, generator=chance))
+    return values[part.start : part.stop].clone()
+
+
+def plan(optimizer: Optimizer, layout: Layout, shards: int) -> Plan:
+    return Plan(made(replicas=2, optimizer=optimizer), layout, cut(layout, Mesh(1), shards), samples=100)
+
+
+def shared(the_plan: Plan) -> list[list[PassedSlice]]:
+    """By place, the slices of all shards."""
+    layout = PassedLayout(the_plan)
+    memory = torch.zeros(layout.length, dtype=torch.uint8)
+    shards = range(len(the_plan.assignments))
+    return [[PassedSlice(layout, shard, memory, place) for shard in shards] for place in range(layout.places)]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", LEARNING_RATES)
+@pytest.mark.parametrize("layout", [LAYOUT, FLOATS], ids=["every dtype", "floats"])
+def test_whoever_makes_an_update_makes_the_bits_of_one_slice(name: str, layout: Layout, shards: int) -> None:
+    if name in ("lars", "lamb") and shards > 1:
+        pytest.skip("needs the norms of whole layers")
+    the_plan = plan(Optimizer(name, 0.1), layout, shards)
+    *replicas, owners = shared(the_plan)
+    order = torch.randint(2, (8,), generator=torch.Generator().manual_seed(3)).tolist()
+    for shard, own in enumerate(the_plan.assignments):
+        one = TorchSlice(the_plan, shard)
+        owner = owners[shard]
+        for frozen, part in ((False, own.moving), (True, own.frozen)):
+            if part.size:
+                for held in (one, owner):
+                    held.fill(numbers(layout, part, 1), frozen)
+        owner.publish(b"begun")
+        for step, who in enumerate(order):
+            payload = numbers(layout, own.moving, 10 + step)
+            factor = 1.0 if step % 3 else 0.5
+            one.apply("replica 0", 0, payload, factor)
+            mine = replicas[who][shard]
+            mine.apply("replica 0", 0, payload, factor)
+            mine.publish(f"{step}".encode())
+            for reader in (owner, replicas[1 - who][shard]):
+                assert torch.equal(reader.moving(), one.moving()), f"step {step}"
+                assert reader.note() == f"{step}".encode()
+        kept, expected = owner.arrays(), one.arrays()
+        assert kept.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.equal(kept[key].view(-1).view(torch.uint8), value.view(-1).view(torch.uint8)), key
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad"])
+def test_what_was_saved_goes_on_in_shared_memory_as_it_would_have(name: str) -> None:
+    the_plan = plan(Optimizer(name, 0.1), LAYOUT, 1)
+    one, twin = TorchSlice(the_plan, 0), shared(the_plan)[0][0]
+    one.fill(numbers(LAYOUT, Range(0, LAYOUT.moving), 1), frozen=False)
+    payload = numbers(LAYOUT, Range(0, LAYOUT.moving), 2)
+    one.apply("replica 0", 0, payload, 1.0)
+    twin.load({key: value.clone() for key, value in one.arrays().items()})
+    twin.publish(b"")
+    for held in (one, twin):
+        held.apply("replica 0", 1, numbers(LAYOUT, Range(0, LAYOUT.moving), 3), 1.0)
+    assert torch.equal(one.moving(), twin.moving())
+
+
+def test_a_change_that_is_left_changes_nothing() -> None:
+    the_plan = plan(Optimizer("momentum", 0.1), FLOATS, 1)
+    first, second, owner = (slices[0] for slices in shared(the_plan))
+    owner.fill(numbers(FLOATS, Range(0, FLOATS.moving), 1), frozen=False)
+    owner.publish(b"begun")
+    before, changes = first.moving().clone(), first.changes
+    first.apply("replica 0", 0, numbers(FLOATS, Range(0, FLOATS.moving), 2), 1.0)
+    assert torch.equal(second.moving(), before)
+    assert (second.note(), second.changes) == (b"begun", changes)
+    first.abandon()
+    second.apply("replica 1", 0, numbers(FLOATS, Range(0, FLOATS.moving), 3), 1.0)
+    second.publish(b"next")
+    first.apply("replica 0", 0, numbers(FLOATS, Range(0, FLOATS.moving), 2), 1.0)
+    first.publish(b"last")
+    expected: Any = TorchSlice(the_plan, 0)
+    expected.fill(numbers(FLOATS, Range(0, FLOATS.moving), 1), frozen=False)
+    for seed in (3, 2):
+        expected.apply("replica 0", 0, numbers(FLOATS, Range(0, FLOATS.moving), seed), 1.0)
+    assert torch.equal(owner.moving(), expected.moving())

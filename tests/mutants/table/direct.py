@@ -1,0 +1,52 @@
+"""Mutants of the direct path: replicas that make the shards' updates themselves."""
+
+from mutants import Mutant
+
+DIRECT = "`--path direct`: replicas make the shards' updates themselves"
+
+PASSED = "tests/machines/test_passed.py::"
+PROCESSES = "tests/processes/test_direct.py::"
+KILLED = PROCESSES + "test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not"
+
+MUTANTS = [
+    Mutant(
+        "an-update-is-made-where-everybody-reads",
+        DIRECT,
+        "server/passed.py",
+        "        return self._own[self.newest == self._own[0]]",
+        "        return self._own[self.newest != self._own[0]]",
+        (KILLED,),
+    ),
+    Mutant(
+        "a-note-is-written-over-the-newest",
+        DIRECT,
+        "server/passed.py",
+        "room = self._own[self._noted == self._own[0]]",
+        "room = self._own[self._noted != self._own[0]]",
+        (KILLED,),
+    ),
+    Mutant(
+        "what-others-have-done-is-not-looked-at",
+        DIRECT,
+        "runtime/direct.py",
+        "        if self._known != self.held.changes:",
+        "        if self._known < 0:",
+        (KILLED,),
+    ),
+    Mutant(
+        "a-state-stays-with-whoever-has-made-it",
+        DIRECT,
+        "server/passed.py",
+        "            self._keep(one, self._changed)\n",
+        "",
+        (PASSED + "test_whoever_makes_an_update_makes_the_bits_of_one_slice",),
+    ),
+    Mutant(
+        "a-shard-that-comes-again-knows-nothing",
+        DIRECT,
+        "runtime/direct.py",
+        "self._shard.index)).changes:",
+        "self._shard.index)).changes < 0:",
+        (PROCESSES + "test_the_next_life_of_a_shard_goes_on_where_its_replicas_are",),
+    ),
+]

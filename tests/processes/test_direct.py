@@ -1,0 +1,353 @@
+"""The direct path: replicas make the shards' updates themselves. The same bits as the shards' processes make of the
+same pushes; and whoever is killed or stopped in the middle of an update, nothing is torn, lost or made twice.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+import torch
+from made import made
+from safetensors.torch import load_file
+
+from distbelief.core import records
+from distbelief.core.conversations import initialising, pushing
+from distbelief.core.messages import Version
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
+from distbelief.core.settings import Plan
+from distbelief.errors import UsageError
+from distbelief.places.processes.local import Local
+from distbelief.runtime.direct import OwnedShard, SharedShard
+from distbelief.server.passed import PassedLayout, PassedSlice
+from distbelief.server.shard import Shard
+from distbelief.server.slice import TorchSlice
+from distbelief.sharding.assignments import cut
+from distbelief.sharding.layout import Range, Tensor, lay_out
+from distbelief.sharding.mesh import Mesh
+from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.transport.locks import Locks
+
+DIRECT, SERVED = Local(path="direct"), Local(path="served")
+EPOCHS = 3
+EPOCHS_OF_A_LIFE = 400
+"""So many that a shard that dies in the beginning is there again before the job ends."""
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+CADENCES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sums": {"push_every": 3, "fetch_every": 2},
+    "apart": {"fetch_every": 3, "local_lr": 0.05},
+    "ahead": {"prefetch": 1, "push_every": 2},
+    "scaled": {"staleness_scaling": "inverse"},
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shards", "cadence", "task"),
+    [("sgd", 1, "plain", "jobs:tiny"), ("adagrad", 3, "plain", "jobs:tiny"), ("adam", 2, "sums", "jobs:dropped"),
+     ("momentum", 1, "ahead", "jobs:tiny"), ("sgd", 3, "apart", "jobs:dropped"),
+     ("rmsprop", 2, "scaled", "jobs:dropped")],
+)  # fmt: skip
+def test_one_replica_makes_the_bits_that_the_shards_processes_make(
+    tmp_path: Path, optimizer: str, shards: int, cadence: str, task: str
+) -> None:
+    strategy = Downpour(replicas=1, shards=shards, optimizer=optim(optimizer, lr=0.05), **CADENCES[cadence])
+    made_by = {
+        place.path: jobs.run(tmp_path / place.path, strategy, place, task=task, epochs=EPOCHS)
+        for place in (DIRECT, SERVED)
+    }
+    assert {path: result["path"] for path, result in made_by.items()} == {"direct": "direct", "served": "served"}
+    direct, served = (weights(tmp_path / path) for path in made_by)
+    assert direct.keys() == served.keys()
+    assert all(torch.equal(value, served[name]) for name, value in direct.items())
+    for count in ("pushes", "updates", "samples", "staleness", "bytes"):
+        assert made_by["direct"][count] == made_by["served"][count], count
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Downpour(3, 2), Bounded(3, 2, staleness=0), Bounded(2, 1, staleness=1, prefetch=1), Softsync(2, 2, n=2)],
+    ids=lambda s: f"{s.name} {s.replicas}",
+)
+def test_several_replicas_do_the_work_of_a_job_and_no_sample_twice(tmp_path: Path, strategy: Strategy) -> None:
+    strategy = type(strategy)(**{**vars(strategy), "optimizer": optim("sgd", lr=1.0)})
+    result = jobs.run(tmp_path, strategy, DIRECT, task="jobs:once", epochs=4, evaluate_every=0)
+    assert jobs.times_trained(tmp_path) == [4] * jobs.SAMPLES
+    assert result["updates"] == result["pushes"] == sum(result["staleness"]["histogram"].values()) / strategy.shards
+    if isinstance(strategy, Bounded) and not strategy.staleness:
+        assert result["staleness"]["max"] <= 2 * strategy.replicas
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_never_stopped(tmp_path: Path) -> None:
+    strategy = Downpour(replicas=1, shards=2, optimizer=optim("adam", lr=0.05))
+    jobs.run(tmp_path / "whole", strategy, DIRECT, epochs=2)
+    jobs.run(tmp_path / "parts", strategy, DIRECT, epochs=1)
+    jobs.run(tmp_path / "parts", strategy, DIRECT, epochs=2, resume=True)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_shard_whose_process_dies_loses_nothing(tmp_path: Path, watch: jobs.Watch, shards: int) -> None:
+    watch.once(records.EpochDone, lambda: jobs.kill("shard 0"), kept=True)
+    strategy = Downpour(2, shards, optimizer=optim("sgd", lr=1.0))
+    result = jobs.run(
+        tmp_path, strategy, DIRECT, task="jobs:once", epochs=EPOCHS_OF_A_LIFE, evaluate_every=0, checkpoint_every=10
+    )
+    assert any("shard 0 is gone" in note.text for note in watch.of(records.Note))
+    assert any("nothing that was applied is lost" in note.text for note in watch.of(records.Note))
+    assert jobs.times_trained(tmp_path) == [EPOCHS_OF_A_LIFE] * jobs.SAMPLES
+    assert (result["outcome"], result["forgotten"]) == ("done", 0)
+
+
+@pytest.mark.parametrize(("seed", "restarts"), [(0, 0), (1, 3), (2, 3)])
+def test_a_replica_that_is_killed_loses_no_sample(tmp_path: Path, watch: jobs.Watch, seed: int, restarts: int) -> None:
+    watch.once(records.Stepped, lambda: jobs.kill("replica 1"), seed)
+    strategy = Downpour(replicas=3, restarts=restarts, optimizer=optim("sgd", lr=1.0))
+    result = jobs.run(tmp_path, strategy, DIRECT, task="jobs:once", epochs=12, evaluate_every=0)
+    assert min(jobs.times_trained(tmp_path)) >= 12
+    assert (result["outcome"], result["samples"]) == ("done", 12 * jobs.SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place", "why"),
+    [
+        (Downpour(standby=1), DIRECT, "--standby 1"),
+        (Downpour(), Local(transport="tcp", path="direct"), "--transport tcp"),
+        (Downpour(read_in_place=True), DIRECT, "--read-in-place"),
+        (Downpour(partitions=2), DIRECT, "--partitions 2"),
+        (Softsync(4, n=2), DIRECT, "--n 2 of 4 replicas"),
+        (Synchronous(), DIRECT, "strategy synchronous has the shards' processes"),
+        (Allreduce(), DIRECT, "strategy allreduce has no shards"),
+        (Downpour(), Local(path="direkt"), "did you mean 'direct'"),
+    ],
+)
+def test_the_direct_path_is_refused_with_what_stands_against_it(
+    tmp_path: Path, strategy: Strategy, place: Local, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        jobs.run(tmp_path / "run", strategy, place)
+
+
+# one update, step by step
+
+LAYOUT = lay_out([
+    Tensor("weight", (50, 7), "float32"), Tensor("half", (9,), "bfloat16"), Tensor("mean", (4,), "float32", "buffer"),
+])  # fmt: skip
+WHOLE = Range(0, LAYOUT.moving)
+POINTS = ("_copy", "apply", "_settle", "_write_note", "_point_to")
+"""The steps of an update, each of which may be the last of its process, before it and behind it."""
+
+
+class Memory:
+    """The memory of a job with one shard, and what a process does with it."""
+
+    def __init__(self, optimizer: str) -> None:
+        settings = made(replicas=2, optimizer=Optimizer(optimizer, 0.1))
+        self.plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=100)
+        self.layout = PassedLayout(self.plan)
+        self.file = os.memfd_create("test")
+        self.opened = [self.file]
+        os.ftruncate(self.file, self.layout.length)
+        length = self.layout.length
+        self.bytes = torch.frombuffer(mmap.mmap(self.file, length), dtype=torch.uint8)
+        self.owner = OwnedShard(lambda make: Shard(0, make), lambda _: self.bytes, self.locks())
+        self.owner.handle("coordinator", initialising.Restore(self.plan, ""), None)
+        self.owner.handle("replica 0", initialising.Initialise(0, 0, WHOLE.stop), numbers(0))
+
+    def shared(self, place: int) -> SharedShard:
+        """The shard as the process of a replica reaches it: asked for in that process."""
+        held = PassedSlice(self.layout, 0, self.bytes, place)
+        one = Shard(0, lambda *_: held)
+        one.share(self.plan)
+        return SharedShard(one, held, self.locks())
+
+    def locks(self) -> Locks:
+        """Locks of whoever asks, as a process has them."""
+        self.opened.append(os.open(f"/proc/self/fd/{self.file}", os.O_RDWR))
+        return Locks(self.opened[-1])
+
+    def close(self) -> None:
+        for descriptor in self.opened:
+            os.close(descriptor)
+
+    def push(self, shared: SharedShard, who: str, clock: int, seed: int) -> bool:
+        """Push once; whether it was acknowledged."""
+        with shared.turn():
+            updates = shared.shard.version
+            push = pushing.Push(0, 0, WHOLE.stop, 0, clock, updates, 1, 4, ranges=(WHOLE,))
+            return bool(shared.shard.handle(who, push, numbers(seed)))
+
+
+def numbers(seed: int) -> torch.Tensor:
+    values = torch.zeros(LAYOUT.total, dtype=torch.uint8)
+    chance = torch.Generator().manual_seed(seed)
+    for section in LAYOUT.sections_in(WHOLE):
+        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
+        view.copy_(torch.randn(view.shape, generator=chance))
+    return values
+
+
+@pytest.fixture
+def memory_of() -> Iterator[Callable[[str], Memory]]:
+    """Makes the memory of a job with an optimizer."""
+    with contextlib.ExitStack() as made_ones:
+
+        def make(optimizer: str) -> Memory:
+            one = Memory(optimizer)
+            made_ones.callback(one.close)
+            return one
+
+        yield make
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """Does something in a process of its own; returns its id."""
+    begun: list[int] = []
+
+    def start(act: Callable[[], object]) -> int:
+        process = os.fork()
+        if not process:
+            try:
+                act()
+            finally:
+                os._exit(1)
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        with_none_left(process)
+
+
+def with_none_left(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    except (ProcessLookupError, ChildProcessError):
+        return
+
+
+def dies_at(point: str, behind: bool, patched: pytest.MonkeyPatch) -> None:
+    """Have the process end as if by kill -9 when it comes to a step of an update."""
+    step = getattr(PassedSlice, point)
+
+    def last(*args: Any) -> None:
+        if behind:
+            step(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    patched.setattr(PassedSlice, point, last)
+
+
+@pytest.mark.parametrize("optimizer", [name for name in LEARNING_RATES if name not in LAYERWISE])
+def test_whoever_is_killed_at_any_step_of_an_update_has_made_it_or_not(
+    optimizer: str, child: Callable[[Callable[[], object]], int], memory_of: Callable[[str], Memory]
+) -> None:
+    memory = memory_of(optimizer)
+    other, twin = memory.shared(1), TorchSlice(memory.plan, 0)
+    twin.fill(numbers(0), frozen=False)
+    clock = made_by_dead = 0
+    for number, (point, behind) in enumerate((point, behind) for point in POINTS for behind in (False, True)):
+        clock, seed = clock + 1, 100 + number
+
+        def dying(point: str = point, behind: bool = behind, clock: int = clock, seed: int = seed) -> None:
+            dies_at(point, behind, pytest.MonkeyPatch())
+            memory.push(memory.shared(0), "replica 0", clock, seed)
+
+        os.waitpid(child(dying), 0)
+        began = time.monotonic()
+        assert memory.push(other, "replica 1", number + 1, 200 + number)
+        assert time.monotonic() - began < 1.0, "the lock of the dead was not to be had"
+        updates = other.shard.version.updates
+        made_it = updates == 2 * number + 2
+        made_by_dead += made_it
+        assert updates in (2 * number + 1, 2 * number + 2)
+        # what the dead had not made, its next life pushes again; what it had, is not made twice
+        assert memory.push(memory.shared(0), "replica 0", clock, seed)
+        for one in [seed, 200 + number] if made_it else [200 + number, seed]:
+            twin.apply("", 0, numbers(one), 1.0)
+        with other.turn():
+            assert torch.equal(other.held.moving(), twin.moving()), f"torn by a death at {point}"
+            assert other.shard.version.updates == sum(other.shard.staleness.values()) == 2 * number + 2
+            assert other.shard.samples == 4 * (2 * number + 2)
+    assert made_by_dead == 1, "the one store is what makes an update count"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_killed_at_random_moments_nobody_leaves_anything_torn(
+    optimizer: str, child: Callable[[Callable[[], object]], int], memory_of: Callable[[str], Memory]
+) -> None:
+    memory, chance = memory_of(optimizer), torch.Generator().manual_seed(1)
+    other = memory.shared(1)
+    for clock in range(1, 41):
+
+        def pushes() -> None:
+            own = memory.shared(0)
+            with own.turn():
+                last = next((one.clock for one in own.shard.ledger.taken() if one.who == "replica 0"), 0)
+            while True:
+                last += 1
+                memory.push(own, "replica 0", last, last % 7)
+
+        process = child(pushes)
+        time.sleep(float(torch.rand((), generator=chance)) * 20e-3)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        assert memory.push(other, "replica 1", clock, clock % 7)
+        with other.turn():
+            assert other.shard.version.updates == sum(one.clock for one in other.shard.ledger.taken())
+
+
+def test_who_is_stopped_with_a_lock_is_named_and_waited_for_until_it_is_killed(
+    child: Callable[[Callable[[], object]], int], memory_of: Callable[[str], Memory]
+) -> None:
+    memory = memory_of("sgd")
+    other = memory.shared(1)
+
+    def stops() -> None:
+        with memory.shared(0).turn():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    process = child(stops)
+    os.waitpid(process, os.WUNTRACED)
+    assert not other.take(lambda: True)
+    assert "for the lock of shard 0, which replica 0 has since" in other.held_by()
+    assert memory.owner.waits() == other.held_by()
+    assert memory.owner.standing()["version"] == 0
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    began = time.monotonic()
+    assert memory.push(other, "replica 1", 1, 1)
+    assert time.monotonic() - began < 1.0
+    assert other.held_by() == ""
+
+
+def test_the_next_life_of_a_shard_goes_on_where_its_replicas_are(memory_of: Callable[[str], Memory]) -> None:
+    memory = memory_of("adagrad")
+    other = memory.shared(1)
+    assert memory.push(other, "replica 1", 1, 1)
+    heir = OwnedShard(
+        lambda make: Shard(0, make, 1),
+        lambda _: memory.bytes,
+        memory.locks(),
+    )
+    note, restored = heir.handle("coordinator", initialising.Restore(memory.plan, "checkpoint 1"), None)
+    assert "nothing that was applied is lost" in note.record.text
+    assert restored.message == initialising.Restored(loaded=True)
+    with other.turn():
+        assert other.shard.version == Version(1, 1)
+    assert memory.push(other, "replica 1", 2, 2)
+    assert heir.standing()["version"] == 2
