@@ -273,6 +273,10 @@ class PlanOptions:
     """Samples in a minibatch of one replica."""
     optimizer: str = "sgd"
     """What updates."""
+    run: int = 0
+    """So many of the best are trained with for some seconds, to see how well they are predicted."""
+    calibration: str = ""
+    """The file that keeps what --run has seen, by which plans for this machine are corrected; else one in the cache."""
     seconds: float = 10.0
     """For the profile."""
     data_dir: str | None = None
@@ -296,7 +300,7 @@ def plan(args: list[str]) -> int:
         found = planning.plan(
             task, asked.machines or None, NetworkModel(**line), strategies=asked.strategies or PLANNED,
             batch_size=asked.batch_size, optimizer=chosen, max_memory=memory, seconds=asked.seconds,
-            data_dir=asked.data_dir, told=told,
+            data_dir=asked.data_dir, run=asked.run, calibration=asked.calibration or None, told=told,
         )  # fmt: skip
     if asked.json:
         print(msgspec.json.encode(found).decode())

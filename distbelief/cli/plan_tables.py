@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distbelief.bench.parts.timing import number, show
 from distbelief.planner.plan import Plan, Row
 
-COLUMNS = ("", "what", "step, ms", "compute", "update", "network", "wait", "samples/s", "memory, GB", "MB a step",
-           "binds")  # fmt: skip
+COLUMNS = ("", "what", "step, ms", "compute", "update", "communicate", "wait", "for", "samples/s", "memory, GB",
+           "MB a step", "binds")  # fmt: skip
+PARTS = ("compute", "update", "communicate", "wait", "step")
 
 
 def show_plan(plan: Plan) -> None:
@@ -16,9 +19,30 @@ def show_plan(plan: Plan) -> None:
         COLUMNS,
         [_cells(place, row) for place, row in enumerate((row for row in plan.rows if row.terms), 1)],
     )
+    _show_measured([row for row in plan.rows if row.terms and (row.measured or row.reason)])
     print("\n".join(f"not {row.what}: {row.reason}" for row in plan.rows if row.terms is None), end="")
     print("\n".join(["", plan.why, *plan.changes, *(f"note: {note}" for note in plan.notes)]).lstrip("\n"))
     print(f"distbelief train {plan.task} {plan.first.command} --batch-size {plan.batch_size}")
+
+
+def _show_measured(rows: Sequence[Row]) -> None:
+    """Print what was predicted of those that were run, and what was measured."""
+    lines = []
+    for row in rows:
+        if row.measured is None:
+            print(f"not run: {row.what}: {row.reason}")
+            continue
+        assert row.terms is not None
+        of = row.measured.samples_per_second
+        lines += [
+            [row.what, "predicted", *(number(1e3 * getattr(row.terms, part)) for part in PARTS),
+                f"{row.terms.samples_per_second:,.0f}"],
+            ["", "measured", *(number(1e3 * getattr(row.measured, part)) for part in PARTS), f"{of:,.0f}"],
+            ["", "error", *(number(1e3 * (getattr(row.terms, part) - getattr(row.measured, part))) for part in PARTS),
+                f"{row.terms.samples_per_second / of - 1:+.0%}"],
+        ]  # fmt: skip
+    if lines:
+        show("trained with for some seconds: a step in ms", ("", "", *PARTS, "samples/s"), lines)
 
 
 def _cells(place: int, row: Row) -> list[str]:
@@ -26,7 +50,8 @@ def _cells(place: int, row: Row) -> list[str]:
     terms = row.terms
     assert terms is not None
     parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
+    sent = number(terms.bytes_per_step / 1e6) if terms.bytes_per_step else ""
     return [
-        str(place), row.what, *(number(1e3 * part) for part in parts), f"{terms.samples_per_second:,.0f}",
-        f"{row.memory / 1e9:.2f}", number(terms.bytes_per_step / 1e6) if terms.bytes_per_step else "", terms.binds,
+        str(place), row.what, *(number(1e3 * part) for part in parts), terms.waits_for,
+        f"{terms.samples_per_second:,.0f}", f"{row.memory / 1e9:.2f}", sent, terms.binds,
     ]  # fmt: skip

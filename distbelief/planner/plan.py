@@ -6,16 +6,20 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.costs import profile as profiling
 from distbelief.costs.cost import MARGIN, held, sample_of
-from distbelief.costs.profile import BUSY, Profile, ladder
+from distbelief.costs.profile import BUSY, ladder
 from distbelief.costs.trace import Trace, Tracer
 from distbelief.errors import DistbeliefError, UsageError
+from distbelief.places.simulated.handling import Handling
+from distbelief.planner import together as side_by_side
+from distbelief.planner import trials
 from distbelief.planner.candidates import PLANNED, Candidate, Machines, candidates, memory
 from distbelief.planner.pricing import Cluster, Pricing, Terms, handling
 from distbelief.tasks import Task, resolve
@@ -42,7 +46,11 @@ class Row(msgspec.Struct, frozen=True):
     """Bytes of its largest process."""
     terms: Terms | None = None
     reason: str = ""
-    """Why it cannot be done; "" where it can."""
+    """Why it cannot be done, or could not be run; "" where it can."""
+    corrected: float = 1.0
+    """What trials on this machine had its rate multiplied with."""
+    measured: Terms | None = None
+    """Where it was run."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +61,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     step: float
     """Seconds of a minibatch's gradient, by the profile."""
+    together: float
+    """The speed of a core while all of a host compute."""
     rows: list[Row]
     """The best first; those that cannot be done last."""
     why: str
@@ -77,6 +87,8 @@ def plan(
     max_memory: float | None = None,
     seconds: float = SECONDS,
     data_dir: str | None = None,
+    run: int = 0,
+    calibration: str | os.PathLike[str] | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Plan the training of a task.
@@ -91,6 +103,9 @@ def plan(
         max_memory: bytes that a process may hold.
         seconds: for the profile.
         data_dir: folder with the data.
+        run: so many of the best are run for a short while, to see how well they are predicted; on this machine.
+        calibration: the file that keeps what was seen so, by which plans for this machine are corrected; one in the
+            cache folder where none is named.
         told: is told what is done.
 
     Raises:
@@ -101,31 +116,135 @@ def plan(
     there = parse_machines(machines) if isinstance(machines, str) else machines or this_machine()
     chosen, made = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
     (network or NetworkModel()).check()
-    asked = candidates(there, strategies, chosen)
-    data = load(made, "training")
-    process = held()
-    tracer = Tracer(made, sample_of(data))
-    trace = tracer.follow(batch_size, chosen)
-    names = [layer.name for layer in tracer.layers]
-    profile = profiling.measure(made, data, names, ladder(batch_size), seconds, told=told)
-    elements = sum(layer.parameters for layer in tracer.layers)
-    step = profile.at(batch_size).step
-    cluster = Cluster(there, network or NetworkModel(), step, handling(chosen, elements))
+    _check_run(run, there)
+    asked = {str(one): one for one in candidates(there, strategies, chosen)}
+    file = Path(calibration) if calibration else trials.usual_file()
+    known = trials.read(file)
+    here = _here(task, made, batch_size, chosen, there, seconds, data_dir, told)
+    cluster = Cluster(there, network or NetworkModel(), here.step, here.handling, here.together)
     pricing = Pricing(made, batch_size)
-    rows = ranked([_row(one, pricing, cluster, trace, process, max_memory, told) for one in asked])
+    raw = {name: _row(one, pricing, cluster, here.trace, here.process, max_memory, told) for name, one in asked.items()}
+    own = [one for one in known if one.machine == trials.this_kind()] if there == this_machine() else []
+    rows = ranked([_corrected(row, own, made.reference, batch_size) for row in raw.values()])
     if rows[0].terms is None:
         least = min(rows, key=lambda row: row.memory)
         raise UsageError(
             f"nothing can be done on {there}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; least is "
             f"needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
         )
-    best = {str(one): one for one in asked}
     told("what would change the answer")
-    changes = _changes([best[row.what] for row in rows[:CONTENDERS] if row.terms], pricing, cluster)
-    return Plan(
-        task=made.reference, machines=str(there), batch_size=batch_size, step=step, rows=rows, why=_why(rows),
-        changes=changes, notes=_notes(profile, batch_size, tracer.note),
+    changes = _changes([asked[row.what] for row in rows[:CONTENDERS] if row.terms], pricing, cluster)
+    found = Plan(
+        task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
+        rows=rows, why=_why(rows), changes=changes,
+        notes=[UNSEEN, *here.notes, *_calibrated(rows, own, len(known) - len(own), file)],
     )  # fmt: skip
+    if run:
+        _try(found, run, task, asked, here, data_dir, told)
+        _keep(found, here, {name: row.terms for name, row in raw.items()}, asked, chosen, file)
+    return found
+
+
+class _Here(NamedTuple):
+    """What is measured on this machine, of a task."""
+
+    step: float
+    handling: Handling
+    together: float
+    trace: Trace
+    process: int
+    samples: int
+    busy: bool
+    notes: list[str]
+
+
+def _here(
+    task: Task | str, made: Task, batch_size: int, optimizer: Optimizer, there: Machines, seconds: float,
+    data_dir: str | None, told: Callable[[str], None],
+) -> _Here:  # fmt: skip
+    """Measure a step of a task, what it holds, how fast its parameters are updated, and cores that compute together."""
+    data, process = load(made, "training"), held()
+    tracer = Tracer(made, sample_of(data))
+    trace = tracer.follow(batch_size, optimizer)
+    names = [layer.name for layer in tracer.layers]
+    profile = profiling.measure(made, data, names, ladder(batch_size), seconds, told=told)
+    together = 1.0
+    if isinstance(task, str) and there.cores > 1:
+        told("how fast cores are while all of them compute")
+        together = side_by_side.measure(task, data_dir, batch_size, there.cores)
+    costs = handling(optimizer, sum(layer.parameters for layer in tracer.layers))
+    notes = [tracer.note] if tracer.note else []
+    if together < 1.0:
+        notes.append(f"while all cores compute, each has {together:.0%} of its speed")
+    if busy := profile.busy > BUSY:
+        notes.append(f"the machine is busy ({profile.busy:.2f} times): times are the processor's")
+    if batch_size in profile.left_out:
+        notes.append(f"a batch of {batch_size} was not profiled: {profile.left_out[batch_size]}")
+    return _Here(profile.at(batch_size).step, costs, together, trace, process, len(data), busy, notes)
+
+
+def _check_run(run: int, there: Machines) -> None:
+    """Refuse runs that cannot be."""
+    if run < 0:
+        raise UsageError(f"--run {run}: must be 0 or more")
+    if run and there != this_machine():
+        raise UsageError(
+            f"--run {run}: runs on this machine, which is {this_machine()}, not {there}; leave --machines or --run off"
+        )
+
+
+def _try(
+    found: Plan, run: int, task: Task | str, asked: Mapping[str, Candidate], here: _Here, data_dir: str | None,
+    told: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Run the best of a plan; what was measured goes into its rows."""
+    for at, row in enumerate(found.rows[:run]):
+        told(f"training with {row.what}")
+        found.rows[at] = _run(row, task, asked[row.what], found.batch_size, here.samples, data_dir)
+
+
+def _keep(
+    found: Plan, here: _Here, priced: Mapping[str, Terms | None], asked: Mapping[str, Candidate], optimizer: Optimizer,
+    file: Path,
+) -> None:  # fmt: skip
+    """Keep what was measured beside the prices, which no trial has corrected; not where it is worth nothing."""
+    kept = [
+        trials.trial(asked[row.what], found.task, found.batch_size, optimizer.name, predicted, row.measured)
+        for row in found.rows if row.measured is not None and (predicted := priced[row.what]) is not None
+    ]  # fmt: skip
+    if kept and here.busy:
+        found.notes.append(f"{file} keeps nothing of these runs, since the machine is busy with something else")
+    elif kept:
+        trials.add(file, kept)
+
+
+def _run(row: Row, task: Task | str, candidate: Candidate, batch_size: int, samples: int, data_dir: str | None) -> Row:
+    """A candidate that was run, or why it was not."""
+    if row.terms is None:
+        return row
+    try:
+        found = trials.run(task, candidate, batch_size, samples / row.terms.samples_per_second, data_dir)
+    except DistbeliefError as error:  # one that fails ends no plan
+        return msgspec.structs.replace(row, reason=" ".join(str(error).split()))
+    return msgspec.structs.replace(row, measured=found)
+
+
+def _corrected(row: Row, known: Sequence[trials.Trial], task: str, batch_size: int) -> Row:
+    """A price, as earlier trials of its strategy correct it."""
+    factor, _ = trials.correction(known, row.command.split()[0], task, batch_size)
+    if row.terms is None or factor == 1.0:
+        return row
+    return msgspec.structs.replace(row, terms=trials.corrected(row.terms, factor), corrected=factor)
+
+
+def _calibrated(rows: Sequence[Row], own: Sequence[trials.Trial], others: int, file: Path) -> list[str]:
+    """What earlier trials have to do with a plan."""
+    factors = {row.command.split()[0]: row.corrected for row in rows if row.corrected != 1.0}
+    told = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
+    notes = [f"corrected by {len(own)} trials on this machine, in {file}: {told} times the rate"] if told else []
+    if others:
+        notes.append(f"{others} trials in {file} are of another machine, or another torch, and count for nothing")
+    return notes
 
 
 def parse_machines(text: str) -> Machines:
@@ -146,16 +265,6 @@ def parse_machines(text: str) -> Machines:
 def this_machine() -> Machines:
     """One host, with the cores that this process may use."""
     return Machines(1, len(os.sched_getaffinity(0)))
-
-
-def _notes(profile: Profile, batch_size: int, traced: str) -> list[str]:
-    """What is to be known of a plan."""
-    notes = [UNSEEN, traced]
-    if profile.busy > BUSY:
-        notes.append(f"the machine is busy ({profile.busy:.2f} times): times are the processor's")
-    if batch_size in profile.left_out:
-        notes.append(f"a batch of {batch_size} was not profiled: {profile.left_out[batch_size]}")
-    return [note for note in notes if note]
 
 
 def _row(
@@ -225,7 +334,8 @@ def _changes(best: Sequence[Candidate], pricing: Pricing, cluster: Cluster) -> l
         "with replica 0 half as fast": {"slow": ((0, 2.0),)},
     }
     for what, other in others.items():
-        rates = {str(one): pricing.rate(one, dataclasses.replace(cluster, **other))[0] for one in best}
+        changed = dataclasses.replace(cluster, **other)
+        rates = {str(one): pricing.price(one, changed).samples_per_second for one in best}
         first = max(rates, key=lambda name: rates[name])
         same = "still " if first == str(best[0]) else ""
         told.append(f"{what}: {same}{first}, {rates[first]:,.0f} samples/s")

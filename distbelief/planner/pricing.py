@@ -1,12 +1,14 @@
 """What a step of a candidate takes: the virtual cluster itself, in which nothing is computed, says so.
 
-Its parts are what the same cluster would spare: without a network, and with messages and updates that cost nobody time.
+Its parts are those that a replica tells of, there as on real processes. What binds is what the same cluster would
+spare: without a network, and with messages and updates that cost nobody time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.costs import updates
+from distbelief.errors import JobFailed
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import STATES, Handling
@@ -32,6 +35,10 @@ NO_NETWORK = NetworkModel(latency=0.0, bandwidth=math.inf, local_latency=1e-12)
 """A network that costs nothing; inside of hosts too, of which 0 would mean what is usual."""
 TOUCHED = 2
 """Vectors that an update reads or writes beside the optimizer's state: gradient and parameters."""
+
+
+PARTS = ("compute", "update", "communicate", "wait")
+"""What a step is made of."""
 
 
 class Counted:
@@ -53,20 +60,26 @@ class Counted:
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """A step of one replica, in seconds, as the sum of its parts."""
+    """A step of one replica, in seconds, as the sum of what it is made of."""
 
     compute: float
     """Of its minibatch."""
     update: float
-    """What updates and the handling of messages add."""
+    """Of parameters that it updates itself, in memory that it shares or has alone."""
     communicate: float
-    """What the network adds."""
+    """Its other work: copying, sending, taking what arrives, adding it up."""
     wait: float
-    """What is left: for others, in rounds and for cores."""
+    """Until something arrives."""
     samples_per_second: float
     """Of all replicas."""
     bytes_per_step: float
     """Of gradients and parameters that a replica pushes and fetches; 0 where that is not through shards."""
+    waits_for: str = ""
+    """Whose words end the longest waits: shard, replica or coordinator."""
+    spared: dict[str, float] = {}
+    """What a step would be shorter by, where it is priced: without a network, with messages and updates that cost
+    nothing, and without what is left then beside computing.
+    """
 
     @property
     def step(self) -> float:
@@ -76,9 +89,24 @@ class Terms(msgspec.Struct, frozen=True):
     @property
     def binds(self) -> str:
         """What a step would be shorter without, most of all."""
-        parts = {"processor": self.compute, "memory and messages": self.update, "network": self.communicate,
-                 "waiting": self.wait}  # fmt: skip
-        return max(parts, key=lambda name: parts[name])
+        return max(self.spared, key=lambda name: self.spared[name], default="")
+
+
+def terms_of(result: Mapping[str, Any]) -> Terms:
+    """What the steps of a job were made of, by what it leaves.
+
+    Raises:
+        JobFailed: no replica has told.
+    """
+    told = [one["times"] for one in result["per_replica"] if one["times"]]
+    if not told:
+        raise JobFailed(f"{result['strategy']} on {result['task']} ended ({result['reason']}) before a step was timed")
+    steps = sum(one["steps"] for one in told)
+    sent = sum(result["bytes"].values()) / max(1, result["steps"])
+    longest = max(told, key=lambda one: one["wait"])["waits_for"]
+    parts = {part: sum(one[part] for one in told) / steps for part in PARTS}
+    rate = float(result["samples_per_second"])
+    return Terms(**parts, samples_per_second=rate, bytes_per_step=sent, waits_for=longest)
 
 
 @dataclass(frozen=True)
@@ -90,6 +118,8 @@ class Cluster:
     step: float
     """Seconds of a minibatch's gradient, by a profile."""
     handling: Handling
+    together: float = 1.0
+    """The speed of a core while all cores of its host compute, of that of one that computes alone."""
     slow: tuple[tuple[int, float], ...] = ()
     """Replicas that are slower, and how many times."""
 
@@ -112,17 +142,20 @@ class Pricing:
         Raises:
             UsageError: it cannot run there.
         """
-        rate, sent = self.rate(candidate, cluster)
-        seconds = candidate.replicas * self._batch_size / rate
+        found = self.price(candidate, cluster)
+        samples = candidate.replicas * self._batch_size
+        seconds = samples / found.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK)
-        spared = [self.rate(candidate, one)[0] for one in (free, dataclasses.replace(free, handling=_FREE))]
-        without, bare = (min(seconds, candidate.replicas * self._batch_size / one) for one in spared)
+        others = (free, dataclasses.replace(free, handling=_FREE))
+        without, bare = (min(seconds, samples / self.price(candidate, one).samples_per_second) for one in others)
         bare = min(bare, without)
         compute = min(cluster.step, bare)
-        return Terms(compute, without - bare, seconds - without, bare - compute, rate, sent)
+        spared = {"processor": compute, "memory and messages": without - bare, "network": seconds - without,
+            "waiting": bare - compute}  # fmt: skip
+        return msgspec.structs.replace(found, spared=spared)
 
-    def rate(self, candidate: Candidate, cluster: Cluster) -> tuple[float, float]:
-        """Samples a second of all replicas, and bytes that a step of one pushes and fetches.
+    def price(self, candidate: Candidate, cluster: Cluster) -> Terms:
+        """What the steps of a candidate are made of there.
 
         Raises:
             UsageError: it cannot run there.
@@ -138,11 +171,10 @@ class Pricing:
             place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.handling.memory))
         else:
             per_host = math.ceil(replicas / cluster.machines.hosts) if candidate.strategy.name != "hogwild" else 0
-            hosts = Hosts(cluster.machines.cores, 0 if per_host == replicas else per_host)
+            cores, alone = cluster.machines.cores, 0 if per_host == replicas else per_host
+            hosts = Hosts(cores, alone, together=cluster.together if cores > 1 else 1.0)
             place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=cluster.handling)
-        result = place.run(job)
-        sent = result["bytes"]["pushed"] + result["bytes"]["fetched"]
-        return float(result["samples_per_second"]), sent / max(1, result["steps"])
+        return terms_of(place.run(job))
 
 
 _FREE = Handling(0.0, math.inf)

@@ -37,7 +37,7 @@ class StepTimes:
         self._role, self._now, self._worked = role, now, worked
         self.doing = ""
         """What it does now; "" before its first gradient."""
-        self._since = self._first_worked = 0.0
+        self._since = self._first_worked = self._before = 0.0
         self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
         self._waited: dict[str, float] = {}
         self._steps, self._seconds = 0, 0.0
@@ -49,7 +49,9 @@ class StepTimes:
             if doing not in (COMPUTE, SHARE):
                 return
             self._since, self._first_worked = self._now(), self._worked() if self._worked else 0.0
-        elif doing != self.doing:
+        if self._worked and doing == COMPUTE:
+            self._before = self._worked()
+        if self.doing and doing != self.doing:
             before, self.doing = self.doing, doing
             self._pass(before)
             if before == SHARE:
@@ -64,7 +66,9 @@ class StepTimes:
         elapsed = self._pass(before)
         if type(answer) is Computed:
             self._steps += 1
-            self._seconds += answer.seconds
+            # on cores that it shares, a simulated gradient takes longer than it is said to
+            slowed = elapsed - (self._worked() - self._before) if self._worked else 0.0
+            self._seconds += max(answer.seconds, slowed)
             self._end()
         elif before == WAIT and (sender := sender or (answer.sender if type(answer) is Arrival else "")):
             kind = roles.kind(sender).value

@@ -174,6 +174,8 @@ SMALL: dict[str, dict[str, str]] = {
         "strategies": "single",
         "batch_size": "8",
         "optimizer": "adam",
+        "run": "2",
+        "calibration": "there.json",
         "seconds": "2",
         "data_dir": "there",
         "json": "",

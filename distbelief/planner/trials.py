@@ -1,0 +1,156 @@
+"""Trials: candidates that were run here, beside what was predicted of them; the calibration file keeps them, and later
+plans are corrected by it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from distbelief.errors import UsageError
+from distbelief.job import Job
+from distbelief.places.processes.local import Local
+from distbelief.planner.candidates import Candidate
+from distbelief.planner.pricing import PARTS, Terms, terms_of
+from distbelief.record.folder import write_atomically
+from distbelief.tasks import Task
+
+TRIAL_SECONDS, LONGEST_EPOCH = 4.0, 120.0
+"""What is trained for at least, by the prediction, in whole epochs; the longest epoch that is run."""
+MOST_TRIALS = 400
+"""Kept in a calibration file: the newest."""
+MOST_BYTES = 1 << 22
+"""The longest calibration file that is read."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate, predicted and measured."""
+
+    machine: str
+    task: str
+    batch_size: int
+    optimizer: str
+    what: str
+    strategy: str
+    date: str
+    predicted: Terms
+    """By the virtual cluster alone, not corrected by earlier trials."""
+    measured: Terms
+
+    @property
+    def ratio(self) -> float:
+        """Samples a second, measured of predicted."""
+        return self.measured.samples_per_second / self.predicted.samples_per_second
+
+
+def this_kind() -> str:
+    """What trials must have in common with a plan: the processor, its cores, and torch."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a processor")
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
+
+
+def usual_file() -> Path:
+    """Where trials are kept: in the cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(cache), "distbelief", "calibration.json")
+
+
+def read(path: Path) -> list[Trial]:
+    """The trials of a calibration file, the oldest first; none where there is no file.
+
+    Raises:
+        UsageError: it is no calibration file.
+    """
+    try:
+        data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
+        return msgspec.json.decode(data, type=list[Trial])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(
+            f"--calibration {path}: is no calibration file ({error}); delete it, or name another"
+        ) from None
+
+
+def add(path: Path, trials: Sequence[Trial]) -> None:
+    """Keep trials in a calibration file.
+
+    Raises:
+        UsageError: it cannot be written, or is no calibration file.
+    """
+    kept = [*read(path), *trials][-MOST_TRIALS:]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+    except OSError as error:
+        raise UsageError(f"--calibration {path}: cannot be written ({error.strerror}); name another") from None
+
+
+def correction(trials: Sequence[Trial], strategy: str, task: str, batch_size: int) -> tuple[float, int]:
+    """What a strategy's rate is to be multiplied with, and by how many trials that is known: those of this task and
+    batch size, else of this task, else of any.
+
+    >>> from distbelief.planner.pricing import Terms
+    >>> def trial(task, rate):
+    ...     one = Terms(1.0, 0.0, 0.0, 0.0, 100.0, 0.0)
+    ...     return Trial(machine="", task=task, batch_size=64, optimizer="sgd", what="", strategy="downpour", date="",
+    ...         predicted=one, measured=msgspec.structs.replace(one, samples_per_second=rate))
+    >>> trials = [trial("mnist", 75.0), trial("mnist", 100.0), trial("digits", 50.0)]
+    >>> correction(trials, "downpour", "mnist", 64), correction(trials, "allreduce", "mnist", 64)
+    ((0.875, 2), (1.0, 0))
+    >>> correction(trials, "downpour", "gpt-tiny", 64)
+    (0.75, 3)
+    """
+    own = [one for one in trials if one.strategy == strategy]
+    same = [one for one in own if one.task == task]
+    found = [one for one in same if one.batch_size == batch_size] or same or own
+    return (statistics.median(one.ratio for one in found), len(found)) if found else (1.0, 0)
+
+
+def corrected(terms: Terms, factor: float) -> Terms:
+    """The same at so many times the rate: each part of a step alike, since nobody knows which was wrong."""
+    parts = {name: getattr(terms, name) / factor for name in PARTS}
+    return msgspec.structs.replace(terms, **parts, samples_per_second=terms.samples_per_second * factor)
+
+
+def run(task: Task | str, candidate: Candidate, batch_size: int, epoch: float, data_dir: str | None = None) -> Terms:
+    """Train with a candidate for a while, and see.
+
+    Args:
+        task: what is trained.
+        candidate: how.
+        batch_size: samples in a minibatch of a replica.
+        epoch: seconds that one is expected to take.
+        data_dir: folder with the data.
+
+    Raises:
+        UsageError: an epoch would take too long, or it cannot run here.
+        DistbeliefError: it failed.
+    """
+    if epoch > LONGEST_EPOCH:
+        raise UsageError(f"an epoch would take {epoch:.0f} s, more than {LONGEST_EPOCH:.0f}")
+    epochs = max(1, math.ceil(TRIAL_SECONDS / epoch))
+    with tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
+        job = Job(
+            task, candidate.strategy, epochs=epochs, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
+            snapshot_every="0", data_dir=data_dir, out=f"{folder}/run",
+        )  # fmt: skip
+        return terms_of(Local().run(job))
+
+
+def trial(candidate: Candidate, task: str, batch_size: int, optimizer: str, predicted: Terms, measured: Terms) -> Trial:
+    """What is kept of a run."""
+    return Trial(
+        machine=this_kind(), task=task, batch_size=batch_size, optimizer=optimizer, what=str(candidate),
+        strategy=candidate.strategy.name, predicted=predicted, measured=measured,
+        date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    )  # fmt: skip
