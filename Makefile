@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-fast test-slow test-mutants test-gpu bench clean
+.PHONY: train study test test-fast test-slow test-mutants test-gpu test-frameworks bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -40,6 +40,10 @@ test-gpu: .venv/tools
 study: .venv/reports
 	$(BIN)/distbelief study small
 
+# the hook inside Lightning, transformers and Accelerate, which are installed for it
+test-frameworks: .venv/frameworks
+	$(BIN)/pytest tests/frameworks
+
 bench: .venv/installed
 	$(BIN)/distbelief bench wire
 	$(BIN)/distbelief bench train
@@ -61,4 +65,8 @@ clean:
 
 .venv/tools: .venv/installed
 	$(PIP) --editable '.[digits,plots,dev]'
+	@touch $@
+
+.venv/frameworks: .venv/tools
+	$(PIP) --editable '.[frameworks]'
 	@touch $@

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distbelief import split, tasks
+    from distbelief import integrations, split, tasks
     from distbelief.compression.compressing import compress
     from distbelief.compression.expanding import expand
     from distbelief.compression.options import Compression
@@ -91,7 +91,7 @@ __all__ = [
     "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "Local", "Locking", "Outage", "ComputeModel",
     "Reduce", "Sandblaster", "Simulated", "Single", "Softsync", "Synchronous", "Task", "TensorData", "TrainingError",
     "UsageError", "View", "NetworkModel", "__version__", "comm_hook", "compress", "evaluate", "expand",
-    "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
+    "integrations", "join", "load", "optim", "plan", "predict", "run", "split", "tasks",
 ]  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def run(job: Job, on: Local | Simulated | str = "local", view: View | None = Non
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("tasks", "split"):
+    if name in ("integrations", "split", "tasks"):
         return import_module(f"distbelief.{name}")
     if name == "__version__":
         from importlib.metadata import version

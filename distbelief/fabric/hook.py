@@ -24,9 +24,10 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 class Reduce:
     """How DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
 
-    All ranks make it at the same place in the script, after `init_process_group`: it makes a process group of its own,
-    so that what it sends never meets what the script sends. Processes of one host that can share memory need send
-    nothing; with auto they do so, and all others measure their lines at the first backward pass, and agree.
+    It may be made before `init_process_group`. At the first backward pass, which all ranks make at the same place in
+    the script, it makes a process group of its own, so that what it sends never meets what the script sends. Processes
+    of one host that can share memory need send nothing; with auto they do so, and all others measure their lines then,
+    and agree.
 
     Args:
         algorithm: shared (through shared memory, on one host), ring, butterfly, halving-doubling, tree, naive, direct,
@@ -38,7 +39,7 @@ class Reduce:
 
     Raises:
         UsageError: an unknown algorithm, with the nearest known one; a `per_host` that is negative, or that it does not
-            ask for; no process group, or one that this process is not in.
+            ask for; a group that this process is not in. At the first backward pass: no process group.
 
     >>> import tempfile, torch, torch.distributed as dist, distbelief as db
     >>> from torch.nn.parallel import DistributedDataParallel
@@ -58,13 +59,12 @@ class Reduce:
         if admit(per_host, int, f"Reduce(per_host={shown(per_host)})") < 0:
             raise UsageError(f"per_host {per_host}: must be 0 or more")
         check_hosts(algorithm, per_host, auto=True)
-        if not dist.is_initialized():
-            raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
-        if dist.get_rank(group) < 0:
+        if group is not None and dist.get_rank(group) < 0:
             raise UsageError(f"rank {dist.get_rank()} is not in the group: make the state only where the model is")
         self._algorithm, self._per_host = algorithm, per_host
-        self._group: dist.ProcessGroup | None = dist.new_group() if group is None else group
-        self.ranks = dist.get_world_size(self._group)
+        self._group = group
+        self.ranks = 0
+        """How many they are; known at the first backward pass."""
         self._thread: ReductionThread | None = None
         self._window: Window | None = None
         self._choice: Choice | None = None
@@ -82,8 +82,8 @@ class Reduce:
             What will have it, or the error.
 
         Raises:
-            UsageError: a device that the group cannot send from, or another than before; no memory that all ranks could
-                share; ranks that differ.
+            UsageError: no process group; a device that it cannot send from, or another than before; no memory that all
+                ranks could share; ranks that differ.
         """
         if self._thread is None:
             self._begin(tensor.device)
@@ -106,6 +106,10 @@ class Reduce:
         if self._algorithm == Window.algorithm and device.type != "cpu":
             told = f"the gradients are on {device}, and go through memory that CPUs share"
             raise UsageError(f"{Window.algorithm}: {told}; use auto")
+        if not dist.is_initialized():
+            raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
+        self._group = dist.new_group() if self._group is None else self._group
+        self.ranks = dist.get_world_size(self._group)
         config = dict(pair.split(":") for pair in dist.get_backend_config(self._group).split(","))
         if (backend := config.get(device.type)) != BACKENDS.get(device.type, ""):
             raise UsageError(
