@@ -106,7 +106,7 @@ def _lines(program: HomeProgram, segment: Segment, taken: Sequence[Transfer]) ->
         key = one.kind.value, one.shape.bytes(1)
         alike[key] = alike.get(key, 0) + 1
     lines = [f"takes {kind} {f'{count} x ' if count > 1 else ''}{size:,} B" for (kind, size), count in alike.items()]
-    return (*lines, *(_module(program, path) for path in segment.paths)) or ("puts together",)
+    return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives what others need",)
 
 
 def _module(program: HomeProgram, path: str) -> str:
