@@ -7,6 +7,9 @@ WAYS, MODELS = "tests/machines/test_split_ways.py", "tests/machines/test_split_m
 EQUAL = "A split model is the whole one"
 BITS = "In stages, with one microbatch, a split model is the whole one bit for bit"
 CROSSES = "Only what must cross crosses"
+CHOSEN = "`auto` takes the way with the least price"
+PREDICTED = "What `split` predicts is the price of what was timed"
+CHOOSING, COSTS = "tests/machines/test_split_choosing.py", "tests/core/test_split_costs.py"
 TRACED = "A model is traced for any number of samples"
 CHANCE = "What draws at random in a split model draws the same however it is split"
 MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
@@ -123,5 +126,37 @@ MUTANTS = [
         "part.momentum = 1 - (1 - moved) ** weight",
         "part.momentum = moved",
         (f"{MODELS}::test_batch_norm_in_microbatches_is_a_plain_loop_over_them",),
+    ),
+    Mutant(
+        "auto-takes-the-dearest-way",
+        CHOSEN,
+        "split/choosing.py",
+        "found.sort(key=lambda one: one.seconds)",
+        "found.sort(key=lambda one: (bool(one.reason), -one.seconds))",
+        (f"{CHOOSING}::test_auto_takes_the_least_price_of_the_ways_that_can_be",),
+    ),
+    Mutant(
+        "who-comes-first-holds-all-that-is-shared",
+        EQUAL,
+        "split/plan.py",
+        "rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})",
+        "rewriter.share_out({})",
+        (f"{WAYS}::test_towers_share_out_their_weights_each_of_which_has_one_owner_and_a_message_each_way",),
+    ),
+    Mutant(
+        "what-crosses-costs-nothing",
+        PREDICTED,
+        "costs/splitting.py",
+        "price_pipeline(made, turns.costs(), link, batch_size / microbatches)",
+        "price_pipeline(made, turns.costs(), None, batch_size / microbatches)",
+        (f"{COSTS}::test_a_step_is_the_price_of_its_segments_with_what_each_home_does_besides",),
+    ),
+    Mutant(
+        "each-part-of-a-layer-has-all-its-operations",
+        PREDICTED,
+        "split/graph.py",
+        'made.meta["flops"] = round(node.meta["flops"] * self._share(node, part))',
+        'made.meta["flops"] = node.meta["flops"]',
+        (f"{COSTS}::test_what_is_where_adds_up_to_the_whole",),
     ),
 ]
