@@ -328,7 +328,9 @@ class DownpourTraining:
             return "for a checkpoint to be made"
         if answers := self._links.waits_for_answers():
             return answers
-        return "for the shards to apply its push" if self._pushes.waiting else "for work from the coordinator"
+        if self._pushes.waiting:
+            return "for the shards to apply its push"
+        return f"for work from {self._replica.superior if self._siblings.follows else 'the coordinator'}"
 
     def _progress(self, wants: bool) -> Send:
         return Send(self._replica.superior, self.work.report(self._pushes, wants))

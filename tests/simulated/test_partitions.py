@@ -350,3 +350,19 @@ def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, 
     assert told in result["split"]["told"]
     assert result["split"]["told"] in summary(result)
     assert "split" not in db.run(db.Job("digits", Downpour(1)), on="simulated")
+
+
+def test_a_partition_says_for_which_other_one_it_waits(plain: SimpleNamespace) -> None:
+    """One that follows waits for its lead, for whom it computes, and never for the coordinator."""
+    run = play(plain, Downpour(1, partitions=2, split="neurons"), UNEVEN, epochs=1)
+    said: set[str] = set()
+    parts = run.simulation.parts
+    run.watch(
+        SimpleNamespace(  # type: ignore[arg-type]  # a checker
+            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.1"].player.waits())
+        )
+    )
+    run.simulation.run()
+    assert "for work from replica 0.0" in said
+    assert not any("coordinator" in one for one in said)
+    assert "for the gradient of what 2 needed from replica 0.0" in said
