@@ -60,6 +60,11 @@ BENCHES: Mapping[str, Bench] = {
         "distbelief.bench.cost",
         "CostBenchOptions",
     ),
+    "split": Bench(
+        "a model split over two processes, beside the whole one with one thread and two",
+        "distbelief.bench.split",
+        "SplitBenchOptions",
+    ),
     "simulator": Bench(
         "messages per second of the virtual cluster, without payloads", "distbelief.bench.simulator", "SimulatorOptions"
     ),

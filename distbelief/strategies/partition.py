@@ -62,7 +62,7 @@ def split_graph(task: Task, model: nn.Module, settings: Settings, tell: Tell | N
 
 
 def partition(
-    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, tell: Tell
+    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, tell: Tell | None = None
 ) -> tuple[FlatModule, PartitionTrainer]:
     """What a partition holds of a model, and how it computes with that.
 
@@ -95,6 +95,11 @@ class Way(NamedTuple):
     def order(self, microbatches: int) -> list[HomeTask]:
         """The home's tasks of a minibatch of so many microbatches."""
         return [*home_tasks(microbatches, in_flight(self.schedule, microbatches, self.depth))]
+
+    def slots(self, batch_size: int) -> list[int]:
+        """Bytes of each thing that crosses in a step of at most so many samples."""
+        most = -(-batch_size // self.microbatches)
+        return [one.shape.bytes(most) for one in self.transfers for _ in range(len(WAYS) * self.microbatches)]
 
     def sizes(self, samples: int) -> list[int]:
         """The samples of each microbatch: each has one, so that a short minibatch may have fewer of them."""
@@ -224,8 +229,7 @@ class PartitionTrainer:
     def __init__(self, task: Task, program: HomeProgram, settings: Settings, way: Way) -> None:
         self._task, self._program, self._way = task, program, way
         self._numbers = {one: number for number, one in enumerate(way.transfers)}
-        most = -(-settings.data.batch_size // way.microbatches)
-        self.slots = [one.shape.bytes(most) for one in way.transfers for _ in range(len(WAYS) * way.microbatches)]
+        self.slots = way.slots(settings.data.batch_size)
         """Bytes of each thing that crosses, at most."""
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.data.batch_size

@@ -25,6 +25,7 @@ KEYS = {
     "start": {"seconds", "runs"},
     "memory": {"vectors", "vector_bytes"},
     "cost": {"steps", "memory"},
+    "split": {"models", "crossing_seconds"},
     "simulator": {"messages", "seconds", "messages_per_second"},
     "accuracy": {"mean", "seeds"},
     "allreduce": {"one_host", "namespaces"},

@@ -4,25 +4,25 @@ lock-free Hogwild.
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbelief.bench.parts.peers import Peer, Peers, lend
-from distbelief.core.effects import Batch
+from distbelief.bench.parts.peers import Peer, Peers, lend, map_memory
+from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.fabric.hook import Reduce, comm_hook
 from distbelief.server import optimizers
 from distbelief.tasks import resolve
+from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model
 
 WARM = 5
@@ -36,6 +36,19 @@ class Workload(NamedTuple):
     steps: int
     batch_size: int
     lr: float
+
+
+class Trains(Protocol):
+    """Who computes gradients of minibatches."""
+
+    @property
+    def order(self) -> Order:
+        """Of the minibatches."""
+        ...
+
+    def compute(self, batch: Batch) -> Computed:
+        """The gradient of one, or a part of it."""
+        ...
 
 
 def independent(workload: Workload, processes: int, threads: int = 1) -> float:
@@ -81,15 +94,6 @@ def hogwild(workload: Workload, processes: int) -> float:
         )
 
 
-def _map(process: int, memory: int) -> mmap.mmap:
-    """The memory of another process."""
-    descriptor = os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR)
-    try:
-        return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
-
-
 def race(peers: list[Peer]) -> list[float]:
     """Start all at once when all are ready; returns the samples per second of each."""
     for peer in peers:
@@ -102,8 +106,8 @@ def race(peers: list[Peer]) -> list[float]:
     return rates
 
 
-def _run(
-    connection: Connection, workload: Workload, trainer: Trainer, step: Callable[[], object], rank: int = 0
+def warm_and_run(
+    connection: Connection, workload: Workload, trainer: Trains, step: Callable[[], object], rank: int = 0
 ) -> None:
     """Warm up, wait for the word, and tell the samples per second."""
 
@@ -124,7 +128,7 @@ def _run(
     connection.recv_bytes()  # nobody leaves before all are done: a group ends with its first member
 
 
-def _sgd(model: nn.Module, lr: float) -> Callable[[], object]:
+def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
     """As the strategy `single` steps."""
     step = optimizers.stepper(
         optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}])
@@ -135,21 +139,21 @@ def _sgd(model: nn.Module, lr: float) -> Callable[[], object]:
 def _alone(connection: Connection, workload: Workload) -> None:
     task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
-    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), _sgd(model, workload.lr))
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr))
 
 
 def _in_step(connection: Connection, workload: Workload, supervisor: int, memory: int, rank: int) -> None:
     task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
-    sgd, done = _sgd(model, workload.lr), memoryview(_map(supervisor, memory)).cast("q")
+    step_own, done = sgd(model, workload.lr), memoryview(map_memory(supervisor, memory)).cast("q")
 
     def step() -> None:
-        sgd()
+        step_own()
         done[rank] += 1
         while min(done) < done[rank]:
             os.sched_yield()
 
-    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), step)
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), step)
 
 
 def _ddp(connection: Connection, workload: Workload, store: str, rank: int, ranks: int, algorithm: str) -> None:
@@ -158,17 +162,17 @@ def _ddp(connection: Connection, workload: Workload, store: str, rank: int, rank
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
     if algorithm:
         model.register_comm_hook(Reduce(algorithm), comm_hook)
-    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), _sgd(model, workload.lr), rank)
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr), rank)
 
 
 def _hogwild(connection: Connection, workload: Workload, supervisor: int, memory: int, rank: int) -> None:
     task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
-    shared = torch.frombuffer(_map(supervisor, memory), dtype=torch.float32)
+    shared = torch.frombuffer(map_memory(supervisor, memory), dtype=torch.float32)
     position = 0
     for parameter in model.parameters():
         own = shared[position : position + parameter.numel()].view_as(parameter)
         own.copy_(parameter.data)  # all write the same initial values
         parameter.data = own
         position += parameter.numel()
-    _run(connection, workload, Trainer(task, model, workload.batch_size, 0), _sgd(model, workload.lr), rank)
+    warm_and_run(connection, workload, Trainer(task, model, workload.batch_size, 0), sgd(model, workload.lr), rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -87,6 +88,15 @@ def lend(size: int = 0) -> Iterator[int]:
         yield memory
     finally:
         os.close(memory)
+
+
+def map_memory(process: int, memory: int) -> mmap.mmap:
+    """The memory of another process, by its descriptor there."""
+    descriptor = os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _play(

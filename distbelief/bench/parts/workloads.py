@@ -66,6 +66,15 @@ def _noisy(name: str, shape: tuple[int, ...]) -> Task:
     return dataclasses.replace(resolve(name), train=lambda: data, test=lambda: data)
 
 
+def mlp_wide() -> Task:
+    """784-2048-2048-10, on MNIST."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+    return dataclasses.replace(resolve("mnist"), model=model)
+
+
 def wide() -> Task:
     """One layer of 64 MB, on few and small data."""
     return Task(model=lambda: nn.Linear(WIDE, WIDE, bias=False), train=lambda: _noise(WIDE))
