@@ -123,8 +123,9 @@ def replica(context: Context) -> Part:
     own = context.settings.own(ElasticSettings)
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
     story = DownpourReplica(
-        context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation
-    )
+        context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation,
+        epochs=context.epochs,
+    )  # fmt: skip
     worker = Worker(
         lambda _, arena: vectors.bind(arena.gradients, arena.parameters),
         context.computes(context.settings.clip_norm),

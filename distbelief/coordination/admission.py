@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from distbelief.core.conversations.membership import Join
 from distbelief.core.records import Started
-from distbelief.core.settings import Holder, Plan, Settings
+from distbelief.core.settings import DataSettings, Holder, Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -17,12 +17,20 @@ def plan(settings: Settings, event: Join) -> Plan:
     where it cannot be.
 
     Raises:
-        UsageError: no data, or none that is dealt; LayoutError: it cannot be cut into as many shards.
+        UsageError: no data, or none that is dealt, or two numbers of epochs; LayoutError: it cannot be cut into as many
+            shards.
     """
     if event.samples < 1:
         raise UsageError("the training set is empty: there is nothing to train on")
     if event.batch_size:
         settings = settings.with_batch_size(event.batch_size)
+    if event.epochs:
+        if settings.data.epochs not in (DataSettings().epochs, event.epochs):
+            raise UsageError(
+                f"--epochs {settings.data.epochs}: the script goes through replica.epochs({event.epochs}); leave one "
+                "of them off"
+            )
+        settings = settings.with_epochs(event.epochs)
     left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
     if left_out == event.samples:
         raise UsageError(
@@ -59,12 +67,17 @@ def check(plan: Plan, who: str, event: Join) -> None:
 
     Raises:
         LayoutError: its model differs.
-        UsageError: it has other data, or asks for other batches.
+        UsageError: it has other data, or asks for other batches or epochs.
     """
     check_same(plan.layout, event.layout, who)
     if event.samples != (samples := plan.samples + plan.left_out):
         raise UsageError(
             f"{who} has {event.samples} training samples, the job has {samples}: give every replica the same data"
+        )
+    if event.epochs not in (0, plan.settings.data.epochs):
+        raise UsageError(
+            f"{who} goes through replica.epochs({event.epochs}), the job through {plan.settings.data.epochs}: it is "
+            "one number for all"
         )
     if event.batch_size not in (0, plan.settings.data.batch_size):
         raise UsageError(

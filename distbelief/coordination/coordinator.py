@@ -392,6 +392,13 @@ class Coordinator(Answering):
         if not self.membership.heeds(sender) and not event.for_good:
             self.membership.stray(sender)  # all have gone back, and it does not know that there is work again
             return self.greet()
+        stopped: list[Effect] = []
+        if event.stops and sender in self.membership.members and self.may(May.DEAL):
+            stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
+        return stopped + self._part(sender, event)
+
+    def _part(self, sender: str, event: membership.Leave) -> list[Effect]:
+        """Go on without who leaves."""
         if self.holders.stay and sender in self.membership.members:
             self.membership.done.add(sender)
             return [WriteRecord(records.Gone(sender, 0, "it was done", died=False)), *self.close()]

@@ -218,6 +218,11 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     loss: float | None
     samples: int
     seconds: float
+    rate: float = 1.0
+    """What a user's own loop has made of the learning rate, as a factor of the job's."""
+    held: bool = False
+    """Whether there is no step for this minibatch: its gradient is in that of a later one, or, of no samples, in
+    none."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):

@@ -22,6 +22,7 @@ class Cause(StrEnum):
     """Why a job ends; each is of one outcome."""
 
     EPOCHS_DONE = "all epochs are done"
+    SCRIPT_STOPPED = "a script has stopped the job"
     DONE_BEFORE = "all epochs were done before"
     CONVERGED = "the gradient is within the tolerance"
     NO_DESCENT = "nothing lowers the loss"
@@ -63,7 +64,9 @@ class Cause(StrEnum):
 
 
 _OUTCOMES = {
-    **dict.fromkeys((Cause.EPOCHS_DONE, Cause.DONE_BEFORE, Cause.CONVERGED, Cause.NO_DESCENT), Outcome.DONE),
+    **dict.fromkeys(
+        (Cause.EPOCHS_DONE, Cause.SCRIPT_STOPPED, Cause.DONE_BEFORE, Cause.CONVERGED, Cause.NO_DESCENT), Outcome.DONE
+    ),
     Cause.TARGET_REACHED: Outcome.TARGET,
     Cause.INTERRUPTED: Outcome.INTERRUPTED,
     Cause.REPLICAS_LEFT: Outcome.LEFT,

@@ -338,6 +338,10 @@ class Settings(msgspec.Struct, frozen=True):
         """The same, with minibatches of another size."""
         return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, batch_size=batch_size))
 
+    def with_epochs(self, epochs: int) -> Settings:
+        """The same, with other passes over the training set."""
+        return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, epochs=epochs))
+
     @property
     def snapshots(self) -> bool:
         """Whether there are checkpoints while an epoch is made: then there is one at the beginning too."""

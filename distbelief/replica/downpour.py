@@ -19,8 +19,9 @@ from typing import Any
 
 from distbelief.core import roles
 from distbelief.core.conversations import attendance, checkpointing, dealing, initialising, partitioning, pushing
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Compute, Computed, Effect, Send, WriteRecord
 from distbelief.core.messages import Version
+from distbelief.core.records import Note
 from distbelief.replica.pushes import Pushes
 from distbelief.replica.served_replica import ServedReplica, ServerView
 from distbelief.replica.siblings import Steps
@@ -46,13 +47,14 @@ class DownpourReplica(ServedReplica):
         keeps: whether the model is used after the story: then it ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
         split: how it computes together with the other partitions, where the replica is split.
+        epochs: that the user's own loop names; 0 where the job's are taken.
     """
 
     def __init__(
         self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
-        split: SplitCompute | None = None,
+        split: SplitCompute | None = None, epochs: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split)
+        super().__init__(DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs)
 
 
 class DownpourTraining:
@@ -75,6 +77,9 @@ class DownpourTraining:
         self._pushes = Pushes(replica.incarnation, self._held.versions, settings.slots, told=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
         self._slot = self._steps = self._accrued_samples = 0
+        # minibatches that it covers, and those before them without a step of their own
+        self._covered, self._held_steps, self._held_samples = 0, 0, 0
+        self._rate = 1.0
         self._based: dict[str, Version] = self._held.versions
         # where it stands: its tick, which vector it computes on, whether the other is asked for
         self._tick = self._landing = 0
@@ -106,11 +111,16 @@ class DownpourTraining:
             computed: Computed | None = yield from self._compute(batch)
             if computed is None:
                 replica.left = True
+                if not replica.stops:
+                    yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
                 break
             if computed.loss is not None:
                 replica.report(computed.loss, batch, replica.step)
-            yield from self._accrue(computed)
             replica.step += 1
+            if computed.held:
+                self._hold_over(computed)
+                continue
+            yield from self._accrue(computed)
             if self._steps == self._pushing.push_every:
                 yield from self._push()
             if self.work.seconds >= REPORT_SECONDS:
@@ -168,12 +178,21 @@ class DownpourTraining:
             yield from self.wait()
         if not self._steps:
             self._based = self._held.versions
-        weight = computed.samples / self._settings.data.batch_size if self._in_rounds else 1.0
+        samples, self._rate = computed.samples + self._held_samples, computed.rate
+        weight = samples / self._settings.data.batch_size if self._in_rounds else 1.0
         self._vectors.accrue(self._slot, not self._steps, weight)
         if self._pushing.local_lr:
             self._vectors.descend(self._pushing.local_lr)
         self._steps += 1
-        self._accrued_samples += computed.samples
+        self._covered += 1 + self._held_steps
+        self._accrued_samples += samples
+        self._held_steps = self._held_samples = 0
+        self.work.seconds += computed.seconds
+
+    def _hold_over(self, computed: Computed) -> None:
+        """A minibatch without a step of its own is done with the next that has one."""
+        self._held_steps += 1
+        self._held_samples += computed.samples
         self.work.seconds += computed.seconds
 
     def _push(self) -> Steps:
@@ -188,13 +207,13 @@ class DownpourTraining:
         for (role, part), payload in zip(self._parts, self.server.outgoing[slot], strict=True):
             push = pushing.Push(
                 slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], self._steps,
-                self._accrued_samples, self._tick, self._replica.partition, (part,)
+                self._accrued_samples, self._tick, self._replica.partition, (part,), rate=self._rate
             )  # fmt: skip
             sent[role] = Send(role, push, payload)
-        yield from self._pushes.make(slot, self._steps, self._accrued_samples, sent, self._siblings.push(clock))
+        yield from self._pushes.make(slot, self._covered, self._accrued_samples, sent, self._siblings.push(clock))
         self._tick += self._attends
         self.work.pushed += sum(part.size for _, part in self._parts)
-        self._steps = self._accrued_samples = 0
+        self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self._settings.slots
 
     def _drain(self) -> Steps:
@@ -206,6 +225,8 @@ class DownpourTraining:
         while self._pushes.waiting or self._links.missing or self._siblings.busy:
             yield from self.wait()
         self._in_flight = False  # what was asked for may be old by the time of the next step
+        self._pushes.pass_over(self._held_steps, self._held_samples)
+        self._held_steps = self._held_samples = 0
         yield self._progress(wants=False)
 
     # parameters down

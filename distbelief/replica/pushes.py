@@ -82,6 +82,11 @@ class Pushes:
             self._samples += push.samples
             self._pushes += 1
 
+    def pass_over(self, steps: int, samples: int) -> None:
+        """Steps are done that no push holds; none is on its way."""
+        self._steps += steps
+        self._samples += samples
+
     def finished(self) -> list[tuple[int, bool]]:
         """Which are done since this was last asked, where somebody is told of that, and whether each was dropped."""
         done, self._finished = self._finished, []

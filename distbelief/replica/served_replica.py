@@ -132,6 +132,7 @@ class ServedReplica:
         keeps: whether the model is used after the story: then it ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
         split: how it computes together with the other partitions, where the replica is split.
+        epochs: that the user's own loop names; 0 where the job's are taken.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class ServedReplica:
         keeps: bool = False,
         incarnation: int = 0,
         split: SplitCompute | None = None,
+        epochs: int = 0,
     ) -> None:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
@@ -161,7 +163,9 @@ class ServedReplica:
         self.ending = self.wanted_away = self.left = False
         """Whether the job ends; whether this replica is to leave it; whether it has."""
         self._excused = False
-        self._samples, self._batch_size = samples, batch_size
+        self.stops = False
+        """Whether its script ends the job for all."""
+        self._samples, self._batch_size, self._epochs = samples, batch_size, epochs
         self._make = training
         self._training: Training | None = None
 
@@ -169,7 +173,8 @@ class ServedReplica:
         """All of it, from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(
-            self.superior, membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size)
+            self.superior,
+            membership.Join(self.incarnation, self.vectors.layout, self._samples, self._batch_size, self._epochs),
         )
         while self.welcome is None and not self.ending:
             self._take((yield RECEIVE))
@@ -225,7 +230,7 @@ class ServedReplica:
         yield from self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
         while self.siblings.busy and self._training is not None:
             yield from self._training.wait()
-        yield Send(self.superior, membership.Leave(for_good=self.left))
+        yield Send(self.superior, membership.Leave(self.left, self.stops))
         while not self._excused:
             self._take((yield RECEIVE))
             if self.welcome is not None and self.welcome.generation > self.generation:

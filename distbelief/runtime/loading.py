@@ -292,12 +292,17 @@ class Batches:
     `len()` is the number of minibatches of an epoch, which all replicas share.
 
     Args:
+        data: as they were given.
         source: of the samples.
         batch_size: of the job.
+        within: the epoch that they are of; -1 for all.
         begin: runs the loop.
     """
 
-    def __init__(self, source: Source, batch_size: int, begin: Callable[[Batches], Iterator[Any]]) -> None:
+    def __init__(
+        self, data: Any, source: Source, batch_size: int, within: int, begin: Callable[[Batches], Iterator[Any]]
+    ) -> None:
+        self.data, self.within = data, within
         self.source, self.batch_size = source, source.batch_size or batch_size
         self.epoch = 0
         """Of the minibatch at hand, from 0."""

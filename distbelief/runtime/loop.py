@@ -12,21 +12,24 @@ import dataclasses
 import math
 import operator
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.loading import Batches, Loader, Source, source_of
+from distbelief.runtime.nesting import enclosing_loop
 from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
 from distbelief.runtime.pump import Pump
+from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import on_device
@@ -45,6 +48,7 @@ class Played(HasStory, Protocol):
     """What a replica plays, as far as its loop sees it."""
 
     step: int
+    stops: bool
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""
@@ -56,9 +60,9 @@ class Played(HasStory, Protocol):
 
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[[FlatModule, int, int, Callable[[float], Compute]], Part]
-"""Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size that the loop names
-(0 for that of the job), and what computes, clipped to a norm.
+MakePart = Callable[[FlatModule, int, int, int, Callable[[float], Compute]], Part]
+"""Makes what a replica plays, a `Played`, from its model, the samples of its data, the batch size and the epochs that
+the loop names (0 for those of the job), and what computes, clipped to a norm.
 """
 
 
@@ -110,7 +114,10 @@ class Replica:
         self._began = 0.0
         self._reported: Batch | None = None
         self._loader: Loader | None = None
-        self._asked = False
+        self._optimizer: ServerOptimizer | None = None
+        self._batches_of: Batches | None = None
+        self._epochs, self._epoch = 0, -1
+        self._steps, self._stopping = 0, False
         self._process = os.getpid()
 
     @property
@@ -137,8 +144,10 @@ class Replica:
         """The server's optimizer, as a loop sees it; the model's parameters are the server's from the first minibatch
         on.
 
-        Its learning rate is that of the job, and falls with the samples applied by all replicas as `--lr-schedule`
-        says: a `torch.optim.lr_scheduler`, which counts the steps of one, cannot be used with it.
+        Its learning rate is that of the job, which falls with the samples applied by all replicas as `--lr-schedule`
+        says, or as the script sets it (`torch.optim.lr_scheduler`, `param_groups`): then a push takes it along, as a
+        factor of the job's. What is accumulated over several minibatches is pushed by the `step()` after them; one
+        without a gradient (`continue`) is passed over.
 
         Args:
             model: on its device, the same in every replica.
@@ -150,8 +159,45 @@ class Replica:
         """
         if self._vectors is not None:
             raise UsageError("this replica has a model already: one job trains one model")
-        self._vectors = FlatModule(model, groups_of(model, self.stepped) if groups is None else groups)
-        return ServerOptimizer(self, self._vectors)
+        groups = groups_of(model, self.stepped) if groups is None else groups
+        # torch.optim goes through them too, and they may be had once
+        groups = groups and [{**group, "params": tensors_of(group["params"])} for group in groups]
+        self._vectors = FlatModule(model, groups)
+        self._optimizer = ServerOptimizer(self._vectors, groups, self._settings, self.step)
+        return self._optimizer
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """The epochs of the job, 0 to `number` - 1, with `batches()` in each: an epoch ends for a replica when it is
+        dealt no more of it, whoever still computes the rest.
+
+        Args:
+            number: of epochs, the same in every replica.
+
+        Raises:
+            UsageError: it is no whole number of 1 or more, or epochs were begun before.
+        """
+        if not hasattr(number, "__index__") or operator.index(number) < 1:
+            raise UsageError(f"epochs({number!r}): must be a whole number, 1 or more")
+        if self._epochs or self._batches_of is not None:
+            raise UsageError(f"epochs({number}) after the training has begun: go through the epochs of a job once")
+        self._epochs = operator.index(number)
+        return self._go_through(self._epochs)
+
+    def _go_through(self, number: int) -> Iterator[int]:
+        for self._epoch in range(number):
+            if self.joined and self._batch is None:
+                return
+            yield self._epoch
+
+    def stop(self) -> None:
+        """End the job for all, once this minibatch is over: what has accrued is pushed, and the others do no more.
+
+        Raises:
+            UsageError: it is called outside of a minibatch of `batches()`.
+        """
+        if self._story is None or self._batch is None:
+            raise UsageError("stop() outside of a minibatch of replica.batches(): there is no job to end")
+        self._story.stops = self._stopping = True
 
     def batches(self, data: Any, batch_size: int | None = None) -> Batches:
         """The minibatches that the coordinator deals to this replica, over all epochs of the job.
@@ -168,30 +214,60 @@ class Replica:
             the number of minibatches of an epoch, of all replicas together; `dataset` and `epoch` are what they say.
 
         Raises:
-            UsageError: no optimizer was made, it was called before, the batch size is no whole number of 1 or more,
-                the data cannot be dealt, or a minibatch was left without `optimizer.step()`.
+            UsageError: no optimizer was made, it was called before (in this epoch, where there is a loop over
+                `epochs()`), the batch size is no whole number of 1 or more, the data cannot be dealt, or no minibatch
+                had an `optimizer.step()`.
         """
         if self._vectors is None:
             raise UsageError("batches() needs the model first: call replica.optimizer(model) before it")
-        if self._asked:
-            raise UsageError(
-                "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
-                "drop the outer loop"
-            )
-        self._asked = True
+        self._check_once(enclosing_loop(sys._getframe(1)))
         if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
             raise UsageError(
                 f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out to take that of "
                 "--batch-size"
             )
-        return Batches(source_of(data, operator.index(batch_size or 0)), self._settings.data.batch_size, self._batches)
+        size, before = operator.index(batch_size or 0), self._batches_of
+        source = before.source if before and before.data is data else source_of(data, size)
+        if before and source.samples != before.source.samples:
+            raise UsageError(
+                f"batches() of {source.samples} samples in epoch {self._epoch}, and of {before.source.samples} before: "
+                "the epochs of a job are of the same data"
+            )
+        if before and before.source is not source:
+            before.source.close()
+            self._loader = None
+        self._batches_of = Batches(data, source, self._settings.data.batch_size, self._epoch, self._batches)
+        return self._batches_of
+
+    def _check_once(self, loop: int) -> None:
+        """Refuse to go through the same epoch twice: before the training where the script has a loop around it."""
+        remedy = "or have it be: for epoch in replica.epochs(n)"
+        if self._batches_of is not None and (not self._epochs or self._batches_of.within == self._epoch):
+            raise UsageError(
+                "batches() a second time: the first hands out the minibatches of all epochs of the job (--epochs); "
+                f"drop the outer loop, {remedy}"
+                if not self._epochs
+                else f"batches() a second time in epoch {self._epoch}: each is gone through once"
+            )
+        if loop and not self._epochs:
+            raise UsageError(
+                f"batches() within the loop of line {loop}: it hands out the minibatches of all epochs of the job "
+                f"(--epochs); drop the outer loop, {remedy}"
+            )
 
     def _batches(self, batches: Batches) -> Iterator[Any]:
         assert self._vectors is not None
         device, source = self._vectors.device, batches.source
-        self._begin(source)
+        if not self.joined:
+            self._begin(source)
         assert self._plan is not None or self._batch is None
-        while self._batch is not None and self._plan is not None:
+        if self._plan is not None and self._epochs not in (0, planned := self._plan.settings.data.epochs):
+            raise UsageError(
+                f"epochs({self._epochs}): the job has {planned}, and strategy {self._plan.settings.strategy.name} "
+                f"takes none from a script; launch it with --epochs {self._epochs}"
+            )
+        last = self._epoch if self._epochs else math.inf
+        while self._batch is not None and self._plan is not None and self._batch.epoch <= last:
             assert self._story is not None
             batch, settings = self._batch, self._plan.settings
             if self._loader is None:
@@ -205,11 +281,34 @@ class Replica:
                 source.close()
                 self.leave()
                 raise
-            if self._batch is batch:
+            if self._stopping:
+                self.leave()
+            elif self._batch is batch:
+                self._pass_over()
+        if self._batch is None:
+            source.close()
+            if not self._steps and not self._stopping and self._handed[0] is not None:
                 raise UsageError(
-                    "the loop took the next minibatch without optimizer.step() for the last: each minibatch is one step"
+                    "the loop went through its minibatches without optimizer.step(): nothing was trained by it"
                 )
-        source.close()
+
+    def _pass_over(self) -> None:
+        """Go on from a minibatch without a step: its gradient, where there is one, is in that of a later one.
+
+        Raises:
+            UsageError: the strategy takes a gradient of each.
+        """
+        assert self._plan is not None
+        assert self._optimizer is not None
+        own = self._plan.settings.strategy
+        if own.held_by is not Holder.SHARDS or (own.attendance and own.pushing.prefetch):
+            why = "--prefetch 1" if own.held_by is Holder.SHARDS else f"strategy {own.name}"
+            raise UsageError(
+                f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "
+                "one step; leave it off, or step for each"
+            )
+        samples = self._samples if self._optimizer.has_gradient else 0
+        self._go_on(Computed(None, samples, time.perf_counter() - self._began, held=True))
 
     def report(self, loss: float | torch.Tensor | None = None) -> None:
         """Tell the loss of the step just made, for the run's curve.
@@ -235,9 +334,13 @@ class Replica:
                 "optimizer.step() twice for one minibatch of replica.batches(): each minibatch is one step"
             )
         self._clip_and_check(*self._handed)
+        assert self._optimizer is not None
+        rate = self._optimizer.factor
+        self._optimizer.mark_pushed()
+        self._steps += 1
         if self._padding:
             time.sleep(self._padding.rest(time.perf_counter() - self._began))
-        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began))
+        self._go_on(Computed(None, self._samples, time.perf_counter() - self._began, rate))
 
     def _clip_and_check(self, batch: Batch | None, step: int) -> None:
         """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which
@@ -260,7 +363,7 @@ class Replica:
 
     def _begin(self, source: Source) -> None:
         assert self._vectors is not None
-        part = self._make(self._vectors, source.samples, source.batch_size, self._computes)
+        part = self._make(self._vectors, source.samples, source.batch_size, self._epochs, self._computes)
         self._story = cast(Played, part.player)
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._driver.add_story(self.role, part.player.story(), self._endpoint, worker, self._store)
@@ -300,29 +403,9 @@ class Replica:
         return None
 
 
-class ServerOptimizer:
-    """What a user's loop calls instead of a `torch.optim` optimizer; the learning rate is set with `--lr` and
-    `--lr-schedule`.
-    """
-
-    def __init__(self, replica: Replica, vectors: FlatModule) -> None:
-        self._replica, self._vectors = replica, vectors
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of the last step."""
-        self._vectors.module.zero_grad(set_to_none)
-
-    def step(self) -> None:
-        """Push the gradients and fetch parameters, as the job's settings have it."""
-        self._replica.step()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"the server's optimizer has no {name!r} here: its state is on the shards; set the learning rate with "
-            "--lr, how it falls with"
-            " --lr-schedule instead of torch.optim.lr_scheduler, and what a parameter group has of its own in "
-            "replica.optimizer(model, groups)"
-        )
+def tensors_of(parameters: Any) -> list[torch.Tensor]:
+    """The parameters of a group: one, or several."""
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
 
 
 current: Replica | None = None

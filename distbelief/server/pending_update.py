@@ -4,7 +4,7 @@ for one, and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.core import roles
@@ -45,6 +45,14 @@ class PendingUpdate(NamedTuple):
     def acknowledged(self, version: Version) -> list[Effect]:
         """Tell those whose pushes are in it."""
         return [pushed(key.who, push, version) for key, push in self.taken]
+
+
+def mean_rate(pushes: Sequence[pushing.Push]) -> float:
+    """The factor of the learning rate that pushes bring, each weighted by its samples."""
+    if all(push.rate == 1.0 for push in pushes):
+        return 1.0
+    samples = sum(push.samples for push in pushes)
+    return sum(push.rate * push.samples for push in pushes) / samples if samples else pushes[0].rate
 
 
 def pushed(who: str, push: pushing.Push, version: Version, dropped: bool = False) -> Send:

@@ -12,6 +12,7 @@ nothing is lost: it is told of every update, and what the update lets the shard 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
 from distbelief.server.mirror import Make, Mirror
-from distbelief.server.pending_update import PendingUpdate, pushed, standing, taken, waiting
+from distbelief.server.pending_update import PendingUpdate, mean_rate, pushed, standing, taken, waiting
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
 
@@ -302,8 +303,10 @@ class Shard:
         known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
         if not known or event.ranges != here.covers:
             raise self._unread(sender, event)
-        if not 0 <= event.samples <= SAMPLES_LIMIT:
-            raise RemoteProtocolError(f"{sender} pushed the gradient of {event.samples} samples")
+        if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
+            raise RemoteProtocolError(
+                f"{sender} pushed the gradient of {event.samples} samples, at {event.rate} times the learning rate"
+            )
         noted = self.ledger.judge(sender, event.partition, event.incarnation, event.clock)
         if noted.taking is REFUSE:
             return []
@@ -318,17 +321,18 @@ class Shard:
                     f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
                 )
             self._latest[sender] = event.version.updates, staleness
-            floor, factor = self.policy.floor, here.rate(self.samples)
+            floor, factor = self.policy.floor, here.rate(self.samples) * event.rate
             if self._asks:
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action is HOLD:
                     self._pushes[key] = event, payload
                     return self._settle()
                 if verdict.action is GATHER:
-                    held.gather(sender, event.slot, payload, verdict.scale, average=False)
+                    scale = verdict.scale * event.rate
+                    held.gather(sender, event.slot, payload, scale, average=False)
                     self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
                     version = Version(incarnation, updates + 1)
-                    told = self._copy(GATHERED, sender, event, payload, staleness, verdict.scale)
+                    told = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*told, *self.mirror.after([pushed(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.apply(sender, event.slot, payload, factor)
@@ -423,12 +427,12 @@ class Shard:
         lie.
         """
         updates, own = self.version.updates, self.own
-        factor = own.rate(self.samples)
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stale = tuple(updates - self._based(push.version) for _, _, push, _ in held)
         for (key, weight, push, payload), staleness in zip(held, stale, strict=True):
             own.slice.gather(key.who, push.slot, payload, weight, average=True)
             self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+        factor = own.rate(self.samples) * mean_rate([push for _, _, push, _ in held])
         self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stale)
         said = own.exchange.say(self._floor, own.slice.squares()) if own.exchange.takes_part else []
         return said + self._finish()

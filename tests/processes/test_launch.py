@@ -18,7 +18,7 @@ from distbelief.core import records
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """
 import sys, torch, distbelief as db
@@ -227,6 +227,7 @@ def test_a_script_may_end_itself(tmp_path: Path, code: str) -> None:
     assert launch(tmp_path, after=f"sys.exit({code})")["outcome"] == "done"
 
 
+EPOCHS = "epoch = next(db.join().epochs(2))"
 WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "never asks for minibatches": (
         {"source": "import distbelief as db\ndb.join()\n"},
@@ -248,12 +249,79 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a batch size in words": ({"batch": "'16'"}, UsageError, r"batches\(batch_size='16'\): must be a whole number"),
     "no sample": ({"batch": "0"}, UsageError, r"batches\(batch_size=0\): must be a whole number, 1 or more"),
     "a scheduler": (
-        {"inside": "optimizer.param_groups[0]['lr'] = 0.1"},
-        TrainingError,
-        "AttributeError: .*no 'param_groups' .*--lr-schedule instead of",
+        {"inside": "optimizer.param_groups[0]['lr'] = 0.1", "lr_schedule": "linear"},
+        UsageError,
+        "sets the learning rate to 0.1, and so does the job .--lr-schedule",
+    ),
+    "a rate of no job": (
+        {"inside": "optimizer.param_groups[0]['lr'] = 0.2", "strategy": Allreduce()},
+        UsageError,
+        "sets the learning rate to 0.2: with strategy allreduce nobody but the job does; use --lr-schedule",
+    ),
+    "a rate that is none": (
+        {"inside": "optimizer.param_groups[0]['lr'] = -1.0"},
+        UsageError,
+        "sets the learning rate to -1: it began with 0.1, of which it must be a multiple",
+    ),
+    "a rate of one group": (
+        {"groups": GROUPS.replace("0.0", "0.1"), "inside": "optimizer.param_groups[1]['lr'] = 0.1"},
+        UsageError,
+        "sets the learning rates of its groups to 0.1, 0.1, which is not one factor",
+    ),
+    "a rate where there was none": (
+        {"groups": GROUPS, "inside": "optimizer.param_groups[0]['lr'] = 0.1"},
+        UsageError,
+        "sets the learning rate to 0.1, 0.3: it began with 0, 0.3, of which it must be a multiple",
+    ),
+    "a closure": (
+        {"inside": "optimizer.step(lambda: 0.0)"},
+        UsageError,
+        "a push is one gradient, .*L-BFGS is strategy sandblaster",
+    ),
+    "one more group": (
+        {"inside": "optimizer.add_param_group({'params': [nn.Parameter(torch.ones(1))]})"},
+        UsageError,
+        r"add_param_group\(\): .*give all groups at once",
+    ),
+    "a loop around it": (
+        {
+            "source": LOOP.format(**FIELDS)
+            .replace("for number, (x", "for epoch in range(3):\n  for number, (x")
+            .replace("\n    ", "\n      ")
+        },
+        UsageError,
+        r"batches\(\) within the loop of line \d+: .*for epoch in replica.epochs\(n\)",
+    ),
+    "an epoch twice": (
+        {"before": EPOCHS, "after": "for x, y in replica.batches(dataset, 16): pass"},
+        UsageError,
+        r"batches\(\) a second time in epoch \d: each is gone through once",
+    ),
+    "epochs twice": ({"after": "replica.epochs(2)"}, UsageError, r"epochs\(2\) after the training has begun"),
+    "half an epoch": ({"before": EPOCHS.replace("2", "1.5")}, UsageError, r"epochs\(1.5\): must be a whole number"),
+    "two numbers of epochs": (
+        {"before": EPOCHS, "epochs": 7},
+        UsageError,
+        r"--epochs 7: the script goes through replica.epochs\(2\); leave one of them off",
+    ),
+    "other epochs": (
+        {"before": EPOCHS.replace("2", "100_000 + db.join().index"), "epochs": 1},
+        DistbeliefError,
+        r"goes through replica.epochs\(10000\d\), the job through 10000\d: it is one number for all",
+    ),
+    "an end before the beginning": ({"before": "db.join().stop()"}, UsageError, r"stop\(\) outside of a minibatch"),
+    "a minibatch without a step": (
+        {"inside": "if number == 1: continue", "strategy": Allreduce()},
+        UsageError,
+        r"without optimizer.step\(\) for the last: with strategy allreduce each minibatch is one step",
+    ),
+    "a minibatch without a step, ahead": (
+        {"inside": "if number == 1: continue", "strategy": Synchronous(prefetch=1)},
+        UsageError,
+        r"without optimizer.step\(\) for the last: with --prefetch 1 each minibatch is one step",
     ),
     "an empty dataset": ({"samples": "0"}, DistbeliefError, "the training set is empty"),
-    "no step": ({"inside": "continue"}, UsageError, r"without optimizer.step\(\)"),
+    "no step": ({"inside": "continue"}, UsageError, r"without optimizer.step\(\): nothing was trained"),
     "a step too many": (
         {"inside": "model(x).sum().backward(); optimizer.step()"},
         UsageError,
@@ -331,7 +399,7 @@ def test_what_is_wrong_is_one_clear_error(tmp_path: Path, watch: jobs.Watch, nam
     source = {"source": options["source"].replace("{", "{{")} if "source" in options else {}
     with pytest.raises(kind, match=f"(?s){words}") as caught:
         # long enough that the second replica joins before the first has done it all: the error ends it
-        launch(tmp_path, epochs=100_000 if "other" in name else 2, **{**options, **source})
+        launch(tmp_path, **{"epochs": 100_000 if "other" in name else 2, **options, **source})
     assert "\n" not in str(caught.value)
     if "raises" in name:
         (trace,) = caught.value.__notes__

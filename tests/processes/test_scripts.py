@@ -3,14 +3,18 @@
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import jobs
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from distbelief.core import records
+from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Downpour
+from distbelief.strategies import Allreduce, Downpour, Synchronous
 
 SCRIPT = """
 import multiprocessing, os, sys, time
@@ -117,3 +121,94 @@ print(drawn, file=open({str(tmp_path / "drawn")!r}, "a"))
         assert Local().launch(job, [str(tmp_path / "script.py")])["outcome"] == "done"
     one, other = (tmp_path / "drawn").read_text().splitlines()
     assert one == other
+
+
+LOOP = """
+import sys, torch, distbelief as db, jobs
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+def train(model, optimizer, epochs, batches):
+    {before}
+    for epoch in epochs:
+        for number, (x, y) in enumerate(batches(epoch)):
+            {inside}
+        {after}
+
+if __name__ == "__main__":
+    replica = db.join()
+    seen = []
+    def batches(epoch):
+        for batch in replica.batches(jobs.data(), jobs.BATCH):
+            seen[epoch:] = [[*(seen[epoch] if seen[epoch:] else []), batch]]
+            yield batch
+    model = jobs.net()
+    train(model, replica.optimizer(model), replica.epochs(3), batches)
+    torch.save(seen, sys.argv[1])
+"""
+STEP = "optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()"
+HALF = "torch.nn.functional.cross_entropy(model(x), y).backward()"
+LOOPS: dict[str, dict[str, str]] = {
+    "plain": {"inside": STEP},
+    "a scheduler": {"before": "schedule = StepLR(optimizer, 1, 0.5)", "inside": STEP, "after": "schedule.step()"},
+    "a plateau": {
+        "before": "schedule = ReduceLROnPlateau(optimizer, patience=0)",
+        "inside": STEP,
+        "after": "schedule.step(1.0)",
+    },
+    "by hand": {"inside": STEP, "after": "optimizer.param_groups[0]['lr'] /= 4"},
+    "accumulated": {
+        "inside": f"{HALF}; number % 2 and (optimizer.step(), optimizer.zero_grad())",
+        "after": "optimizer.zero_grad()",
+    },
+    "passed over": {"inside": f"if number % 3 == 1: continue\n            {STEP}"},
+    "scaled": {
+        "before": "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)",
+        "inside": "optimizer.zero_grad(); scaler.scale(torch.nn.functional.cross_entropy(model(x), y) / (number != 4)"
+        ").backward(); scaler.step(optimizer); scaler.update()",
+    },
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_any_shape_trains_as_the_plain_one(tmp_path: Path, name: str) -> None:
+    source = LOOP.format(**{"before": "", "after": "", **LOOPS[name]})
+    (tmp_path / "script.py").write_text(source)
+    job = jobs.job(tmp_path / "run", Downpour(replicas=1, shards=2, optimizer=optim("momentum", lr=0.1)), task="script")
+    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    assert (result["outcome"], result["epochs"], result["steps"]) == ("done", 3, 63)
+    assert result["samples"] == 3 * jobs.SAMPLES - (3 * 7 * jobs.BATCH if name == "passed over" else 0)
+    seen = torch.load(tmp_path / "seen")
+    assert [sum(len(y) for _, y in epoch) for epoch in seen] == [jobs.SAMPLES] * 3
+    space: dict[str, Any] = {"__name__": "plain"}
+    exec(source, space)
+    torch.manual_seed(0)
+    model = jobs.net()
+    before = [value.clone() for value in model.parameters()]
+    space["train"](
+        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), range(3), lambda epoch: seen[epoch]
+    )
+    trained = load_file(tmp_path / "run" / "model.safetensors")
+    for (key, value), first in zip(model.named_parameters(), before, strict=True):
+        assert not torch.equal(value, first)
+        torch.testing.assert_close(trained[key], value.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [Downpour(), Synchronous(), Allreduce()], ids=lambda one: one.name)
+def test_a_script_stops_the_job_for_all(tmp_path: Path, strategy: Any) -> None:
+    source = LOOP.format(
+        before="", inside=f"{STEP}; number == 3 and db.join().index == 0 and db.join().stop()", after=""
+    )
+    (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(100_000)"))
+    job = jobs.job(tmp_path / "run", strategy, task="script")
+    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
+    assert 4 <= result["steps"] < 100_000
+
+
+def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Watch) -> None:
+    source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: break", after="")
+    (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(40)"))
+    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    assert (result["outcome"], result["samples"]) == ("done", 40 * jobs.SAMPLES)
+    assert "replica 1 ends its part here: its script has left the loop" in {one.text for one in watch.of(records.Note)}

@@ -45,6 +45,7 @@ class Enter(Message, frozen=True, array_like=True, tag=True, gc=False):
     batch_size: int
     digest: str
     store: str = ""
+    epochs: int = 0
 
 
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -19,13 +19,14 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A replica (or the evaluator) asks to take part. `samples` is the size of its training set; 0 from the evaluator.
-    `batch_size` is the user's where his own loop names it, else 0: the job's.
+    `batch_size` and `epochs` are the user's where his own loop names them, else 0: the job's.
     """
 
     incarnation: int
     layout: Layout
     samples: int
     batch_size: int = 0
+    epochs: int = 0
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -73,6 +74,8 @@ class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     for_good: bool = False
     """Whether it could not take up work again: its own loop is over."""
+    stops: bool = False
+    """Whether its script ends the job for all."""
 
 
 class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):

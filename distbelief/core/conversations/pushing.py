@@ -34,6 +34,8 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """What it covers of the flat vector, in order."""
     encoding: str = DENSE
     """One of `ENCODINGS`."""
+    rate: float = 1.0
+    """A factor of the learning rate, as the script of the replica sets it."""
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):

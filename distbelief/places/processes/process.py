@@ -372,6 +372,7 @@ class _Process:
         flat: FlatModule,
         computes: Callable[[float], Compute],
         batch_size: int = 0,
+        epochs: int = 0,
         scripted: bool = False,
         part: SplitPart | None = None,
     ) -> Context:
@@ -389,6 +390,7 @@ class _Process:
             spec.evaluator,
             part,
             batch_size,
+            epochs,
             scripted,
             self._memory,
             self._crossings,
@@ -493,11 +495,11 @@ class _Process:
         self.endpoint.close()
 
     def _scripted_part(
-        self, flat: FlatModule, samples: int, batch_size: int, computes: Callable[[float], Compute]
+        self, flat: FlatModule, samples: int, batch_size: int, epochs: int, computes: Callable[[float], Compute]
     ) -> Part:
         """What a replica plays whose loop is the user's."""
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        part = self.players.replica(self._context(task, samples, flat, computes, batch_size, scripted=True))
+        part = self.players.replica(self._context(task, samples, flat, computes, batch_size, epochs, scripted=True))
 
         def attach(plan: Plan, arena: Arena) -> None:
             if self.spec.init_from:

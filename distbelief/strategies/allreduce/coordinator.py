@@ -81,7 +81,7 @@ class AllreduceCoordinator(Answering):
             grouping.Broken: self._on_broken,
             grouping.Kept: self._on_kept,
             evaluating.Evaluated: self._on_evaluated,
-            membership.Leave: lambda sender, _: self._without(sender, self._why_left, -1, died=False),
+            membership.Leave: self._on_leave,
             membership.Stop: self._on_stop,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,
@@ -129,11 +129,16 @@ class AllreduceCoordinator(Answering):
     def _enter(self, phase: GroupPhase) -> None:
         self.phase = GROUP_PHASES.move(self.phase, phase)
 
+    def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
+        if event.stops and self._may(GroupMay.DEAL):
+            self._close(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
+        return self._without(sender, self._why_left, -1, died=False)
+
     # forming groups
 
     def _on_enter(self, sender: str, event: grouping.Enter) -> list[Effect]:
         self._lives.begin(sender, event.incarnation)
-        join = membership.Join(event.incarnation, event.layout, event.samples, event.batch_size)
+        join = membership.Join(event.incarnation, event.layout, event.samples, event.batch_size, event.epochs)
         try:
             if self.plan is None:
                 self.plan = admission.plan(self.settings, join)

@@ -82,17 +82,22 @@ class AllreduceReplica:
             it is over.
         store: where a group that torch.distributed makes meets, if this is its first member.
         choose: the algorithm for a bucket among so many ranks, where the job's is auto.
+        epochs: that the user's own loop names; 0 where the job's are taken.
     """
 
     def __init__(
         self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0,
         reduces: bool = False,
-        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
+        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None, epochs: int = 0,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
         self.rounds = grouping.NOTHING
-        self._enter = grouping.Enter(incarnation, address, whole.layout, samples, batch_size, whole.digest(), store)
+        self._enter = grouping.Enter(
+            incarnation, address, whole.layout, samples, batch_size, whole.digest(), store, epochs
+        )
+        self.stops = False
+        """Whether its script ends the job for all."""
         self._reduces, self._gradual, self._choose = reduces, gradual, choose
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
@@ -131,7 +136,7 @@ class AllreduceReplica:
                 assert halt is not None
                 self._group = -1
                 yield Send(roles.COORDINATOR, grouping.Halted(halt, self.rounds))
-        yield Send(roles.COORDINATOR, membership.Leave())
+        yield Send(roles.COORDINATOR, membership.Leave(stops=self.stops))
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""

@@ -44,6 +44,7 @@ def process_replica(context: Context) -> Part:
         context.incarnation,
         reduces=True,
         store=carried.store if isinstance(carried, ProcessGroup) else "",
+        epochs=context.epochs,
     )
     worker = Worker(
         lambda plan, _: whole.bind(plan),

@@ -25,7 +25,9 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 def replica(context: Context) -> Part:
     """What a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
-    story = DownpourReplica(role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split)
+    story = DownpourReplica(
+        role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs
+    )
     return served(context, story)
 
 

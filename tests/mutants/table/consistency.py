@@ -248,7 +248,7 @@ MUTANTS = [
     ),
     Mutant(
         "a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",
-        "        factor = own.rate(self.samples)\n", "        factor = own.rate(self.samples + due.samples)\n",
+        "factor = own.rate(self.samples) * mean", "factor = own.rate(self.samples + due.samples) * mean",
         (CONSISTENCY_SWEEP,), seconds=15,
     ),
     Mutant(

@@ -6,7 +6,27 @@ LEFT = "No process, socket or shared-memory segment outlives a job"
 LIVES = "A replica that dies is started anew"
 PREDICTED = "What `predict` writes is what the model answers"
 
+SCRIPTS = "A script with its own schedule of the rate"
+
 MUTANTS = [
+    Mutant(
+        "the-rate-of-a-script-stays-behind",
+        SCRIPTS,
+        "server/shard.py",
+        "here.rate(self.samples) * event.rate",
+        "here.rate(self.samples)",
+        ("tests/processes/test_scripts.py::test_a_loop_of_any_shape_trains_as_the_plain_one[a scheduler]",),
+        seconds=10,
+    ),
+    Mutant(
+        "what-is-accumulated-has-no-samples",
+        SCRIPTS,
+        "runtime/loop.py",
+        "samples = self._samples if self._optimizer.has_gradient else 0",
+        "samples = 0",
+        ("tests/processes/test_scripts.py::test_a_loop_of_any_shape_trains_as_the_plain_one[accumulated]",),
+        seconds=10,
+    ),
     Mutant(
         "what-a-script-forks-outlives-its-replica",
         LEFT,

@@ -1,0 +1,119 @@
+"""The server's optimizer as a user's loop sees it: a `torch.optim.Optimizer`, whose state is on the shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distbelief.core.settings import Holder, Settings
+from distbelief.errors import UsageError
+from distbelief.tasks.flat import FlatModule
+
+PUSHED = "_distbelief_pushed"
+"""Of a gradient that was pushed: its version then, by which one that has grown since is told from it."""
+
+
+class ServerOptimizer(torch.optim.Optimizer):
+    """What a user's loop steps instead of an optimizer of its own.
+
+    The rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it) goes with each push, as a factor of the
+    rate that the job began with.
+
+    Args:
+        vectors: of the model.
+        groups: parameter groups, as `torch.optim` takes them; None for one.
+        settings: of the job, as it was launched.
+        step: hands the gradient to the replica.
+    """
+
+    def __init__(
+        self,
+        vectors: FlatModule,
+        groups: Sequence[Mapping[str, Any]] | None,
+        settings: Settings,
+        step: Callable[[], None],
+    ) -> None:
+        self._vectors, self._settings, self._push = vectors, settings, step
+        self._begun = False
+        made = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
+        super().__init__(made, {"lr": settings.optimizer.lr})
+        self._rates = [float(group["lr"]) for group in self.param_groups]
+        self._begun = True
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # there is no loss to return
+        """Push the gradients and fetch parameters, as the job's settings have it.
+
+        Raises:
+            UsageError: a closure is given.
+        """
+        if closure is not None:
+            raise UsageError(
+                "optimizer.step(closure): a push is one gradient, and is not computed again; L-BFGS is strategy "
+                "sandblaster, which trains a task: distbelief train module:task sandblaster"
+            )
+        self._push()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once the parameters are the server's.
+
+        Raises:
+            UsageError: as it says.
+        """
+        if self._begun:
+            raise UsageError(
+                "add_param_group(): what each shard holds is settled; give all groups at once: "
+                "replica.optimizer(model, groups)"
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def factor(self) -> float:
+        """What the script has made of the job's rate, as a factor of it.
+
+        Raises:
+            UsageError: it differs between groups, is no number, or is the job's to say.
+        """
+        rates = [(float(group["lr"]), first) for group, first in zip(self.param_groups, self._rates, strict=True)]
+        if all(rate == first for rate, first in rates):
+            return 1.0
+        told = ", ".join(f"{rate:g}" for rate, _ in rates)
+        factors = [rate / first for rate, first in rates if first]
+        one = factors[0] if factors else -1.0
+        if not 0.0 <= one < math.inf or any(rate for rate, first in rates if not first):
+            raise UsageError(
+                f"the script sets the learning rate to {told}: it began with "
+                f"{', '.join(f'{first:g}' for _, first in rates)}, of which it must be a multiple"
+            )
+        if not all(math.isclose(factor, one, rel_tol=1e-9) for factor in factors):
+            raise UsageError(
+                f"the script sets the learning rates of its groups to {told}, which is not one factor of what they "
+                "were: a push takes one with it; set lr in replica.optimizer(model, groups), and multiply all alike"
+            )
+        rate = self._settings.rate
+        if rate.lr_schedule != "constant" or rate.warmup_epochs:
+            raise UsageError(
+                f"the script sets the learning rate to {told}, and so does the job (--lr-schedule, --warmup-epochs): "
+                "leave one of them off"
+            )
+        if self._settings.strategy.held_by is not Holder.SHARDS:
+            raise UsageError(
+                f"the script sets the learning rate to {told}: with strategy {self._settings.strategy.name} nobody but "
+                "the job does; use --lr-schedule"
+            )
+        return one
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is a gradient that was not pushed."""
+        gradients = (parameter.grad for parameter in self._vectors.trained)
+        return any(one is not None and getattr(one, PUSHED, -1) != one._version for one in gradients)
+
+    def mark_pushed(self) -> None:
+        """The gradients that are there were pushed."""
+        for gradient in (parameter.grad for parameter in self._vectors.trained):
+            if isinstance(gradient, Tensor):
+                setattr(gradient, PUSHED, gradient._version)
