@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from distbelief.cli import words
+from distbelief.cli.config import configured
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
 from distbelief.core.values import read_as
@@ -55,6 +56,14 @@ class Showing:
     """Show nothing but, at the end, the run folder."""
     json: bool = False
     """Show what happens as lines of JSON; the last one is the result."""
+
+
+@dataclass(frozen=True)
+class Configuring:
+    """Where options are from."""
+
+    config: str = ""
+    """A TOML file of options, such as replicas = 2; what stands on the command line goes before what the file has."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def groups(command: str, strategy: str) -> Mapping[str, list[Source]]:
     found: dict[str, list[Source]] = {
         strategy.rpartition(":")[2]: own,
         "optimizer": stepping,
-        "job": [(Job, job)],
+        "job": [(Job, job), (Configuring, ())],
         "cluster": place,
         "view": [(Showing, ())],
     }
@@ -192,6 +201,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     found = groups(command, strategy)
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
     refuse(prog, args, _names(found), _elsewhere(command, strategy))
+    given = configured(args, _names(found))
     meanings = LAUNCHED if command == "launch" else {}
     made = [
         (name, Annotated[_flat(sources, name, meanings), tyro.conf.arg(name="")], dataclasses.MISSING)
@@ -199,7 +209,12 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     ]
     whole = dataclasses.make_dataclass("Whole", [(name, kind) for name, kind, _ in made])
     meaning, *_ = (inspect.getdoc(find(strategy)) or "").split("\n\n")
-    values = _ask(whole, prog, " ".join(meaning.split()), args)
+    try:
+        values = _ask(whole, prog, " ".join(meaning.split()), given.words)
+    except UsageError as error:
+        told = str(error)
+        place = next((at for name, at in given.places.items() if told.startswith((f"{name} ", f"{name}:"))), "")
+        raise (UsageError(f"{place}: {error}") if place else error) from None
     flat = {name: value for group in found for name, value in vars(getattr(values, group)).items()}
     return Options(find(strategy), flat)
 

@@ -30,7 +30,7 @@ SHARED = (
     "--optimizer --lr --weight-decay --decay-exempt --optimizer-options --epochs --batch-size --lr-schedule "
     "--clip-norm --precision --seed --checkpoint-every"
     " --drop-last --snapshot-every --lr-steps --lr-gamma --lr-power --warmup --warmup-epochs"
-    " --keep-checkpoints --device --threads --init-from --out --resume --quiet --json"
+    " --keep-checkpoints --device --threads --init-from --out --resume --config --quiet --json"
 )
 TASK = "--target-accuracy --evaluate-every --data-dir"
 SPLIT = "--partitions --split --microbatches --schedule"
@@ -132,6 +132,45 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     assert options.parse("train", "mnist", "downpour", words).local() == db.Local(
         "tcp", "10.0.0.1:7000", "node7", True, True
     )
+
+
+def test_options_come_from_a_file_and_the_command_line_goes_before(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'replicas = 3\nepochs = 4\nlr = 0.25\noptimizer = "adam"\ndrop_last = true\nresume = false\n'
+        'lr-schedule = "step"\n'
+        'lr_steps = [2, 3.5]\noptimizer_options = ["betas=0.5,0.75"]\n'
+    )
+    asked = options.parse("train", "mnist", "downpour", ["--config", str(file), "--lr", "0.5", f"--out={tmp_path}"])
+    optimizer = db.optim("adam", lr=0.5, betas=(0.5, 0.75))
+    more: dict[str, Any] = {"drop_last": True, "lr_schedule": "step", "lr_steps": (2.0, 3.5), "out": str(tmp_path)}
+    assert asked.job("mnist") == db.Job("mnist", db.Downpour(3, optimizer=optimizer), 4, **more)
+    assert options.split_script("downpour", ["--config", "job.toml", "mine.py"]) == (
+        ["--config", "job.toml"],
+        ["mine.py"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lr = 0.1\n\nreplcias = 3\n", "job.toml, line 3: no option 'replcias' here; did you mean 'replicas'?"),
+        ("accumulate = 2\n", "job.toml, line 1: no option 'accumulate' here"),
+        ('config = "other.toml"\n', "job.toml, line 1: no option 'config' here"),
+        ('lr = 0.1\nreplicas = "two"\n', "job.toml, line 2: --replicas 'two': is not a whole number"),
+        ("[replicas]\ncount = 2\n", "job.toml, line 1: replicas is a dict: write replicas = value, without tables"),
+        ("replicas: 3\n", "--config job.toml: is no TOML"),
+        (None, "--config job.toml: No such file or directory; name a TOML file of options"),
+    ],
+)
+def test_a_file_of_options_that_is_wrong_names_file_line_and_nearest_word(
+    text: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("job.toml").write_text(text)
+    assert main.run(["train", "mnist", "downpour", "--config", "job.toml"]) == 2
+    assert told in capsys.readouterr().err
 
 
 def spec(*args: str) -> Spec:

@@ -1,0 +1,98 @@
+"""Options from a TOML file, as if they stood on the command line before all that does."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distbelief.core.settings import option
+from distbelief.errors import UsageError
+
+CONFIG = "--config"
+
+
+class Configured(NamedTuple):
+    """The words of a command, those of its file among them."""
+
+    words: list[str]
+    places: dict[str, str]
+    """Of each option that the file gives: the file, and the line."""
+
+
+def configured(args: Sequence[str], known: Collection[str]) -> Configured:
+    """The words of a command with those of the file that `--config` names before them; what the command line has too
+    is taken from there.
+
+    Args:
+        args: of the command, after its first words.
+        known: its options, such as `--replicas`.
+
+    Raises:
+        UsageError: there is no such file, it is no TOML, or has a key or a value that is none.
+    """
+    words, paths = _without_config(args)
+    if not paths:
+        return Configured(words, {})
+    if len(paths) > 1:
+        raise UsageError(f"{CONFIG} {' '.join(paths)}: name one file")
+    text, given = _read(paths[0]), {word.partition("=")[0].replace("_", "-") for word in words}
+    first: list[str] = []
+    places: dict[str, str] = {}
+    for key, value in text.items():
+        line = _line_of(Path(paths[0]).read_text(), key)
+        place, name = f"{paths[0]}, line {line}", option(key)
+        if name not in known or name == CONFIG:
+            raise UsageError(f"{place}: no option {key!r} here{_nearest(key, known)}")
+        if name not in given:
+            first += _words(name, value, place)
+            places[name] = place
+    return Configured([*first, *words], places)
+
+
+def _without_config(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    words, paths, rest = [], [], iter(args)
+    for word in rest:
+        name, given, path = word.partition("=")
+        if name != CONFIG:
+            words.append(word)
+        elif path := path if given else next(rest, ""):
+            paths.append(path)
+        else:
+            raise UsageError(f"{CONFIG}: its value is missing")
+    return words, paths
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"{CONFIG} {path}: {error.strerror}; name a TOML file of options") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{CONFIG} {path}: is no TOML: {error}; write lines such as replicas = 2") from error
+
+
+def _line_of(text: str, key: str) -> int:
+    found = re.search(rf"^\s*[\[\"']*{re.escape(key)}\b", text, re.MULTILINE)
+    return text[: found.end()].count("\n") + 1 if found else 1
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    names = [name.removeprefix("--").replace("-", "_") for name in known if name != CONFIG]
+    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else "; its options are those of --help, such as replicas"
+
+
+def _words(name: str, value: Any, place: str) -> list[str]:
+    """A value as the command line has it; a flag that is false is left off."""
+    if isinstance(value, bool):
+        return [name] if value else []
+    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
+        return [name, *map(str, value)] if value else []
+    if isinstance(value, str | int | float):
+        return [name, str(value)]
+    key = name.removeprefix("--").replace("-", "_")
+    raise UsageError(f"{place}: {key} is a {type(value).__name__}: write {key} = value, without tables")
