@@ -16,6 +16,7 @@ import msgspec
 
 from distbelief.bench import BENCHES
 from distbelief.cli import INTERRUPTED, options, words
+from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
 from distbelief.cli.reports import report, runs
@@ -47,7 +48,10 @@ MOST_DRAWN = 64
 
 
 def train(args: list[str]) -> int:
-    """`distbelief train TASK STRATEGY [options]`."""
+    """`distbelief train TASK STRATEGY [options]`; the strategy may be `auto`."""
+    if args[1:2] == [AUTO] and not args[0].startswith("-"):
+        check_task(args[0])
+        args = chosen(args[0], args[2:])
     task, strategy, rest = _task_and_strategy("train", args)
     asked = options.parse("train", task, strategy, rest)
     job = asked.job(task)

@@ -19,6 +19,7 @@ usage: distbelief COMMAND ...
 Train deep networks on many machines: DistBelief on today's PyTorch.
 
   train TASK STRATEGY [options]                    train a task on this machine
+  train TASK auto [options]                        the same, with what `plan` finds fastest on this machine
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target

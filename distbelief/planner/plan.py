@@ -133,11 +133,11 @@ def plan(
             f"needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
         )
     told("what would change the answer")
-    changes = _changes([asked[row.what] for row in rows[:CONTENDERS] if row.terms], pricing, cluster)
+    changes = _changes([row for row in rows[:CONTENDERS] if row.terms], asked, pricing, cluster)
     found = Plan(
         task=made.reference, machines=str(there), batch_size=batch_size, step=here.step, together=here.together,
         rows=rows, why=_why(rows), changes=changes,
-        notes=[UNSEEN, *here.notes, *_calibrated(rows, own, len(known) - len(own), file)],
+        notes=[UNSEEN, *here.notes, *_calibrated(rows, sum(one.machine != trials.this_kind() for one in known), file)],
     )  # fmt: skip
     if run:
         _try(found, run, task, asked, here, data_dir, told)
@@ -237,11 +237,11 @@ def _corrected(row: Row, known: Sequence[trials.Trial], task: str, batch_size: i
     return msgspec.structs.replace(row, terms=trials.corrected(row.terms, factor), corrected=factor)
 
 
-def _calibrated(rows: Sequence[Row], own: Sequence[trials.Trial], others: int, file: Path) -> list[str]:
+def _calibrated(rows: Sequence[Row], others: int, file: Path) -> list[str]:
     """What earlier trials have to do with a plan."""
     factors = {row.command.split()[0]: row.corrected for row in rows if row.corrected != 1.0}
     told = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
-    notes = [f"corrected by {len(own)} trials on this machine, in {file}: {told} times the rate"] if told else []
+    notes = [f"corrected by trials of this task on this machine, in {file}: {told} times the rate"] if told else []
     if others:
         notes.append(f"{others} trials in {file} are of another machine, or another torch, and count for nothing")
     return notes
@@ -325,7 +325,7 @@ def _enough(rows: Sequence[Row], name: str) -> str:
     return f"one more replica brings {WORTH:.0%} or more up to {rates[-1][0]}, the most there can be"
 
 
-def _changes(best: Sequence[Candidate], pricing: Pricing, cluster: Cluster) -> list[str]:
+def _changes(best: Sequence[Row], asked: Mapping[str, Candidate], pricing: Pricing, cluster: Cluster) -> list[str]:
     """What the answer would be with another network, and with a slow replica."""
     network, told = cluster.network, []
     others: Mapping[str, dict[str, Any]] = {
@@ -335,8 +335,8 @@ def _changes(best: Sequence[Candidate], pricing: Pricing, cluster: Cluster) -> l
     }
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)
-        rates = {str(one): pricing.price(one, changed).samples_per_second for one in best}
+        rates = {row.what: row.corrected * pricing.price(asked[row.what], changed).samples_per_second for row in best}
         first = max(rates, key=lambda name: rates[name])
-        same = "still " if first == str(best[0]) else ""
+        same = "still " if first == best[0].what else ""
         told.append(f"{what}: {same}{first}, {rates[first]:,.0f} samples/s")
     return told

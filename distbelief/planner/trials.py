@@ -97,7 +97,7 @@ def add(path: Path, trials: Sequence[Trial]) -> None:
 
 def correction(trials: Sequence[Trial], strategy: str, task: str, batch_size: int) -> tuple[float, int]:
     """What a strategy's rate is to be multiplied with, and by how many trials that is known: those of this task and
-    batch size, else of this task, else of any.
+    batch size. What another task's showed says little, since what is added to a step is then another part of it.
 
     >>> from distbelief.planner.pricing import Terms
     >>> def trial(task, rate):
@@ -107,12 +107,10 @@ def correction(trials: Sequence[Trial], strategy: str, task: str, batch_size: in
     >>> trials = [trial("mnist", 75.0), trial("mnist", 100.0), trial("digits", 50.0)]
     >>> correction(trials, "downpour", "mnist", 64), correction(trials, "allreduce", "mnist", 64)
     ((0.875, 2), (1.0, 0))
-    >>> correction(trials, "downpour", "gpt-tiny", 64)
-    (0.75, 3)
+    >>> correction(trials, "downpour", "mnist", 32)
+    (1.0, 0)
     """
-    own = [one for one in trials if one.strategy == strategy]
-    same = [one for one in own if one.task == task]
-    found = [one for one in same if one.batch_size == batch_size] or same or own
+    found = [one for one in trials if (one.strategy, one.task, one.batch_size) == (strategy, task, batch_size)]
     return (statistics.median(one.ratio for one in found), len(found)) if found else (1.0, 0)
 
 

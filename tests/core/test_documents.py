@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,7 +72,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_tables, "show_split", lambda _: None)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "")
     monkeypatch.setattr(commands.Path, "write_text", lambda *_: None)
-    monkeypatch.setattr(plan, "plan", lambda *_, **__: None)
+    first = SimpleNamespace(why="", first=SimpleNamespace(command="single"))
+    monkeypatch.setattr(plan, "plan", lambda *_, **__: first)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
     monkeypatch.setattr(
         evaluate,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import distbelief as db
-from distbelief.cli import main
+from distbelief.cli import commands, main
 from distbelief.costs.profile import Point, Profile
 from distbelief.costs.trace import Tracer
 from distbelief.errors import UsageError
@@ -223,7 +223,7 @@ def test_the_best_are_run_and_later_plans_are_corrected_by_what_was_seen(
     assert after.corrected < 1
     assert after.terms.samples_per_second == pytest.approx(before.terms.samples_per_second * after.corrected)
     assert after.terms.step == pytest.approx(before.terms.step / after.corrected)
-    assert any("corrected by 2 trials" in note for note in again.notes)
+    assert any("corrected by trials of this task" in note for note in again.notes)
     # what a trial is kept with is the price itself: a correction is not corrected again
     made(HERE, run=1, strategies=("single", "hogwild"))
     newest = trials.read(tmp_path / "distbelief" / "calibration.json")[-1]
@@ -281,4 +281,42 @@ def test_a_run_or_a_calibration_that_cannot_be_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("spoilt.json").write_text('[{"machine": 3')
     assert main.run(["plan", "digits", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_auto_trains_with_the_first_of_the_plan_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[db.Job] = []
+    result = {"outcome": "done", "run": "there", "task": "digits"}
+    monkeypatch.setattr(db.Local, "run", lambda _, job, __: [trained.append(job), result][1])
+    monkeypatch.setattr(commands.forkserver, "start", lambda: None)
+    found, asked = made("1x2", strategies=("allreduce",)), dict[str, Any]()
+    monkeypatch.setattr(planning, "plan", lambda task, **more: [asked.update(more, task=task), found][1])
+    assert main.run(["train", "digits", "auto", "--batch-size", "32", "--optimizer", "adam", "--json"]) == 0
+    assert (asked["task"], asked["batch_size"], asked["optimizer"].name) == ("digits", 32, "adam")
+    [job] = trained
+    assert job.strategy == db.Allreduce(replicas=2, optimizer=db.optim("adam"))
+    assert job.batch_size == 32
+    capsys.readouterr()
+    monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "")
+    assert main.run(["train", "digits", "auto"]) == 0
+    assert f"{found.why}\ndistbelief train digits allreduce --replicas 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["digits", "auto", "--replicas", "3"], "--replicas: auto chooses it"),
+        (["digits", "auto", "--resume"], "--resume goes on with what was chosen"),
+        (["digits", "auto", "--push-every", "3"], "it belongs to strategy downpour"),
+        (["digits", "auto", "--device", "cuda"], "--device cuda: auto plans for cpu"),
+        (["digits", "auto", "--threads", "2"], "--threads 2: auto plans for 1"),
+        (["digts", "auto"], "did you mean 'digits'?"),
+    ],
+)
+def test_auto_refuses_what_a_plan_knows_nothing_of(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["train", *words]) == 2
     assert told in capsys.readouterr().err

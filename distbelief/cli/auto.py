@@ -1,0 +1,47 @@
+"""`distbelief train TASK auto`: the way of training that a plan for this machine puts first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distbelief.cli import options
+from distbelief.errors import UsageError
+
+AUTO = "auto"
+CHOSEN = ("--replicas", "--shards")
+"""What the plan chooses."""
+PLAIN = {"device": "cpu", "threads": 1, "precision": "float32"}
+"""What the steps of a plan are profiled with."""
+
+
+def chosen(task: str, rest: Sequence[str]) -> list[str]:
+    """The words of `train` for what is fastest here: task, strategy and options; it is told why.
+
+    Args:
+        task: what is trained.
+        rest: the options that were given, which every strategy must have.
+
+    Raises:
+        UsageError: an option that not every strategy has, or that a plan knows nothing of.
+    """
+    for word in rest:
+        if word.partition("=")[0] in CHOSEN:
+            raise UsageError(f"{word}: auto chooses it; leave it off, or name a strategy")
+        if word == "--resume":
+            raise UsageError("--resume goes on with what was chosen: name the strategy that job.json of the run names")
+    asked = options.parse("train", task, "single", rest)
+    asked.job(task)
+    for name, value in PLAIN.items():
+        if asked.values[name] != value:
+            raise UsageError(f"--{name} {asked.values[name]}: auto plans for {value}; name a strategy, or leave it off")
+    from distbelief.cli.cost_tables import progress
+    from distbelief.planner import plan as planning
+
+    with progress(f"planning {task}") as told:
+        found = planning.plan(
+            task, batch_size=asked.values["batch_size"], optimizer=asked.optimizer(),
+            data_dir=asked.values["data_dir"], told=told,
+        )  # fmt: skip
+    if not (asked.showing.quiet or asked.showing.json):
+        print(f"{found.why}\ndistbelief train {task} {found.first.command}", flush=True)
+    return [task, *found.first.command.split(), *rest]
