@@ -202,7 +202,10 @@ def numbers(seed: int) -> torch.Tensor:
 @pytest.fixture
 def memory_of() -> Iterator[Callable[[str], Memory]]:
     """Makes the memory of a job with an optimizer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads of torch do not survive a fork: an update that used some would wait for ever
     with contextlib.ExitStack() as made_ones:
+        made_ones.callback(torch.set_num_threads, before)
 
         def make(optimizer: str) -> Memory:
             one = Memory(optimizer)
