@@ -18,14 +18,6 @@ MUTANTS = [
         (KILLED,),
     ),
     Mutant(
-        "a-note-is-written-over-the-newest",
-        DIRECT,
-        "server/passed.py",
-        "room = self._own[self._noted == self._own[0]]",
-        "room = self._own[self._noted != self._own[0]]",
-        (KILLED,),
-    ),
-    Mutant(
         "what-others-have-done-is-not-looked-at",
         DIRECT,
         "runtime/direct.py",
