@@ -316,7 +316,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
         r"without optimizer.step\(\) for the last: with strategy allreduce each minibatch is one step",
     ),
     "a minibatch without a step, ahead": (
-        {"inside": "if number == 1: continue", "strategy": Synchronous(prefetch=1)},
+        {"inside": "if number == 1: continue", "strategy": Bounded(prefetch=1)},
         UsageError,
         r"without optimizer.step\(\) for the last: with --prefetch 1 each minibatch is one step",
     ),
