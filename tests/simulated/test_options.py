@@ -219,7 +219,10 @@ ALL: dict[str, Cases] = {
     "partitions": Case(2, "traffic"),
     "split": Case("neurons", "traffic", {"partitions": 2}),
     "microbatches": Case(2, "traffic", {"partitions": 2, "split": "stages"}),
-    "schedule": Case("gpipe", "traffic", {"partitions": 2, "split": "stages", "microbatches": 3}),
+    "schedule": Case(
+        "gpipe", "traffic",
+        {"partitions": 2, "split": "stages", "microbatches": 3, "batch_size": 6, "drop_last": True},
+    ),
     "push_every": Case(2),
     "fetch_every": Case(2),
     "local_lr": Case(0.1, beside={"fetch_every": 2}),
