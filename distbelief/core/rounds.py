@@ -2,12 +2,13 @@
 (Chen et al. 2016).
 
 The first shard that holds anything rules: it decides who is in a round, and tells the other shards, which hold what
-they are pushed until they know. A round is decided when it has the gradient of every member, or of all but the backup
-workers. What comes later is dropped.
+they are pushed until they know. A round is decided when it has the gradient of every member, of all but the backup
+workers, or of a quorum. What comes later is dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -17,6 +18,20 @@ from distbelief.core.conversations.agreement import Ruling
 from distbelief.core.settings import Settings
 
 HELD = Verdict(Action.HOLD, "its own push is in no round yet")
+
+
+def quorum_of(quorum: float, members: int) -> int:
+    """How many gradients a round of so many members waits for.
+
+    Args:
+        quorum: below 1 a fraction of the members, rounded up; else their number.
+        members: who take part now, 1 or more.
+
+    >>> quorum_of(0.75, 4), quorum_of(0.75, 3), quorum_of(0.1, 4), quorum_of(3, 4), quorum_of(3, 2)
+    (3, 3, 1, 3, 2)
+    """
+    # a product such as 0.1 * 30 is a little more than the 3 that is meant
+    return math.ceil(round(quorum * members, 9)) if quorum < 1 else min(int(quorum), members)
 
 
 class History:
@@ -61,6 +76,7 @@ class Rounds(Policy):
         settings: of the job.
         rules: whether this shard rules.
         backup: replicas whose gradients a round does not wait for.
+        quorum: whose gradients it waits for, as `quorum_of` has it; 0 for all but the backup workers.
 
     >>> from distbelief.core.settings import DataSettings
     >>> policy = Rounds(Settings(DataSettings(batch_size=8), replicas=2), rules=True)
@@ -72,10 +88,10 @@ class Rounds(Policy):
     12
     """
 
-    def __init__(self, settings: Settings, rules: bool, backup: int = 0) -> None:
+    def __init__(self, settings: Settings, rules: bool, backup: int = 0, quorum: float = 0.0) -> None:
         super().__init__()
         self._batch_size, self._rules = settings.data.batch_size, rules
-        self._backup = backup
+        self._backup, self._quorum = backup, quorum
         self._most = settings.replicas - self._backup
         self._decided = 0
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too
@@ -147,7 +163,7 @@ class Rounds(Policy):
             return f"round {self.floor} is not ruled yet"
         return (
             f"round {self._decided} has {len(self._fresh)} of "
-            f"{min(self._most, len(self._members | self._fresh.keys()))} gradients"
+            f"{self._wanted(len(self._members | self._fresh.keys()))} gradients"
         )
 
     def slowest(self) -> list[str]:
@@ -221,12 +237,15 @@ class Rounds(Policy):
         told, self._untold = self._untold, []
         return told
 
+    def _wanted(self, members: int) -> int:
+        """How many gradients a round of so many members waits for."""
+        return quorum_of(self._quorum, members) if self._quorum else min(self._most, members)
+
     def _decide(self) -> None:
         """Where this shard rules: close the round once it has all that it waits for."""
-        if not self._fresh or len(self._fresh) < min(self._most, len(self._members)):
+        if not self._fresh or len(self._fresh) < self._wanted(len(self._members)):
             return
-        wanted = min(self._most, len(self._members | self._fresh.keys()))
-        if len(self._fresh) >= wanted:
+        if len(self._fresh) >= self._wanted(len(self._members | self._fresh.keys())):
             # in the order of the replicas' numbers, so that a sum does not depend on who was first
             taken = tuple(sorted(self._fresh.values(), key=lambda key: roles.index_of(key.who)))
             self._fresh.clear()

@@ -42,7 +42,7 @@ DOWNPOUR = f"{CADENCE} --read-in-place"
 SCALED = "--lr-scaling --base-batch"
 OWN = {
     "downpour": DOWNPOUR,
-    "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers {SCALED} {SPLIT}",
+    "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers --quorum {SCALED} {SPLIT}",
     "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED}",
     "softsync": f"{CADENCE} --n",
     "bounded": f"{CADENCE} --staleness",

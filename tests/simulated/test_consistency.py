@@ -18,10 +18,12 @@ import torch
 from torch import nn
 
 from distbelief.core import records, roles
+from distbelief.core.consistency import Key
 from distbelief.core.conversations import checkpointing, evaluating, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Cause
+from distbelief.core.rounds import Rounds
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated import handling
@@ -198,8 +200,14 @@ def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
 # backup workers
 
 
-def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again(plain: SimpleNamespace) -> None:
-    strategy = Synchronous(5, 3, backup_workers=2)
+THREE_OF_FIVE = ({"backup_workers": 2}, {"quorum": 3}, {"quorum": 0.6})
+
+
+@pytest.mark.parametrize("waits", THREE_OF_FIVE, ids=str)
+def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again(
+    waits: dict[str, Any], plain: SimpleNamespace
+) -> None:
+    strategy = Synchronous(5, 3, **waits)
     run, accounting = play(plain, strategy, UNEVEN, samples=203, epochs=2)
     dropped = summary(run)["dropped"]
     assert dropped == len(accounting.dropped) > 5
@@ -219,13 +227,34 @@ def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_agai
     assert run.outcome == "done"
 
 
-def test_backup_workers_are_sgd_on_the_union_of_what_was_taken(plain: SimpleNamespace) -> None:
-    run, accounting = play(
-        plain, Synchronous(5, 3, Optimizer("momentum", 0.02), backup_workers=2), UNEVEN, samples=83, epochs=2
-    )
+@pytest.mark.parametrize("waits", THREE_OF_FIVE, ids=str)
+def test_backup_workers_and_quorums_are_sgd_on_the_union_of_what_was_taken(
+    waits: dict[str, Any], plain: SimpleNamespace
+) -> None:
+    run, accounting = play(plain, Synchronous(5, 3, Optimizer("momentum", 0.02), **waits), UNEVEN, samples=83, epochs=2)
     assert accounting.dropped
     expected = union_sgd(plain, accounting, run.simulation.task, "momentum", 0.02)
     torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("waits", "alive", "needed"), [
+    ({"backup_workers": 2}, 2, 2), ({"quorum": 0.5}, 2, 1), ({"quorum": 0.5}, 3, 2), ({"quorum": 2.0}, 2, 2),
+    ({"quorum": 0.75}, 4, 3), ({"quorum": 2.0}, 1, 1),
+], ids=str)  # fmt: skip
+def test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not(
+    waits: dict[str, Any], alive: int, needed: int
+) -> None:
+    settings = Synchronous(4, 1, **waits).settings()
+    policy = Rounds(Job("digits", Synchronous(4, 1, **waits)).settings(), True, settings["backup_workers"],
+                    settings["quorum"])  # fmt: skip
+    for index in range(4):
+        policy.attend(f"replica {index}", 0, -1)
+    for index in range(alive, 4):
+        policy.leave(f"replica {index}", 0, died=True)
+    for index in range(needed):
+        assert policy.due() is None, f"a round of {index} gradients"
+        policy.push(Key(f"replica {index}", 0, 1), 0, 8, 0)
+    assert policy.due() is not None
 
 
 TABLE = {  # papers.md section 4: E[(100 - b)-th fastest of 100], mean time 1

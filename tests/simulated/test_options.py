@@ -232,6 +232,7 @@ ALL: dict[str, Cases] = {
         "staleness_scaling": "inverse"})),
     "read_in_place": Elsewhere("processes/test_local.py::test_parameters_can_be_read_where_the_shards_hold_them"),
     "backup_workers": Case(1, beside={"replicas": 3}),
+    "quorum": (Case(0.6, beside={"replicas": 3}), Case(2, beside={"replicas": 3})),
     "n": Case(2, beside={"replicas": 4}),
     "staleness": Case(0, place=UNEVEN),
     "lr_scaling": Case("sqrt", beside=SCALED),

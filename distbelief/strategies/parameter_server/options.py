@@ -4,7 +4,7 @@ bounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -118,6 +118,9 @@ class Synchronous(ServedWithOptimizer, Scaled):
     """Minibatches whose gradients each replica accumulates for a round."""
     backup_workers: int = 0
     """Replicas that a round does not wait for: the last gradients are dropped, and their minibatches dealt again."""
+    quorum: float = field(default=0.0, kw_only=True)
+    """Gradients that a round waits for, in the place of --backup-workers: below 1 a fraction of the replicas that take
+    part (0.75), which follows deaths; else their number; 0 waits for all."""
 
 
 @dataclass(frozen=True)

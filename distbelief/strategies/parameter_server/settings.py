@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from distbelief.core import consistency
 from distbelief.core.consistency import Policy
-from distbelief.core.rounds import Rounds
+from distbelief.core.rounds import Rounds, quorum_of
 from distbelief.core.settings import Pushing, Settings, at_least
 from distbelief.errors import UsageError
 
@@ -23,6 +23,8 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
 
     backup_workers: int = 0
     """Replicas whose gradients a round does not wait for."""
+    quorum: float = 0.0
+    """Whose gradients it waits for: below 1 a fraction of the members, else their number; 0 for all but those."""
 
     def check(self, settings: Settings) -> None:
         """As others, and a round has to wait for somebody."""
@@ -33,14 +35,26 @@ class SynchronousSettings(Pushing, frozen=True, kw_only=True):
                 f"--backup-workers {self.backup_workers} of {settings.replicas} replicas: at least one must be left "
                 "that a round waits for"
             )
+        at_least(self, 0, ("quorum",), {})
+        if self.quorum and self.backup_workers:
+            raise UsageError(
+                f"--quorum {self.quorum:g} and --backup-workers {self.backup_workers} both say whom a round waits for: "
+                "leave one of them off"
+            )
+        if self.quorum > settings.replicas or (self.quorum > 1 and self.quorum % 1):
+            raise UsageError(
+                f"--quorum {self.quorum:g} of {settings.replicas} replicas: is a fraction of the members below 1, or "
+                "their number"
+            )
 
     def global_batch(self, settings: Settings) -> int:
         """What all are pushing for a round."""
-        return (settings.replicas - self.backup_workers) * super().global_batch(settings)
+        waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
+        return waited * super().global_batch(settings)
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Rounds, which one shard rules."""
-        return Rounds(settings, rules, self.backup_workers)
+        return Rounds(settings, rules, self.backup_workers, self.quorum)
 
 
 class SoftsyncSettings(Pushing, frozen=True, kw_only=True):

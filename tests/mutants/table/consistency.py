@@ -151,6 +151,11 @@ MUTANTS = [
         (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",),
     ),
     Mutant(
+        "a-quorum-does-not-follow-deaths", BACKUP, "core/rounds.py",
+        "return quorum_of(self._quorum, members) if", "return quorum_of(self._quorum, self._most) if",
+        (f"{CONSISTENCY}::test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not",),
+    ),
+    Mutant(
         "the-bound-is-one-more", BOUNDED, "core/consistency.py",
         "needed = tick - self._bound\n", "needed = tick - self._bound - 1\n",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",),
