@@ -17,6 +17,8 @@ from distbelief.bench import BENCHES, Bench
 from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
 from distbelief.cli.compress import CompressOptions, ExpandOptions
 from distbelief.cli.predict import PredictOptions
+from distbelief.cli.reports import ReportOptions, RunsOptions
+from distbelief.cli.study import StudyOptions
 from distbelief.compression import compressing, expanding
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
@@ -29,6 +31,11 @@ from distbelief.places.simulated import sweep
 from distbelief.planner import plan
 from distbelief.split import drawing
 from distbelief.strategies import STRATEGIES
+from distbelief.study import definition
+from distbelief.study import page as study_page
+from distbelief.study import report as study_report
+from distbelief.study import running as studying
+from distbelief.study import runs as study_runs
 
 ROOT = Path(__file__).parents[2]
 TESTS = [ROOT / "tests", *(path for path in (ROOT / "tests").iterdir() if path.is_dir())]
@@ -72,6 +79,18 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_tables, "show_split", lambda _: None)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "")
     monkeypatch.setattr(commands.Path, "write_text", lambda *_: None)
+    small = definition.find("small")
+
+    def made_report(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(lines=list)
+
+    monkeypatch.setattr(definition, "find", lambda _: small)
+    monkeypatch.setattr(studying, "run", lambda *_: [])
+    monkeypatch.setattr(study_report, "write_report", made_report)
+    monkeypatch.setattr(study_report, "make_report", made_report)
+    monkeypatch.setattr(study_page, "write_page", lambda *_: "")
+    monkeypatch.setattr(study_runs, "study_of", lambda *_: (None, []))
+    monkeypatch.setattr(study_runs, "list_runs", lambda _: [])
     first = SimpleNamespace(why="", first=SimpleNamespace(command="single"))
     monkeypatch.setattr(plan, "plan", lambda *_, **__: first)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
@@ -119,6 +138,9 @@ def test_an_option_that_is_named_is_one() -> None:
             known |= set(options._names(options.groups(command, strategy)))
     kinds: list[Any] = [
         commands.EvaluateOptions,
+        StudyOptions,
+        ReportOptions,
+        RunsOptions,
         commands.StatusOptions,
         commands.JoinOptions,
         commands.DrawPipelineOptions,
